@@ -1,7 +1,7 @@
 """Fine-tuning the head on one minute of 100 Mbit/s: cached encoder outputs against the uncached encoder.
 
-Beside it a live round's encoding of packets: the event stream's against the window's, as `pipelines/live`
-does it, on all cores.
+Beside it a live round's encoding of packets as `pipelines/live` does it, on all cores: by the engine, and by
+PyTorch, which takes its place where the engine does not compute a network.
 
 Ours is `models.training.finetuning.finetune_head` as the stage runs it, the one pass through the encoder
 included, on all cores. The reference is what one writes first: torch's own `TransformerEncoder` on every
@@ -23,19 +23,17 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from benchmarks.rows import Row, interleaved_medians
+from feature_store.packets.schema import HORIZON
 
 if TYPE_CHECKING:
     import polars as pl
     from torch import nn
 
-    from models.networks.artifact import Description
     from models.networks.transformer import Predictor
-    from models.networks.window_network import WindowNetwork
     from models.training.examples import Examples
     from models.training.finetuning import FinetuneParams
 
 PACKETS: Final = 500_000  # 100 Mbit/s · 60 s / (8 bit/byte · 1500 bytes/packet)
-HORIZON: Final = 8
 WINDOWS: Final = PACKETS // HORIZON
 TOKENS: Final = 128  # window and inputs of the default traces
 FEATURES: Final = 24
@@ -95,46 +93,34 @@ def _row(rounds: int) -> Row:
 
 
 def _encoding_row(rounds: int) -> Row:
-    from benchmarks.inference_references import event_stream
-    from pipelines.live.encoding import Encoding
+    from benchmarks.inference_references import save
+    from models.networks import artifact
+    from pipelines.live.encoding import ByPyTorch, Encoder, Encoding
     from serving.engine import Engine
 
     packets = _packets()
     with tempfile.TemporaryDirectory() as root:
+        folder = save(Path(root) / "event-stream")
+        found = artifact.load(folder)
 
-        def encoding_s(name: str, model: WindowNetwork, description: Description) -> float:
-            from models.networks import artifact
-
-            artifact.save(Path(root) / name, model, description)
-            engine = Engine(Path(root) / name)
+        def encoding_s(encoder: Encoder) -> float:
             started = time.perf_counter()
-            with Encoding(packets, engine, description.tokens, 0) as encoding:
+            with Encoding(packets, encoder, found.description.tokens, 0) as encoding:
                 encoding.take(ENCODED // HORIZON)
             return time.perf_counter() - started
 
-        events, windows = event_stream(), _window()
         ours, reference = interleaved_medians(
-            rounds, lambda: encoding_s("event-stream", *events), lambda: encoding_s("window", *windows)
+            rounds, lambda: encoding_s(Engine(folder)), lambda: encoding_s(ByPyTorch(found))
         )
     return Row(
-        name=f"a live round encodes {ENCODED:,} packets: event stream, its windows made",
+        name=f"a live round encodes {ENCODED:,} packets: the engine, windows made",
         ours=ours,
         reference=reference,
-        reference_name=f"the window model, windows of {TOKENS} tokens, the same packets and cores",
+        reference_name="PyTorch, the same packets and cores",
         ratio=reference / ours,
         unit="s",
         rounds=rounds,
     )
-
-
-def _window() -> tuple[WindowNetwork, Description]:
-    """A window model of the sizes in params.yaml that nobody trained."""
-    from benchmarks.inference_references import make_model
-    from feature_store.events.definition import WINDOW
-    from models.networks.artifact import Description
-
-    model = make_model("candidates", "last_latency_flow_us")
-    return model, Description(TOKENS, WINDOW.schema_hash, "acked")
 
 
 def _packets() -> pl.DataFrame:

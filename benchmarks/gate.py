@@ -23,13 +23,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.rows import Row
+from feature_store.packets.schema import HORIZON
 from models.registry import gate
 from models.registry.gate import Figures, HeldOut
 
 Floats = NDArray[np.float64]
 
 INPUTS: Final = 16
-HORIZON: Final = 8
 DECISIONS_PER_S: Final = 30
 SLICE_S: Final = 10
 EARLIER: Final = 11  # slices that judged before, as pipelines/live keeps

@@ -1,12 +1,12 @@
-"""One window to 8 latencies on one thread: the engine beside PyTorch, OpenVINO and ONNX Runtime.
+"""One question of the default network on one thread: the engine beside PyTorch, ONNX Runtime and OpenVINO.
 
-`full graph` computes every token of every layer, `last token` what the paper's readout needs, `every
-candidate` is the readout that is served. The BiLSTM has it too, and as many parameters. All run random
-weights on the same windows, full of real tokens, in the same process, in turn. The engine is timed inside
-C++, the references around their Python call; that call costs them a few µs, which is what a Python server
-pays.
+The network is the event stream of two layers. A sender's next question shares most of its events with its
+last one, and the engine computes the new ones only (`a sender's next question`); what it has not seen before
+it computes whole (`events not seen before`), as the references always do. All run the same random weights on
+the same windows, full of real events, in the same process, in turn. The engine is timed inside C++, the
+references around their Python call; that call costs them a few µs, which is what a Python server pays.
 
-Shapes: B windows, W window tokens, F features, D model width, H horizon.
+Shapes: B windows, W window rows, F features of a row, D model width, H horizon.
 """
 
 from __future__ import annotations
@@ -27,23 +27,22 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.inference_references import (
-    TOKENS,
     Call,
     Windows,
-    export,
-    full_graph,
-    make_model,
+    event_stream,
     make_windows,
     onnx_runtime,
     openvino_call,
+    save,
+    windows_of_a_sender,
 )
 from benchmarks.rows import Row
 from benchmarks.served_models import build
+from feature_store.packets.schema import HORIZON
 
 if TYPE_CHECKING:
-    import torch
-
-    from models.networks.transformer import Predictor
+    from models.networks.event_transformer import EventArchitecture
+    from models.networks.event_window import EventWindowPredictor
     from serving.engine import Engine, Isa
 
 CALLS: Final = 400  # per round and contestant
@@ -55,16 +54,18 @@ SLOWER: Final[dict[str, tuple[Isa, ...]]] = {
     "avx2": ("portable",),
     "portable": (),
 }
-ANCHOR: Final = "last_latency_flow_us"  # as in params.yaml
-BILSTM: Final = "ONNX Runtime BiLSTM"
 PARITY: Final = 1e-4  # a contestant that computes something else is no reference
+NEXT: Final = "a sender's next question"
+UNSEEN: Final = "events not seen before"
+
+Times = npt.NDArray[np.float64]
 
 
 def measure(rounds: int) -> list[Row]:
     """Medians over `rounds` of each round's median (p50) and 99th percentile of one-window times.
 
     Raises:
-        ValueError: a contestant's answers differ from the predictor's.
+        ValueError: a contestant's answers differ from PyTorch's.
         ImportError: the engine is not built.
         OSError: what measures the core's peak cannot be built.
     """
@@ -77,85 +78,59 @@ def measure(rounds: int) -> list[Row]:
     torch.set_num_threads(1)
     try:
         with tempfile.TemporaryDirectory() as folder, torch.inference_mode():
-            model, x_BWF = make_model(), make_windows()
-            path = _save(model, Path(folder) / "last")
+            path = save(Path(folder) / "event-stream")
+            model, _ = event_stream()
             engine = Engine(path)
-            contestants = _contestants(engine, model, x_BWF, path)
-            for isa in SLOWER[engine.isa]:
-                contestants[f"engine {isa}"] = functools.partial(_engine_us, Engine(path, isa), x_BWF, False)
+            contestants = _contestants(engine, model, path)
             peak_flops, peak = _peak_flops(engine.isa), list[float]()
-            samples: dict[str, list[npt.NDArray[np.float64]]] = {name: [] for name in contestants}
+            samples: dict[str, list[Times]] = {name: [] for name in contestants}
             for _ in range(rounds):
                 for name, times_us in contestants.items():
                     samples[name].append(times_us())
                 peak.append(peak_flops(PEAK_SECONDS))
             rows = _latency_rows(engine.isa, samples, rounds)
-            rows += _peak_rows(engine, samples, statistics.median(peak), rounds)
+            rows.append(_peak_row(engine.isa, model.sizes, samples, statistics.median(peak), rounds))
             return rows + _feature_rows(engine, model, rounds) + _swap_rows(engine, path, rounds)
     finally:
         torch.set_num_threads(threads)
 
 
-def _save(model: Predictor, folder: Path) -> Path:
-    from feature_store.events.windows import schema_hash
-    from models.networks import artifact
-
-    artifact.save(folder, model, artifact.Description(TOKENS, schema_hash(), "acked"))
-    return folder
-
-
-def _contestants(
-    engine: Engine, model: Predictor, x_BWF: Windows, path: Path
-) -> dict[str, Callable[[], npt.NDArray[np.float64]]]:
+def _contestants(engine: Engine, model: EventWindowPredictor, path: Path) -> dict[str, Callable[[], Times]]:
     """Times of one round by name; every contestant's answers are checked first."""
-    import torch
-
     from models.networks import artifact
     from serving.engine import Engine
 
-    served = make_model("candidates", ANCHOR)
-    served_path = _save(served, path.with_name("served"))
-    served_engine = Engine(served_path)
-    full = full_graph(model)
-    graphs: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], Path]] = {
-        "full graph": (full, export(full, path / "full.onnx")),
-        "last token": (model, artifact.export_onnx(path)),
-        "every candidate": (served, artifact.export_onnx(served_path)),
-    }
-    openvino = importlib.util.find_spec("openvino") is not None
-    if not openvino:
+    unseen_BWF, next_BWF = make_windows(), windows_of_a_sender(CALLS)
+    file = artifact.export_onnx(path)
+    references: dict[str, Call] = {"PyTorch": functools.partial(_call_module, model)}
+    references["ONNX Runtime"] = onnx_runtime(file)
+    if importlib.util.find_spec("openvino") is not None:
+        references["OpenVINO"] = openvino_call(file)
+    else:
         print("OpenVINO is not installed, so ONNX Runtime is the reference", file=sys.stderr)
-    timed: dict[str, Callable[[], npt.NDArray[np.float64]]] = {}
-    for graph, (module, file) in graphs.items():
-        calls: dict[str, Call] = {"PyTorch": functools.partial(_call_module, module)}
-        calls["ONNX Runtime"] = onnx_runtime(file)
-        if openvino:
-            calls["OpenVINO"] = openvino_call(file)
-        expected_BH = module(torch.from_numpy(x_BWF)).numpy()
-        for library, call in calls.items():
-            for x_WF, expected_H in zip(x_BWF, expected_BH, strict=True):
-                if not np.allclose(call(x_WF[None]), expected_H[None], rtol=PARITY):
-                    raise ValueError(f"bench inference: {library} answers otherwise on the {graph}")
-            timed[f"{library} {graph}"] = functools.partial(_call_us, call, x_BWF)
-        ours, every_token = served_engine if graph == "every candidate" else engine, graph == "full graph"
-        if not np.allclose(ours.forward(x_BWF, full_graph=every_token), expected_BH, rtol=PARITY):
-            raise ValueError(f"bench inference: the engine answers otherwise on the {graph}")
-        timed[f"engine {graph}"] = functools.partial(_engine_us, ours, x_BWF, every_token)
-    bilstm = artifact.export_onnx(
-        _save(make_model("candidates", ANCHOR, bilstm=True), path.with_name("bilstm"))
-    )
-    timed[BILSTM] = functools.partial(_call_us, onnx_runtime(bilstm), x_BWF)
-    timed["engine 16 tokens"] = functools.partial(_engine_us, engine, x_BWF[:, -16:], False)
+    expected_BH = _call_module(model, unseen_BWF)
+    timed: dict[str, Callable[[], Times]] = {}
+    for library, call in references.items():
+        for x_WF, expected_H in zip(unseen_BWF, expected_BH, strict=True):
+            if not np.allclose(call(x_WF[None]), expected_H[None], rtol=PARITY):
+                raise ValueError(f"bench inference: {library} answers otherwise")
+        timed[library] = functools.partial(_call_us, call, unseen_BWF)
+    for isa in (engine.isa, *SLOWER[engine.isa]):
+        ours = Engine(path, isa)  # type: ignore[arg-type]
+        if not np.allclose(ours.forward(unseen_BWF), expected_BH, rtol=PARITY):
+            raise ValueError(f"bench inference: the engine answers otherwise, {isa}")
+        timed[f"{UNSEEN}, {isa}"] = functools.partial(ours.time_us, unseen_BWF, CALLS)
+        timed[f"{NEXT}, {isa}"] = functools.partial(ours.time_us, next_BWF, CALLS)
     return timed
 
 
-def _call_module(module: Callable[[torch.Tensor], torch.Tensor], x_BWF: Windows) -> object:
+def _call_module(model: EventWindowPredictor, x_BWF: Windows) -> Windows:
     import torch
 
-    return module(torch.from_numpy(x_BWF)).numpy()
+    return np.asarray(model(torch.from_numpy(x_BWF)).numpy())
 
 
-def _call_us(call: Call, x_BWF: Windows) -> npt.NDArray[np.float64]:
+def _call_us(call: Call, x_BWF: Windows) -> Times:
     us = np.empty(CALLS)
     for i in range(CALLS):
         x_1WF = x_BWF[i % len(x_BWF)][None]
@@ -165,61 +140,38 @@ def _call_us(call: Call, x_BWF: Windows) -> npt.NDArray[np.float64]:
     return us
 
 
-def _engine_us(engine: Engine, x_BWF: Windows, every_token: bool) -> npt.NDArray[np.float64]:
-    return engine.time_us(x_BWF, CALLS, full_graph=every_token)
-
-
 def _row(name: str, ours: float, reference: float, reference_name: str, unit: str, rounds: int) -> Row:
     """A row of a figure of which less is better."""
     return Row(name, ours, reference, reference_name, reference / ours, unit, rounds)
 
 
-def _latency_rows(isa: str, samples: dict[str, list[npt.NDArray[np.float64]]], rounds: int) -> list[Row]:
+def _latency_rows(isa: str, samples: dict[str, list[Times]], rounds: int) -> list[Row]:
     def figure(name: str, percentile: float) -> float:
         return statistics.median(float(np.percentile(us, percentile)) for us in samples[name])
 
-    graphs = ("full graph", "last token", "every candidate")
-    pairs = [(graph, "PyTorch full graph") for graph in (*graphs, "16 tokens")]
-    for library in ("OpenVINO", "ONNX Runtime", "PyTorch"):
-        pairs += [(g, f"{library} {g}") for g in graphs if f"{library} {g}" in samples]
-    pairs = list(dict.fromkeys(pairs))
+    def row(ours: str, reference: str, percentile: int) -> Row:
+        of = figure(ours, percentile), figure(reference, percentile)
+        return _row(f"{ours}, p{percentile}", *of, reference, "us", rounds)
+
+    libraries = [name for name in ("PyTorch", "ONNX Runtime", "OpenVINO") if name in samples]
     rows = [
-        _row(
-            f"{ours}, {isa}, p{percentile}",
-            figure(f"engine {ours}", percentile),
-            figure(reference, percentile),
-            reference,
-            "us",
-            rounds,
-        )
-        for ours, reference in pairs
+        row(f"{what}, {isa}", library, percentile)
+        for what in (NEXT, UNSEEN)
+        for library in libraries
         for percentile in (50, 99)
     ]
-    served = "ONNX Runtime every candidate"
-    rows += [
-        _row(f"{served}, p{p}", figure(served, p), figure(BILSTM, p), BILSTM, "us", rounds) for p in (50, 99)
-    ]
-    reference = "PyTorch full graph"
-    return rows + [
-        _row(
-            f"last token, {other}, p50",
-            figure(f"engine {other}", 50),
-            figure(reference, 50),
-            reference,
-            "us",
-            rounds,
-        )
-        for other in SLOWER[isa]
-    ]
+    rows += [row("ONNX Runtime", "PyTorch", percentile) for percentile in (50, 99)]
+    return rows + [row(f"{what}, {other}", "PyTorch", 50) for what in (NEXT, UNSEEN) for other in SLOWER[isa]]
 
 
-def _operations(features: int, last_only: bool) -> float:
-    """Floating-point operations of the matrix products that a window of W tokens needs."""
-    w, d, ff, heads, horizon = TOKENS, 64, 256, 4, 8
-    layer = w * (3 * d * d + 2 * w * d + d * d + 2 * d * ff)
-    # Query; keys and values folded onto the query's side; scores and mean of all tokens; the rest of one.
-    last = d * d + d * d + 2 * heads * w * d + d * d + d * d + 2 * d * ff
-    return 2.0 * (w * features * d + layer + (last if last_only else layer) + d * d + d * horizon)
+def _operations(sizes: EventArchitecture, features: int) -> float:
+    """Floating-point operations of the matrix products that a whole window needs."""
+    d, inner, band = sizes.width, sizes.feed_forward, sizes.band
+    attending = d * d + 2 * band * d + d * d + 2 * d * inner  # query, scores and mean, output, inner layers
+    total = float((sizes.reach + HORIZON) * features * d)
+    for after in reversed(range(sizes.layers)):  # a layer's events: a band for itself and each after it
+        total += (after + 1) * band * 2 * d * d + (after * band + HORIZON) * attending
+    return 2.0 * (total + HORIZON * (d * d + d))
 
 
 def _peak_flops(isa: str) -> Callable[[float], float]:
@@ -230,28 +182,23 @@ def _peak_flops(isa: str) -> Callable[[float], float]:
     return function
 
 
-def _peak_rows(
-    engine: Engine, samples: dict[str, list[npt.NDArray[np.float64]]], peak_flops: float, rounds: int
-) -> list[Row]:
-    rows = []
-    for graph in ("last token", "full graph"):
-        us = statistics.median(float(np.median(s)) for s in samples[f"engine {graph}"])
-        achieved = _operations(engine.shape[1], graph == "last token") / us * 1e6
-        rows.append(
-            Row(
-                f"share of the core's peak, {graph}",
-                achieved / 1e9,
-                peak_flops / 1e9,
-                f"{engine.isa} multiply-adds in registers",
-                achieved / peak_flops,
-                "GFLOP/s",
-                rounds,
-            )
-        )
-    return rows
+def _peak_row(
+    isa: str, sizes: EventArchitecture, samples: dict[str, list[Times]], peak_flops: float, rounds: int
+) -> Row:
+    us = statistics.median(float(np.median(s)) for s in samples[f"{UNSEEN}, {isa}"])
+    achieved = _operations(sizes, make_windows(1).shape[2]) / us * 1e6
+    return Row(
+        f"share of the core's peak, {UNSEEN}",
+        achieved / 1e9,
+        peak_flops / 1e9,
+        f"{isa} multiply-adds in registers",
+        achieved / peak_flops,
+        "GFLOP/s",
+        rounds,
+    )
 
 
-def _feature_rows(engine: Engine, model: Predictor, rounds: int) -> list[Row]:
+def _feature_rows(engine: Engine, model: EventWindowPredictor, rounds: int) -> list[Row]:
     """Encoder features of a batch of windows, as the fine-tuner caches them."""
     import torch
 
@@ -268,7 +215,7 @@ def _feature_rows(engine: Engine, model: Predictor, rounds: int) -> list[Row]:
             encode()
             kept.append((time.perf_counter_ns() - start_ns) / 1000 / FEATURE_BATCH)
     ours, reference = (statistics.median(kept) for kept in times_us)
-    name = f"PyTorch last token, batch {FEATURE_BATCH}"
+    name = f"PyTorch, batch {FEATURE_BATCH}"
     return [_row("encoder features, per window", ours, reference, name, "us", rounds)]
 
 

@@ -2,10 +2,10 @@
 
 The C++ agent makes up packets at an even pace, asks about each batch of 8, for both queues, so long ahead of
 the time its first packet is due, and counts what was answered by then. How long is in each row's name: 2 ms,
-and the 5 ms that `swiftqueue replay` asks ahead. A real Triton serves the readout of `params.yaml` by the
-native backend. A setting is measured in one stretch of 12 s a round: five rounds are a minute. Then the
-highest rate at which 99 % are still in time is searched in short stretches and measured in a whole one. The
-usual 5 rounds take half an hour; each stretch is said on the standard error when it has ended.
+and the 5 ms that `swiftqueue replay` asks ahead. A real Triton serves the default network by the native
+backend. A setting is measured in one stretch of 12 s a round: five rounds are a minute. Then the highest rate
+at which 99 % are still in time is searched in short stretches and measured in a whole one. The usual 5 rounds
+take half an hour; each stretch is said on the standard error when it has ended.
 Packets decided in a second, in local mode on one core, have no schedule to keep.
 
 References: the Python-backend ONNX model with the Python client, paced the same way, for 12 s; for the
@@ -27,9 +27,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.inference_references import make_model
+from benchmarks.inference_references import save
 from benchmarks.rows import Row
 from benchmarks.served_models import build, served, write_model
+from feature_store.packets.schema import HORIZON
 from infra.local import processes
 from serving.agent.reference_client import SenderAgent
 from serving.triton.config import Backend
@@ -41,15 +42,11 @@ UNHURRIED_S: Final = 24.0  # packets of so many seconds at the lowest rate, deci
 RATE_BPS: Final = 200e6  # where the paper stops
 FLOWS: Final = (1, 4, 16)
 SEARCH_FLOWS: Final = 4  # of the rows that compare forms of serving
-TOKENS: Final = 64  # W of the published measurements
-DEFAULT_TOKENS: Final = 128  # W of the default traces
 AHEAD_US: Final = (2_000, 5_000)  # from asking about a batch to when its first packet is due
 PACKET_BYTES: Final = 1_500  # as the agent makes them up
-HORIZON: Final = 8
 WANTED_SHARE: Final = 0.99
 LOWEST_BPS, HIGHEST_BPS = 25e6, 3.2e9  # of the search
 STEP: Final = 1.05  # rates are told apart to this factor
-ANCHOR: Final = "last_latency_flow_us"  # as in params.yaml
 
 Share = Callable[[float, float], float]  # (bit/s, seconds) -> batches decided in time
 
@@ -118,14 +115,13 @@ class Setting:
     """What a row is measured at."""
 
     flows: int
-    tokens: int  # W of the served model
     ahead_us: int
     seconds: float
 
     @property
     def name(self) -> str:
         """As rows say it."""
-        return f"asked {self.ahead_us / 1000:g} ms ahead, {self.flows} flows, W {self.tokens}"
+        return f"asked {self.ahead_us / 1000:g} ms ahead, {self.flows} flows"
 
 
 def measure(rounds: int) -> list[Row]:
@@ -139,35 +135,22 @@ def measure(rounds: int) -> list[Row]:
     seconds = SECONDS * rounds
     with tempfile.TemporaryDirectory() as temporary, _cores(CORES):
         root = Path(temporary)
-        artifacts = {
-            tokens: _save(root / "artifacts" / str(tokens), tokens) for tokens in (TOKENS, DEFAULT_TOKENS)
-        }
-        with _serving(root / "python", artifacts[TOKENS], Backend.PYTHON) as address:
+        artifact = save(root / "artifact")
+        with _serving(root / "python", artifact, Backend.PYTHON) as address:
             python = {
                 ahead_us: _python_share(address, RATE_BPS, SEARCH_FLOWS, SECONDS, ahead_us)
                 for ahead_us in AHEAD_US
             }
-        local = Agent(program, (f"--local={artifacts[TOKENS]}",))
+        local = Agent(program, (f"--local={artifact}",))
         local_bps = {ahead_us: local.highest_bps(SEARCH_FLOWS, seconds, ahead_us) for ahead_us in AHEAD_US}
         with _cores(1):
-            local_per_s = {
-                tokens: Agent(program, (f"--local={artifact}",)).packets_per_s(SEARCH_FLOWS, UNHURRIED_S)
-                for tokens, artifact in artifacts.items()
-            }
-        rows = []
-        for tokens, artifact in artifacts.items():
-            with _serving(root / f"native-{tokens}", artifact, Backend.NATIVE) as address:
-                agent = Agent(program, (f"--server={address}",))
-                if tokens == TOKENS:
-                    served_per_s = agent.packets_per_s(SEARCH_FLOWS, UNHURRIED_S)
-                    rows += [_per_s(w, per_s, served_per_s, rounds) for w, per_s in local_per_s.items()]
-                settings = [
-                    Setting(flows, tokens, ahead_us, seconds)
-                    for ahead_us in AHEAD_US
-                    for flows in (FLOWS if tokens == TOKENS else (SEARCH_FLOWS,))
-                ]
-                rows += [_in_time(agent, each, python[each.ahead_us], rounds) for each in settings]
-                rows += [_highest(agent, each, local_bps[each.ahead_us], rounds) for each in settings]
+            local_per_s = local.packets_per_s(SEARCH_FLOWS, UNHURRIED_S)
+        settings = [Setting(flows, ahead_us, seconds) for ahead_us in AHEAD_US for flows in FLOWS]
+        with _serving(root / "native", artifact, Backend.NATIVE) as address:
+            agent = Agent(program, (f"--server={address}",))
+            rows = [_per_s(local_per_s, agent.packets_per_s(SEARCH_FLOWS, UNHURRIED_S), rounds)]
+            rows += [_in_time(agent, each, python[each.ahead_us], rounds) for each in settings]
+            rows += [_highest(agent, each, local_bps[each.ahead_us], rounds) for each in settings]
     return rows
 
 
@@ -177,20 +160,20 @@ def _in_time(agent: Agent, setting: Setting, python: float, rounds: int) -> Row:
     least = (
         PACKET_BYTES * 8 * HORIZON / RATE_BPS / SECONDS
     )  # one batch of the reference, so that 0 has a ratio
-    reference = f"ONNX in the Python backend, Python client, {SEARCH_FLOWS} flows, W {TOKENS}, as long ahead"
+    reference = f"ONNX in the Python backend, Python client, {SEARCH_FLOWS} flows, as long ahead"
     return Row(name, share, python, reference, share / max(python, least), "share", rounds)
 
 
-def _per_s(tokens: int, per_s: float, served_per_s: float, rounds: int) -> Row:
-    name = f"packets decided in a second, local mode, one core, W {tokens}"
-    reference = f"through Triton, two cores, one batch at a time, W {TOKENS}"
+def _per_s(per_s: float, served_per_s: float, rounds: int) -> Row:
+    name = "packets decided in a second, local mode, one core"
+    reference = "through Triton, two cores, one batch at a time"
     return Row(name, per_s, served_per_s, reference, per_s / served_per_s, "packets/s", rounds)
 
 
 def _highest(agent: Agent, setting: Setting, local_bps: float, rounds: int) -> Row:
     rate_bps = agent.highest_bps(setting.flows, setting.seconds, setting.ahead_us)
     name = f"highest rate with {WANTED_SHARE:.0%} in time, {setting.name}"
-    reference = f"local mode, no server, {SEARCH_FLOWS} flows, W {TOKENS}, as long ahead"
+    reference = f"local mode, no server, {SEARCH_FLOWS} flows, as long ahead"
     ratio = rate_bps / max(local_bps, LOWEST_BPS)
     return Row(name, rate_bps / 1e6, local_bps / 1e6, reference, ratio, "Mbit/s", rounds)
 
@@ -208,15 +191,6 @@ def _highest_bps(share: Share, seconds: float) -> float:
         if share(low_bps / less, seconds) >= WANTED_SHARE:
             return low_bps / less
     return 0.0
-
-
-def _save(folder: Path, tokens: int) -> Path:
-    from feature_store.events.windows import schema_hash
-    from models.networks import artifact
-
-    model = make_model("candidates", ANCHOR)
-    artifact.save(folder, model, artifact.Description(tokens, schema_hash(), "acked"))
-    return folder
 
 
 @contextmanager

@@ -14,11 +14,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
+from feature_store.events.definition import EVENTS
 from infra.local import processes
 from infra.local.native_backend import with_native_backend
 from infra.local.servers import triton_command
 from infra.local.triton_environment import TritonEnvironment, find_environment
-from models.networks import artifact
 from models.networks.scaling import ScaledFeature
 from serving.triton.config import CONTENT_FILE, MODEL_SCRIPT, Backend, config_text
 from serving.triton.endpoint import LOOPBACK, Triton
@@ -41,7 +41,7 @@ def write_model(
     """Put artifact `source` into a repository as a version of model `name`, the one that is served.
 
     `backend` is one of `Backend`, or IDENTITY, which takes only the shapes from the artifact.
-    `features`: those of a network of rates; None: `source` predicts latencies.
+    `features`: those of a network of rates; None: `source` predicts latencies, from event windows.
     """
     folder = repository / name / str(version)
     folder.mkdir(parents=True)
@@ -50,7 +50,7 @@ def write_model(
         shutil.copyfile(source / file, folder / file)
     if python:
         shutil.copyfile(PROJECT / "serving" / "triton" / MODEL_SCRIPT, folder / MODEL_SCRIPT)
-    limits = limits_of(artifact.load(source).model.features if features is None else features)
+    limits = limits_of(EVENTS.features if features is None else features)
     (folder / "limits.json").write_text(json.dumps(limits))
     (folder / CONTENT_FILE).write_text("0" * 64 + "\n")
     text = config_text(name, version, folder)

@@ -1,10 +1,9 @@
-"""One window through Triton over gRPC: our engine and client beside the identity model and what went before.
+"""One question through Triton over gRPC: our engine and client beside the identity model and ONNX Runtime.
 
-Triton serves the same window of 64 tokens four ways: `identity` computes nothing (the reference: what gRPC
-and Triton cost), the native backend with both readouts, and the Python backend with ONNX Runtime, asked as
-serving/agent/reference_client.py asks. Beside them stand the loop's default, the event stream, and a model
-that computes nothing and takes windows of its size. Contestants take turns over several rounds, one question
-at a time; each figure is the median over the rounds of a round's p50 or p99.
+Triton serves the default network, the event stream of two layers, three ways: `identity` computes nothing
+and takes windows of its size (the reference: what gRPC and Triton cost), the native backend, and the Python
+backend with ONNX Runtime, asked as serving/agent/reference_client.py asks. Contestants take turns over
+several rounds, one question at a time; each figure is the median over the rounds of a round's p50 or p99.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from typing import Any, Final
 import numpy as np
 import tritonclient.grpc as grpc
 
-from benchmarks.inference_references import event_stream, make_model, make_windows
+from benchmarks.inference_references import make_windows, save
 from benchmarks.rows import Row
 from benchmarks.served_models import IDENTITY, build, served, write_model
 from serving.agent.reference_client import CHANNEL
@@ -35,8 +34,8 @@ PYTHON_QUESTIONS: Final = 500
 WARM_UP: Final = 50
 ANSWER_S: Final = 10.0
 PARITY: Final = 1e-4
-ANCHOR: Final = "last_latency_flow_us"  # as in params.yaml
-EVENTS: Final = "event stream"
+NATIVE: Final = "event stream"
+ONNX: Final = "ONNX in the Python backend, Python client"
 
 Figures = dict[str, float]  # of one round: p50_us, p99_us
 
@@ -58,14 +57,11 @@ def measure(rounds: int) -> list[Row]:
 
         contestants: dict[str, Callable[[], Figures]] = {
             "identity": ask(tcp, "identity"),
-            "every candidate": ask(tcp, "candidates"),
-            "last token": ask(tcp, "last"),
-            "identity, event windows": ask(tcp, "identity_events"),
-            EVENTS: ask(tcp, "events"),
+            NATIVE: ask(tcp, "events"),
             "identity, unix socket": ask(unix, "identity"),
-            "every candidate, unix socket": ask(unix, "candidates"),
-            "every candidate, Python client": lambda: _ask_from_python(tcp, "candidates"),
-            "ONNX in the Python backend, Python client": lambda: _ask_from_python(tcp, "onnx"),
+            f"{NATIVE}, unix socket": ask(unix, "events"),
+            f"{NATIVE}, Python client": lambda: _ask_from_python(tcp, "events"),
+            ONNX: lambda: _ask_from_python(tcp, "onnx"),
         }
         samples: dict[str, list[Figures]] = {name: [] for name in contestants}
         for _ in range(rounds):
@@ -83,48 +79,32 @@ def _rows(samples: dict[str, list[Figures]], rounds: int) -> list[Row]:
         reference = f"{reference}, {reference_key.removesuffix('_us')}"
         return Row(f"{name}, {key.removesuffix('_us')}", ours, theirs, reference, theirs / ours, "us", rounds)
 
-    onnx = "ONNX in the Python backend, Python client"
     rows = []
-    for name in ("every candidate", "last token"):
-        rows += [row(name, key, "identity", "p50_us") for key in ("p50_us", "p99_us")]
-        rows += [row(name, key, onnx, key) for key in ("p50_us", "p99_us")]
     for key in ("p50_us", "p99_us"):
-        rows += [
-            row(EVENTS, key, "identity, event windows", "p50_us"),
-            row(EVENTS, key, "every candidate", key),
-        ]
+        rows += [row(NATIVE, key, "identity", "p50_us"), row(NATIVE, key, ONNX, key)]
     return [
         *rows,
         row("identity", "p99_us", "identity", "p50_us"),
-        row("every candidate, unix socket", "p50_us", "identity, unix socket", "p50_us"),
-        row("every candidate, unix socket", "p50_us", "every candidate", "p50_us"),
-        row("every candidate, Python client", "p50_us", onnx, "p50_us"),
+        row(f"{NATIVE}, unix socket", "p50_us", "identity, unix socket", "p50_us"),
+        row(f"{NATIVE}, unix socket", "p50_us", NATIVE, "p50_us"),
+        row(f"{NATIVE}, Python client", "p50_us", ONNX, "p50_us"),
     ]
 
 
 @contextmanager
 def _served(root: Path) -> Iterator[tuple[str, str]]:
     """Serve every model on loopback and, by a second server, on a unix socket: the two addresses."""
-    from feature_store.events.windows import schema_hash
     from models.networks import artifact
 
-    repository = root / "repository"
-    for name, model in (("last", make_model()), ("candidates", make_model("candidates", ANCHOR))):
-        source = root / "artifacts" / name
-        artifact.save(source, model, artifact.Description(make_windows(1).shape[1], schema_hash(), "acked"))
-        write_model(repository, name, source, Backend.NATIVE)
+    repository, source = root / "repository", save(root / "artifact")
     artifact.export_onnx(source)
+    write_model(repository, "events", source, Backend.NATIVE)
     write_model(repository, "onnx", source, Backend.PYTHON)
     write_model(repository, "identity", source, IDENTITY)
-    stream, described = event_stream()
-    source = root / "artifacts" / "events"
-    artifact.save(source, stream, described)
-    write_model(repository, "events", source, Backend.NATIVE)
-    write_model(repository, "identity_events", source, IDENTITY)
-    native = ("identity", "candidates", "last")
+    native = ("identity", "events")
     socket_path = root / "triton.sock"
     with (
-        served(root, (*native, "onnx", "events", "identity_events")) as tcp,
+        served(root, (*native, "onnx")) as tcp,
         served(root, native, name="bench-triton-unix", socket_path=socket_path) as unix,
     ):
         yield tcp, unix
@@ -133,7 +113,7 @@ def _served(root: Path) -> Iterator[tuple[str, str]]:
 def _check_parity(address: str) -> None:
     """Raise ValueError if the compared models answer otherwise: that would be no reference."""
     with Triton(address) as triton:
-        ours, theirs = (triton.infer(make_windows(), model).y_BH for model in ("candidates", "onnx"))
+        ours, theirs = (triton.infer(make_windows(), model).y_BH for model in ("events", "onnx"))
     if not np.allclose(ours, theirs, rtol=PARITY):
         raise ValueError("bench serving: the native backend answers otherwise than ONNX Runtime")
 

@@ -22,14 +22,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from benchmarks.inference_references import TOKENS, make_model
+from benchmarks.inference_references import save
 from benchmarks.rows import Row
 from benchmarks.served_models import build, served
 from serving.deploy.push import push
 from serving.triton.endpoint import Triton
 from serving.triton.repository import ModelRepository
 
-ANCHOR: Final = "last_latency_flow_us"  # as in params.yaml
 HEADS: Final = 4  # told apart by version number, so the same ones come round again
 
 Figures = dict[str, float]  # of a stretch, as the client gives them
@@ -87,7 +86,7 @@ def measure(rounds: int) -> list[Row]:
     client = build("round_trip") / "round_trip"
     with tempfile.TemporaryDirectory() as temporary:
         root = Path(temporary)
-        heads = [_save_head(root / "artifacts" / str(i), i) for i in range(HEADS)]
+        heads = [save(root / "artifacts" / str(i), i) for i in range(HEADS)]  # of one encoder
         repository = ModelRepository(root)
         repository.embedded.mkdir()
         with served(root, ()) as address, Triton(address) as triton:
@@ -106,22 +105,6 @@ def _measure(setting: Setting, one: Served, rounds: int) -> list[Row]:
         if swaps.failure:
             raise RuntimeError(f"bench swap: a push failed: {swaps.failure}") from swaps.failure
     return _rows(setting, quiet, swapped, swaps.seconds, rounds)
-
-
-def _save_head(folder: Path, seed: int) -> Path:
-    """Save an artifact of the served form: the same encoder, another head."""
-    import torch
-
-    from feature_store.events.windows import schema_hash
-    from models.networks import artifact
-
-    model = make_model("candidates", ANCHOR)
-    torch.manual_seed(seed)
-    with torch.no_grad():
-        for parameter in model.head.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.05)
-    artifact.save(folder, model, artifact.Description(TOKENS, schema_hash(), "acked"))
-    return folder
 
 
 @contextmanager
@@ -155,7 +138,7 @@ def _swapping(setting: Setting, one: Served, swaps: Swaps) -> Iterator[None]:
 
 
 def _ask(setting: Setting, one: Served) -> Figures:
-    """One stretch of questions, each a window of real tokens."""
+    """One stretch of questions, each a window of real events."""
     questions = round(setting.rate * setting.stretch_s)
     command = [str(one.client), "--server", one.address]
     command += ["--rate", str(setting.rate), "--questions", str(questions)]

@@ -113,39 +113,11 @@ def ray_cluster() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def make_artifact(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """Untrained artifacts with the real features, by seed; `onnx` adds the exported network.
+    """Untrained artifacts of the event stream, by seed and the head's; `onnx` adds the exported network.
 
-    The engine computes width 64 only, so another one is served by the Python backend.
+    Windows have 8 + 64 rows a layer. `levels` are of quantiles. The engine computes width 64 only, so another
+    one is served by the Python backend.
     """
-    import torch
-
-    from benchmarks.inference_references import typical_features
-    from feature_store.events.windows import schema_hash
-    from models.networks import artifact
-    from models.networks.scaling import Target
-    from models.networks.transformer import Architecture, Predictor
-
-    root = tmp_path_factory.mktemp("artifacts")
-    exported: dict[tuple[int, float, int], Path] = {}
-
-    def make(seed: int, *, onnx: bool = False, tokens: int = 64, shift: float = 9.0, width: int = 64) -> Path:
-        folder = root / f"{seed}-{tokens}-{shift}-{width}"
-        if not folder.exists():
-            torch.manual_seed(seed)
-            sizes = Architecture(width=width, feed_forward=4 * width)
-            model = Predictor(typical_features(), Target("log", shift, 0.5), sizes)
-            protocol = {"name": "short", "pretrain_s": 5, "finetune_s": 1, "test_s": 2}
-            artifact.save(folder, model, artifact.Description(tokens, schema_hash(), "acked", protocol))
-        if onnx:
-            _export(folder, exported.setdefault((tokens, shift, width), folder))
-        return folder
-
-    return make
-
-
-@pytest.fixture(scope="session")
-def make_event_artifact(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """Untrained artifacts of the event stream, by seed and seed of the head; `levels` of quantiles."""
     import torch
 
     from feature_store.events.definition import EVENTS
@@ -154,26 +126,35 @@ def make_event_artifact(tmp_path_factory: pytest.TempPathFactory) -> Callable[..
     from models.networks.event_window import EventWindowPredictor
     from models.networks.scaling import ScaledFeature, Target, transform_of
 
-    root = tmp_path_factory.mktemp("event-artifacts")
+    root = tmp_path_factory.mktemp("artifacts")
     logs = {"log1p": (5.0, 2.5), "identity": (0.0, 1.0)}
+    exported: dict[tuple[int, float, int], Path] = {}
 
     def make(
-        seed: int, head: int = 0, *, onnx: bool = False, width: int = 64, levels: Sequence[float] = ()
+        seed: int,
+        head: int = 0,
+        *,
+        onnx: bool = False,
+        layers: int = 2,
+        shift: float = 9.0,
+        width: int = 64,
+        levels: Sequence[float] = (),
     ) -> Path:
-        folder = root / f"{seed}-{head}-{width}-{len(levels)}"
+        folder = root / f"{seed}-{head}-{layers}-{shift}-{width}-{len(levels)}"
         if not folder.exists():
             rows = [(f.name, f.unit, transform_of(f.unit)) for f in EVENTS.features]
             scaled = [ScaledFeature(*row, *logs[row[2]]) for row in rows]
             torch.manual_seed(seed)
-            sizes = EventArchitecture(width=width)
-            model = EventWindowPredictor(scaled, scaled, Target("log", 9.0, 0.5), sizes, levels)
+            sizes = EventArchitecture(layers=layers, width=width)
+            model = EventWindowPredictor(scaled, scaled, Target("log", shift, 0.5), sizes, levels)
             torch.manual_seed(1000 + head)
             for parameter in model.head.parameters():
                 torch.nn.init.normal_(parameter, std=0.1)
-            described = artifact.Description(sizes.reach + 8, EVENTS.schema_hash, "acked", {"name": "short"})
+            protocol = {"name": "short", "pretrain_s": 5, "finetune_s": 1, "test_s": 2}
+            described = artifact.Description(sizes.reach + 8, EVENTS.schema_hash, "acked", protocol)
             artifact.save(folder, model.eval(), described)
-        if onnx and not (folder / "model.onnx").exists():
-            artifact.export_onnx(folder)
+        if onnx:
+            _export(folder, exported.setdefault((layers, shift, width), folder))
         return folder
 
     return make

@@ -17,6 +17,7 @@ SOURCES: Final = (
     "events/event_stream.h",
     "events/event_window.h",
     "events/window.h",
+    "events/sizes.h",
     "events/packet_table.h",
     "events/trace_windows.h",
     "events/event_capi.cc",

@@ -13,6 +13,7 @@
 #include <memory>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -22,6 +23,14 @@ namespace swiftqueue {
 
 inline constexpr int kEventWindowLayoutVersion = 1;
 inline constexpr int kEventWindowFeatureCount = kEventInputCount + 1;  // the last one: `ack`
+
+// Names of a row's features, in order.
+inline constexpr auto kEventWindowFeatures = [] {
+  std::array<std::string_view, static_cast<std::size_t>(kEventWindowFeatureCount)> names{};
+  for (std::size_t i = 0; i < kEventInputs.size(); ++i) names[i] = kEventInputs[i].name;
+  names.back() = "ack";
+  return names;
+}();
 
 // Everything a model trained on these windows relies on, as text; the schema hash is its SHA-256.
 // Its last lines name the features and their units, in order.

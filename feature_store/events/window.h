@@ -22,12 +22,12 @@
 #include <unordered_map>
 #include <vector>
 
+#include "feature_store/events/sizes.h"
+
 namespace swiftqueue {
 
 inline constexpr int kLayoutVersion = 1;  // of the token layout and the rules; part of the schema
-inline constexpr int kHorizon = 8;        // packets decided at once (SwiftQueue, section 4)
 inline constexpr int kQueues = 2;         // 0 classic, 1 l4s (RFC 9332 section 2.1)
-inline constexpr int kMaxTokens = 4096;
 
 // A packet without an ACK for this long is given up: it no longer counts as in flight, since a
 // packet that never gets a latency must not count for ever. Twice the initial RTO of RFC 6298.

@@ -15,6 +15,7 @@ from feature_store import native
 LIBRARY: Final = native.FOLDER / "_build" / "libswiftqueue_window.so"
 SOURCES: Final = (
     "events/window.h",
+    "events/sizes.h",
     "events/packet_table.h",
     "events/trace_windows.h",
     "events/window_capi.cc",

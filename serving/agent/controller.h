@@ -22,13 +22,13 @@
 #include <stdexcept>
 #include <vector>
 
-#include "feature_store/events/window.h"
+#include "feature_store/events/event_stream.h"
 #include "serving/agent/guard.h"
 #include "serving/agent/spread.h"
 
 namespace swiftqueue::agent {
 
-inline constexpr std::uint8_t kClassic = 0;  // numbers as in feature_store/events/window.h
+inline constexpr std::uint8_t kClassic = 0;  // numbers as in feature_store/events/event_stream.h
 inline constexpr std::uint8_t kL4s = 1;
 
 // Flows in the classic queue that are remembered; packets of more keep their default queue.

@@ -19,13 +19,13 @@ from feature_store import native
 from feature_store.packets.schema import HORIZON
 from models.networks.parameters import MEDIAN, MOST_LEVELS
 
-CLASSIC: Final = 0  # numbers as in feature_store/events/window.h
+CLASSIC: Final = 0  # numbers as in feature_store/events/event_stream.h
 L4S: Final = 1
 FOLDER: Final = Path(__file__).parent
 LIBRARY: Final = FOLDER / "_build" / "libswiftqueue_sender.so"
 SOURCES: Final = (
     *(FOLDER / name for name in ("controller.h", "guard.h", "rate_watch.h", "spread.h", "sender_capi.cc")),
-    native.FOLDER / "events" / "window.h",
+    *(native.FOLDER / "events" / f"{name}.h" for name in ("sizes", "window", "event_stream")),
 )
 
 

@@ -35,7 +35,7 @@ DecisionLoop::DecisionLoop(Predictor& predictor, const ControllerParams& params,
       params_(params),
       statistics_(statistics),
       telemetry_(telemetry),
-      x_BWF_(static_cast<std::size_t>(kMaxWindows) * kMaxTokens * kMostFeatures),
+      x_BWF_(static_cast<std::size_t>(kMaxWindows) * kMaxTokens * kEventWindowFeatureCount),
       pending_(kMaxOutstanding) {
   due_.reserve(2 * kMaxOutstanding);
 }
@@ -45,11 +45,9 @@ std::uint32_t DecisionLoop::open(std::string_view name, DecisionTaker& taker) {
     ++last_stream_;
   } while (last_stream_ == 0 || streams_.contains(last_stream_));
   const std::uint32_t id = last_stream_;
-  const Model model = predictor_.model();
-  const int tokens = model.tokens > 0 ? model.tokens : kFirstTokens;
-  auto stream = std::make_unique<Stream>(id, name, tokens, params_, pool_, event_pool_, taker);
-  stream->sender.set_model(tokens, model.definition);
-  streams_.emplace(id, std::move(stream));
+  const int served = predictor_.model().tokens;
+  const int tokens = served > 0 ? served : kFirstTokens;
+  streams_.emplace(id, std::make_unique<Stream>(id, name, tokens, params_, pool_, taker));
   statistics_.senders.add();
   if (telemetry_ != nullptr) {
     HelloFrame hello;
@@ -194,7 +192,7 @@ bool DecisionLoop::batch(std::uint32_t sender, const BatchFrame& frame, std::int
   const Model model = predictor_.model();
   if (model.tokens == 0) return keep(Outcome::kNoModel);
   counted(stream, [&] {
-    stream.sender.set_model(model.tokens, model.definition);
+    stream.sender.set_tokens(model.tokens);
     return true;
   });
   const std::int64_t asked_ns = monotonic_ns();

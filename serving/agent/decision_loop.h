@@ -7,8 +7,8 @@
 // One thread owns it. Apart from a sender's first packets it allocates nothing per packet.
 //
 // What senders can make it hold is bounded: packets that are remembered (kMaxRemembered of one
-// sender, kAllRemembered of all), flows, and receivers of an event model (kMaxFlows, kAllFlows of
-// each) and batches under way (kMaxOutstanding, of which a sender gets as many as then stay free).
+// sender, kAllRemembered of all), flows and receivers (kMaxFlows, kAllFlows of each) and batches
+// under way (kMaxOutstanding, of which a sender gets as many as then stay free).
 #ifndef SWIFTQUEUE_SERVING_AGENT_DECISION_LOOP_H_
 #define SWIFTQUEUE_SERVING_AGENT_DECISION_LOOP_H_
 
@@ -77,9 +77,8 @@ class DecisionLoop {
   };
   struct Stream {
     Stream(std::uint32_t number, std::string_view called, int tokens,
-           const ControllerParams& params, const SenderWindow::Pool& pool,
-           const EventStream::Pool& event_pool, DecisionTaker& to)
-        : id(number), name(called), sender(tokens, params, pool, event_pool), taker(to) {}
+           const ControllerParams& params, const EventStream::Pool& pool, DecisionTaker& to)
+        : id(number), name(called), sender(tokens, params, pool), taker(to) {}
     // The decision about a packet's batch, if there was one and it is not long ago; else null.
     DecidedBatch* decided_about(std::int64_t packet);
 
@@ -123,8 +122,7 @@ class DecisionLoop {
   const ControllerParams params_;
   Statistics& statistics_;
   FrameSink* const telemetry_;
-  const SenderWindow::Pool pool_ = std::make_shared<swiftqueue::detail::RecordPool>();
-  const EventStream::Pool event_pool_ = std::make_shared<swiftqueue::detail::EventPool>();
+  const EventStream::Pool pool_ = std::make_shared<swiftqueue::detail::EventPool>();
   std::map<std::uint32_t, std::unique_ptr<Stream>> streams_;
   std::size_t flows_ = 0;      // of all senders
   std::size_t receivers_ = 0;  // likewise

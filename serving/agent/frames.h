@@ -17,7 +17,7 @@
 #include <string_view>
 #include <type_traits>
 
-#include "feature_store/events/window.h"
+#include "feature_store/events/event_stream.h"
 #include "feature_store/rate/tcp_sample.h"
 #include "serving/agent/sender.h"
 

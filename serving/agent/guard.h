@@ -31,7 +31,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "feature_store/events/window.h"
+#include "feature_store/events/event_stream.h"
 #include "serving/agent/rate_watch.h"
 
 namespace swiftqueue::agent {

@@ -36,12 +36,11 @@ constexpr std::int64_t kSpinNs = 60'000;  // a sleep may end this much too late
 std::unique_ptr<Engine> tried(const Artifact& artifact, std::int64_t version) {
   const auto& model = artifact.description;
   engine::require_one_latency(model);
-  const auto features = static_cast<std::int64_t>(model.features.size());
   const std::string why =
-      why_not_usable(model.schema_hash, model.tokens, features, model.horizon, true);
+      why_not_usable(model.schema_hash, model.tokens, kEventWindowFeatureCount, kHorizon);
   if (!why.empty()) throw std::runtime_error(why);
   auto engine = std::make_unique<Engine>(artifact, nullptr, "auto", version);
-  const std::vector<float> x_WF(static_cast<std::size_t>(model.tokens) * model.features.size());
+  const std::vector<float> x_WF(Model{model.tokens, version}.floats());
   std::array<float, kHorizon> y_H{};
   engine->forward(x_WF.data(), 1, model.tokens, y_H.data(), nullptr);
   return engine;
@@ -76,10 +75,7 @@ class LocalPredictor final : public Predictor {
     close(wake_fd_);
   }
 
-  Model model() const override {
-    const engine::Description& model = engine_->description();
-    return {model.tokens, engine_->version(), definition_of(model.schema_hash)};
-  }
+  Model model() const override { return {engine_->description().tokens, engine_->version()}; }
 
   std::string problem() const override { return problem_; }
 

@@ -6,7 +6,8 @@
 // One thread, the decision loop's, calls everything but `wake` and `servers`, which any thread may.
 // Times are nanoseconds of CLOCK_MONOTONIC. Nothing throws; nothing but `next` ever waits.
 //
-// Shapes: B windows asked about (1 or 2), W window tokens, F features, H horizon (8 packets).
+// Shapes: B windows asked about (1 or 2), W window rows, F features of a row, H horizon (8
+// packets).
 #ifndef SWIFTQUEUE_SERVING_AGENT_PREDICTOR_H_
 #define SWIFTQUEUE_SERVING_AGENT_PREDICTOR_H_
 
@@ -16,7 +17,7 @@
 #include <string>
 #include <vector>
 
-#include "feature_store/events/window.h"
+#include "feature_store/events/event_window.h"
 #include "serving/agent/sender.h"
 
 namespace swiftqueue::agent {
@@ -25,15 +26,10 @@ namespace swiftqueue::agent {
 struct Model {
   int tokens = 0;             // W; 0: none is known, or it was made for other features
   std::int64_t version = -1;  // -1: not said before the first answer
-  Definition definition = Definition::kWindow;
 
   // Of a window.
   std::size_t floats() const {
-    return static_cast<std::size_t>(tokens) * static_cast<std::size_t>(features_of(definition));
-  }
-  // Whether windows made for it can be asked of another.
-  bool takes_those_of(const Model& other) const {
-    return tokens == other.tokens && definition == other.definition;
+    return static_cast<std::size_t>(tokens) * static_cast<std::size_t>(kEventWindowFeatureCount);
   }
 };
 

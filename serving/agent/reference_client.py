@@ -8,7 +8,7 @@
 A batch that is not decided in time keeps its default marking and is counted by reason. Which model is
 served is watched by a thread of its own, so a sender never waits for a question about the server.
 
-Shapes: W window tokens, F features, H horizon (8 packets).
+Shapes: W window rows, F features of a row, H horizon (8 packets).
 """
 
 from __future__ import annotations
@@ -24,12 +24,13 @@ import numpy as np
 import tritonclient.grpc as triton
 from numpy.typing import NDArray
 
-from feature_store.events.definition import Definition
-from feature_store.events.windows import HORIZON, SenderWindow
+from feature_store.events.definition import EVENTS
+from feature_store.events.windows import SenderWindow
+from feature_store.packets.schema import HORIZON
 from serving.agent.controller import CLASSIC, L4S, QueueController
 from serving.triton.endpoint import connect, first_line, grpc_address
 from serving.triton.repository import MODEL
-from serving.triton.served_model import served_definition, why_not_usable
+from serving.triton.served_model import why_not_usable
 
 WATCH_S: Final = 1.0  # how often the served model is looked at
 WATCH_AFTER_FAILURE_S: Final = 0.1  # doubled at each failure, up to WATCH_S
@@ -72,14 +73,6 @@ class Counts:
         return self.error + self.no_model
 
 
-@dataclass(frozen=True)
-class _Served:
-    """The model that Triton serves."""
-
-    tokens: int  # W
-    definition: Definition  # of its windows
-
-
 @dataclass
 class _Request:
     """One question to Triton, shared with the thread that gets the answer."""
@@ -109,11 +102,11 @@ class SenderAgent:
         self.address = address or grpc_address()
         self.counts = Counts()
         self.controller = QueueController()
-        self.window = SenderWindow(FIRST_TOKENS)
+        self.window = SenderWindow(FIRST_TOKENS, definition=EVENTS)
         self._deadline_s = deadline_us / 1e6
         self._client = connect(self.address, CHANNEL)
         self._lock = threading.Lock()  # of the request in flight and of counts.stale
-        self._served: _Served | None = None
+        self._tokens: int | None = None  # W of the served model
         self._problem = ""
         self._closing = threading.Event()
         self._look_now = threading.Event()
@@ -177,12 +170,12 @@ class SenderAgent:
         begin = time.perf_counter()
         self.counts.batches += 1
         defaults = tuple(int(q) for q in default_queues)
-        served = self._served
-        if served is None:
+        tokens = self._tokens
+        if tokens is None:
             return self._keep_default("no_model", defaults, flow_ids)
-        if (served.tokens, served.definition) != (self.window.tokens, self.window.definition):
-            # Another size or definition: its history starts anew, as the sender's would after a restart.
-            self.window = SenderWindow(served.tokens, definition=served.definition)
+        if tokens != self.window.tokens:
+            # Another size: its history starts anew, as the sender's would after a restart.
+            self.window = SenderWindow(tokens, definition=EVENTS)
         columns = (size_bytes, flow_ids, receiver_ids)
         x_classic_WF, in_flight = self.window.window(decision_ns, *columns, [CLASSIC] * HORIZON)
         x_default_WF, _ = self.window.window(decision_ns, *columns, defaults)
@@ -257,10 +250,10 @@ class SenderAgent:
 
     def _use(self, config: Any) -> None:
         if problem := why_not_usable(config):
-            self._served = None
+            self._tokens = None
             self._note(f"{self.address}: {problem}")
             return
-        self._served = _Served(int(config.input[0].dims[0]), served_definition(config))
+        self._tokens = int(config.input[0].dims[0])
         self._problem = ""
         self._found.set()
 

@@ -55,20 +55,18 @@ struct Settings {
 // Windows full of real tokens, of values that every unit allows.
 std::vector<float> make_windows(int windows, const Model& model) {
   std::mt19937 random(0);
-  const bool events = model.definition == Definition::kEvents;
-  const auto features = static_cast<std::size_t>(features_of(model.definition));
-  const int size = events ? event_input("size_bytes") : feature("size_bytes");
+  const auto features = static_cast<std::size_t>(kEventWindowFeatureCount);
   std::vector<float> x_BWF(static_cast<std::size_t>(windows) * model.floats());
   for (float& value : x_BWF) value = static_cast<float>(random() % 2);
   for (std::size_t row = 0; row < x_BWF.size(); row += features) {
-    x_BWF[row + static_cast<std::size_t>(size)] = 1500;
+    x_BWF[row + event_input("size_bytes")] = 1500;
   }
   return x_BWF;
 }
 
 // Lets the oldest tokens of each window go, and come again as its newest.
 void go_on(std::vector<float>& x_BWF, int windows, const Model& model) {
-  const auto features = static_cast<std::ptrdiff_t>(features_of(model.definition));
+  const std::ptrdiff_t features = kEventWindowFeatureCount;
   const std::ptrdiff_t history = model.tokens - kHorizon;
   for (int window = 0; window < windows; ++window) {
     const auto first = x_BWF.begin() + window * static_cast<std::ptrdiff_t>(model.floats());
@@ -190,7 +188,7 @@ void run(const Settings& settings) {
     const bool ask = more && (one_by_one ? !tally.waits() : now >= due_ns);
     if (ask) {
       const Model served = predictor->model();
-      if (served.tokens > 0 && !served.takes_those_of(model)) {
+      if (served.tokens > 0 && served.tokens != model.tokens) {
         model = served;
         x_BWF = make_windows(settings.windows, model);
       }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
 //
-// One sender: its window or event window, its queue controller and its counts. The agent and the
+// One sender: its event window, its queue controller and its counts. The agent and the
 // simulator compile this file. Pure: no I/O, no clock, no thread; every time is an argument, on the
 // sender's own clock. Only what `sent` and `acked` have said by then is in a question.
 //
@@ -10,8 +10,8 @@
 //
 // Each batch ends in exactly one of `decide` and `keep_default`: batches = decided + late + failed.
 //
-// Shapes: B windows asked about (1 or 2), W window tokens, F features, H horizon (8 packets), L
-// levels of quantiles.
+// Shapes: B windows asked about (1 or 2), W window rows, F features of a row, H horizon (8
+// packets), L levels of quantiles.
 #ifndef SWIFTQUEUE_SERVING_AGENT_SENDER_H_
 #define SWIFTQUEUE_SERVING_AGENT_SENDER_H_
 
@@ -26,19 +26,11 @@
 #include <utility>
 
 #include "feature_store/events/event_window.h"
-#include "feature_store/events/window.h"
 #include "serving/agent/controller.h"
 
 namespace swiftqueue::agent {
 
 inline constexpr int kMaxWindows = 2;  // asked about per batch: one for each candidate queue
-
-// Which rows a model's windows have: those of window.h, or of event_window.h.
-enum class Definition : std::uint8_t { kWindow = 0, kEvents = 1 };
-constexpr int features_of(Definition definition) {
-  return definition == Definition::kEvents ? kEventWindowFeatureCount : kFeatureCount;
-}
-inline constexpr int kMostFeatures = std::max(kFeatureCount, kEventWindowFeatureCount);
 
 // What became of a batch.
 enum class Outcome : std::uint8_t {
@@ -77,59 +69,35 @@ struct Question {
 };
 
 class Sender {
-  // What `ask` gives of the log that is kept.
-  template <typename Ask>
-  auto of_log(Ask ask) const {
-    return events_ ? ask(*events_) : ask(*window_);
-  }
-
  public:
   // `tokens` W. Throws std::invalid_argument for sizes or parameters that cannot be.
   explicit Sender(int tokens, const ControllerParams& params = {},
-                  SenderWindow::Pool pool = std::make_shared<swiftqueue::detail::RecordPool>(),
-                  EventStream::Pool events = std::make_shared<swiftqueue::detail::EventPool>())
-      : window_(std::in_place, tokens, std::move(pool)),
-        event_pool_(std::move(events)),
-        controller_(params) {}
+                  EventStream::Pool pool = std::make_shared<swiftqueue::detail::EventPool>())
+      : pool_(std::move(pool)), log_(std::in_place, tokens, pool_), controller_(params) {}
 
-  int tokens() const {
-    return of_log([](const auto& log) { return log.tokens(); });
-  }
-  Definition definition() const { return events_ ? Definition::kEvents : Definition::kWindow; }
-  // Windows of another size or definition, as another model wants them: history starts anew, as
-  // after a restart. Packets sent before are not known any more.
-  void set_model(int tokens, Definition definition) {
-    const bool events = definition == Definition::kEvents;
-    if (tokens == this->tokens() && events == events_.has_value()) return;
+  int tokens() const { return log_->tokens(); }
+  // Windows of another size, as another model wants them: history starts anew, as after a restart.
+  // Packets sent before are not known any more.
+  void set_tokens(int tokens) {
+    if (tokens == this->tokens()) return;
     overflowed_ = overflowed();
-    SenderWindow::Pool pool(window_->pool());
-    window_.emplace(events ? 2 * kHorizon : tokens, std::move(pool));
-    events_.reset();
-    if (events) events_.emplace(tokens, event_pool_);
+    log_.emplace(tokens, pool_);
   }
 
   // Packets remembered because an ACK may come, and the flows they were of.
-  std::int32_t remembered() const {
-    return of_log([](const auto& log) { return log.remembered(); });
-  }
-  std::size_t flows() const {
-    return of_log([](const auto& log) { return log.flows(); });
-  }
-  // Receivers whose least latency is remembered: an event window alone does that.
-  std::size_t receivers() const { return events_ ? events_->receivers() : 0; }
+  std::int32_t remembered() const { return log_->remembered(); }
+  std::size_t flows() const { return log_->flows(); }
+  // Receivers whose least latency is remembered.
+  std::size_t receivers() const { return log_->receivers(); }
   // Packets given up before their time, for want of room.
-  std::int64_t overflowed() const {
-    return overflowed_ + of_log([](const auto& log) { return log.overflowed(); });
-  }
+  std::int64_t overflowed() const { return overflowed_ + log_->overflowed(); }
   // Gives up the oldest packet before its time. False: there is none.
-  bool give_up_oldest() { return events_ ? events_->give_up_oldest() : window_->give_up_oldest(); }
+  bool give_up_oldest() { return log_->give_up_oldest(); }
 
   // Logs a packet as it is sent, in the queue it is marked for; `arm` is that of the decision it
   // followed. False: refused, nothing changed.
   bool sent(std::int64_t packet, std::int64_t sent_ns, const Candidate& what, Arm arm = 0) {
-    const bool logged =
-        events_ ? events_->sent(packet, sent_ns, what) : window_->sent(packet, sent_ns, what);
-    if (!logged) return false;
+    if (!log_->sent(packet, sent_ns, what)) return false;
     controller_.sent(packet, sent_ns, what, arm);
     return true;
   }
@@ -137,8 +105,7 @@ class Sender {
   // Logs the first ACK that covers a packet; NaN where the latency is unknown (Karn).
   bool acked(std::int64_t packet, std::int64_t acked_ns, float latency_us) {
     controller_.acked(packet, acked_ns, std::isfinite(latency_us));
-    return events_ ? events_->acked(packet, acked_ns, latency_us)
-                   : window_->acked(packet, acked_ns, latency_us);
+    return log_->acked(packet, acked_ns, latency_us);
   }
 
   // Writes the windows of a decision taken at `now_ns` about packets `first_packet` .. + H - 1:
@@ -150,15 +117,12 @@ class Sender {
     Question question{first_packet, batch, 1, 0};
     Batch classic = batch;
     for (Candidate& packet : classic) packet.queue = kClassic;
-    const auto write = [&](const Batch& what, float* x_WF) {
-      return of_log([&](const auto& log) { return log.window(now_ns, what, x_WF); });
-    };
-    question.in_flight = write(classic, x_BWF);
+    question.in_flight = log_->window(now_ns, classic, x_BWF);
     if (question.in_flight < 0) return std::nullopt;
     if (std::any_of(batch.begin(), batch.end(),
                     [](const Candidate& packet) { return packet.queue != kClassic; })) {
-      const std::ptrdiff_t window_floats = std::ptrdiff_t{tokens()} * features_of(definition());
-      if (write(batch, x_BWF + window_floats) < 0) return std::nullopt;
+      float* const default_WF = x_BWF + std::ptrdiff_t{tokens()} * kEventWindowFeatureCount;
+      if (log_->window(now_ns, batch, default_WF) < 0) return std::nullopt;
       question.windows = 2;
     }
     return question;
@@ -208,10 +172,9 @@ class Sender {
   const Guard::Counts& guarded() const { return controller_.guarded(); }
 
  private:
-  std::optional<SenderWindow> window_;
-  EventStream::Pool event_pool_;
-  std::optional<EventWindow> events_;  // in its place, where the model takes event windows
-  std::int64_t overflowed_ = 0;        // in windows of other sizes
+  EventStream::Pool pool_;
+  std::optional<EventWindow> log_;  // always there; a window of another size takes its place
+  std::int64_t overflowed_ = 0;     // in windows of other sizes
   QueueController controller_;
   Counts counts_;
 };

@@ -114,7 +114,6 @@ class MoodyPredictor final : public Predictor {
     if (!steady && upto(random_, 99) == 0) {
       static constexpr int kTokens[] = {0, 16, 64, 72};
       model_.tokens = kTokens[upto(random_, 3)];
-      model_.definition = upto(random_, 1) ? Definition::kEvents : Definition::kWindow;
     }
     if (waiting_.empty() || (!steady && upto(random_, 3) == 0)) return false;
     answer.ticket = waiting_.front();
@@ -132,7 +131,7 @@ class MoodyPredictor final : public Predictor {
 
  private:
   Random random_;
-  Model model_{16, 1, Definition::kWindow};
+  Model model_{16, 1};
   std::vector<std::uint64_t> waiting_;
 };
 
@@ -271,9 +270,7 @@ void shares(Random& random) {
 // does.
 class ToldPredictor final : public Predictor {
  public:
-  explicit ToldPredictor(Definition definition) : model_{16, 1, definition} {}
-
-  Model model() const override { return model_; }
+  Model model() const override { return {16, 1}; }
   std::string problem() const override { return ""; }
   bool ask(std::uint64_t ticket, const float*, int, std::int64_t) override {
     ticket_ = ticket;
@@ -296,14 +293,13 @@ class ToldPredictor final : public Predictor {
   bool tell = false;
 
  private:
-  const Model model_;
   std::uint64_t ticket_ = 0;
 };
 
 // Packets that are sent before their decision comes are held against what was predicted of the
 // queue they went to.
 void early() {
-  ToldPredictor predictor(Definition::kWindow);
+  ToldPredictor predictor;
   Statistics statistics;
   DecisionLoop loop(predictor, {}, statistics, nullptr);
   CountingTaker taker;
@@ -329,37 +325,35 @@ void early() {
   std::printf("early: packets before their decision are held against their own queue\n");
 }
 
-// What one sender's packets no longer take serves another sender's, whichever rows a model wants.
+// What one sender's packets no longer take serves another sender's.
 void room() {
   constexpr std::int64_t kPackets = 1 << 16;
-  for (const Definition definition : {Definition::kWindow, Definition::kEvents}) {
-    ToldPredictor predictor(definition);
-    Statistics statistics;
-    DecisionLoop loop(predictor, {}, statistics, nullptr);
-    CountingTaker taker;
-    const char* why = nullptr;
-    const auto bytes_of_a_life = [&] {
-      const std::uint32_t sender = loop.open("room", taker);
-      const std::size_t before = allocated.load();
-      for (std::int64_t packet = 0; packet < kPackets; ++packet) {
-        require(loop.sent(sender, {{}, packet, 1, 1500, 1, 0, 0, 1, 0, 0}, why), "refused");
-      }
-      const std::size_t took = allocated.load() - before;
-      for (std::int64_t packet = 0; packet < kPackets; ++packet) {
-        require(loop.acked(sender, {{}, packet, 2, 10.0F, 0}, why), "refused");
-      }
-      return took;
-    };
-    const std::size_t first = bytes_of_a_life();
-    require(bytes_of_a_life() < first / 2, "a sender keeps the room of packets that it forgot");
-  }
+  ToldPredictor predictor;
+  Statistics statistics;
+  DecisionLoop loop(predictor, {}, statistics, nullptr);
+  CountingTaker taker;
+  const char* why = nullptr;
+  const auto bytes_of_a_life = [&] {
+    const std::uint32_t sender = loop.open("room", taker);
+    const std::size_t before = allocated.load();
+    for (std::int64_t packet = 0; packet < kPackets; ++packet) {
+      require(loop.sent(sender, {{}, packet, 1, 1500, 1, 0, 0, 1, 0, 0}, why), "refused");
+    }
+    const std::size_t took = allocated.load() - before;
+    for (std::int64_t packet = 0; packet < kPackets; ++packet) {
+      require(loop.acked(sender, {{}, packet, 2, 10.0F, 0}, why), "refused");
+    }
+    return took;
+  };
+  const std::size_t first = bytes_of_a_life();
+  require(bytes_of_a_life() < first / 2, "a sender keeps the room of packets that it forgot");
   std::printf("room: what packets no longer take serves other senders\n");
 }
 
 // Takes questions in the order in which they come, and notes when they are due.
 class NotingPredictor final : public Predictor {
  public:
-  Model model() const override { return {16, 1, Definition::kWindow}; }
+  Model model() const override { return {16, 1}; }
   std::string problem() const override { return ""; }
   bool ask(std::uint64_t, const float*, int, std::int64_t due_ns) override {
     due.push_back(due_ns);

@@ -174,7 +174,7 @@ bool TritonPredictor::ask(std::uint64_t ticket, const float* x_BWF, int windows,
   if (deadline_ns - now < active_->least_ns(now)) return true;  // it would be late
   const bool joins =
       !waiting_.empty() && !waiting_.back()->alone &&
-      waiting_.back()->model().takes_those_of(model) &&
+      waiting_.back()->model().tokens == model.tokens &&
       waiting_.back()->windows() + windows <=
           active_->batch_limit(std::min(waiting_.back()->first_deadline_ns(), deadline_ns) - now);
   if (!joins) waiting_.push_back(pool_.take(model));
@@ -258,7 +258,7 @@ void TritonPredictor::route(std::int64_t now) {
     in_order ? waiting_.pop_front() : waiting_.pop_back();
     request->drop_expired(earliest_ns);
     if (!request->empty() && active_ != nullptr &&
-        active_->model().takes_those_of(request->model())) {
+        active_->model().tokens == request->model().tokens) {
       active_->send(std::move(request));
       continue;
     }

@@ -93,7 +93,7 @@ const inference::ModelInferRequest& Request::sealed(std::uint64_t number) {
   auto* shape = message_.mutable_inputs(0)->mutable_shape();
   shape->Set(0, windows_);
   shape->Set(1, model_.tokens);
-  shape->Set(2, features_of(model_.definition));
+  shape->Set(2, kEventWindowFeatureCount);
   return message_;
 }
 

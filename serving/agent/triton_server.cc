@@ -70,10 +70,9 @@ std::string mismatch(const inference::ModelConfig& config) {
   const bool takes = config.input_size() == 1 && is(config.input(0), "window", 2);
   const auto answer = std::find_if(config.output().begin(), config.output().end(),
                                    [&](const auto& each) { return is(each, "latency_us", 1); });
-  const std::string why =
-      why_not_usable(schema_hash_of(config), takes ? config.input(0).dims(0) : 0,
-                     takes ? config.input(0).dims(1) : 0,
-                     answer == config.output().end() ? 0 : answer->dims(0), true);
+  const std::string why = why_not_usable(
+      schema_hash_of(config), takes ? config.input(0).dims(0) : 0,
+      takes ? config.input(0).dims(1) : 0, answer == config.output().end() ? 0 : answer->dims(0));
   if (!why.empty()) return "the served model " + why;
   if (config.max_batch_size() < kMaxWindows) {
     return "the served model takes fewer than " + std::to_string(kMaxWindows) +
@@ -347,7 +346,6 @@ void TritonServer::config_done(Probe& probe, std::int64_t now_ns) {
   }
   max_batch_ = config.max_batch_size();
   model_.tokens = static_cast<int>(config.input(0).dims(0));
-  model_.definition = definition_of(schema_hash_of(config));
   if (usable() && answered_ns_ > now_ns - kProbePauseNs) return end_probe({}, false, now_ns);
   auto request = padding_window();
   probe.infer_context.set_deadline(in_ms(kProbeMs));

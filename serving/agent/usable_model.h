@@ -9,31 +9,23 @@
 #include <string>
 
 #include "feature_store/_build/schema_hash.h"
-#include "feature_store/events/window.h"
-#include "serving/agent/sender.h"
+#include "feature_store/events/event_window.h"
+#include "serving/engine/old_form.h"
 
 namespace swiftqueue::agent {
 
-// Of a model with this schema hash that can be asked.
-inline Definition definition_of(const std::string& schema_hash) {
-  return schema_hash == kEventWindowSchemaHash ? Definition::kEvents : Definition::kWindow;
-}
-
-// Why windows [tokens, features] made here are not for a model, which answers each with `horizon`
-// latencies; empty if they are. The line goes on from the model's name. `events`: whether the
-// sender makes event windows as well.
+// Why event windows made here are not for a model of windows [tokens, features], which answers each
+// with `horizon` latencies; empty if they are. The line goes on from the model's name.
 inline std::string why_not_usable(const std::string& schema_hash, std::int64_t tokens,
-                                  std::int64_t features, std::int64_t horizon,
-                                  bool events = false) {
-  const Definition definition = definition_of(schema_hash);
-  if (schema_hash != kSchemaHash && !(events && definition == Definition::kEvents)) {
+                                  std::int64_t features, std::int64_t horizon) {
+  if (std::string old = engine::why_old("", schema_hash); !old.empty()) return old;
+  if (schema_hash != kEventWindowSchemaHash) {
     return "takes features " + (schema_hash.empty() ? "?" : schema_hash.substr(0, 12)) +
-           ", this sender makes " + std::string(kSchemaHash, 12) +
-           (events ? " or " + std::string(kEventWindowSchemaHash, 12) : "");
+           ", this sender makes " + std::string(kEventWindowSchemaHash, 12);
   }
-  if (features != features_of(definition) || tokens <= kHorizon || tokens > kMaxTokens ||
+  if (features != kEventWindowFeatureCount || tokens <= kHorizon || tokens > kMaxTokens ||
       tokens % 8 != 0) {
-    return "does not take FP32 windows [tokens, " + std::to_string(features_of(definition)) + "]";
+    return "does not take FP32 windows [tokens, " + std::to_string(kEventWindowFeatureCount) + "]";
   }
   if (horizon != kHorizon) {
     return "does not answer with FP32 latency_us [" + std::to_string(kHorizon) + "]";

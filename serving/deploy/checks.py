@@ -1,6 +1,6 @@
 """What a version of each model must hold before Triton sees it, and its own answer to smoke windows.
 
-Shapes: B windows, W tokens (of a rate model S samples), F features, H horizon.
+Shapes: B windows, W rows (of a rate model S samples), F features of a row, H horizon.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from feature_store.events.definition import definition_of
+from feature_store.events.definition import EVENTS
 from feature_store.rate.definition import MOST_SAMPLES, PREFIXES
 from models.limit import network as limits
 from models.networks import artifact
@@ -73,7 +73,7 @@ def smoke_windows(features: Sequence[ScaledFeature], tokens: int, seed: int = 1)
 
 
 def local_smoke(loaded: artifact.Artifact) -> Smoke:
-    """Compute an artifact's own answer to the smoke windows."""
+    """Compute a predictor's own answer to smoke windows of whole rows, whichever features it sees of them."""
     x_BWF = smoke_windows(loaded.model.features, loaded.description.tokens)
     return Smoke(x_BWF, predict(loaded.model, x_BWF))
 
@@ -93,8 +93,7 @@ def check_latency(source: Path) -> Checked:
         OSError, ValueError: it is not whole, or no sender of this project makes its windows.
     """
     loaded = artifact.load(source)
-    definition_of(loaded.description.schema_hash)
-    return Checked(local_smoke(loaded), limits_of(loaded.model.features))
+    return Checked(local_smoke(loaded), limits_of(EVENTS.features))
 
 
 def check_rate(source: Path) -> Checked:

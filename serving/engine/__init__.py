@@ -1,7 +1,7 @@
 """The inference engine from Python: a thin binding of its C interface (docs/ENGINE.md).
 
-Shapes: B windows, W window tokens, F features, D model width, H horizon (8 packets), R tokens that the
-head reads (1 or H), L levels of quantiles.
+Shapes: B windows, W window rows, F features of a row, D model width, H horizon (8 packets), L levels of
+quantiles.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def _load() -> ctypes.CDLL:
         "destroy": (None, [pointer]),
         "forward": (
             ctypes.c_int,
-            [pointer, pointer, i64, i64, ctypes.c_int, pointer, pointer, ctypes.POINTER(i64), *error],
+            [pointer, pointer, i64, i64, pointer, pointer, ctypes.POINTER(i64), *error],
         ),
         "swap_head": (ctypes.c_int, [pointer, text, i64, *error]),
         "version": (i64, [pointer]),
@@ -44,10 +44,9 @@ def _load() -> ctypes.CDLL:
         "tokens": (ctypes.c_int, [pointer]),
         "features": (ctypes.c_int, [pointer]),
         "horizon": (ctypes.c_int, [pointer]),
-        "read": (ctypes.c_int, [pointer]),
         "width": (ctypes.c_int, [pointer]),
         "levels": (ctypes.c_int, [pointer, ctypes.POINTER(ctypes.POINTER(ctypes.c_double))]),
-        "time": (ctypes.c_int, [pointer, pointer, i64, i64, ctypes.c_int, i64, pointer, *error]),
+        "time": (ctypes.c_int, [pointer, pointer, i64, i64, i64, pointer, *error]),
         "rate_create": (ctypes.c_int, [text, text, ctypes.POINTER(pointer), *error]),
         "rate_destroy": (None, [pointer]),
         "rate_isa": (text, [pointer]),
@@ -76,7 +75,7 @@ class Engine:
     """A loaded artifact that predicts on the calling thread, in float32.
 
     Calls of one engine wait for each other; `share` gives another thread its own. The answers agree
-    with `models.networks.transformer.Predictor` in eval mode to a relative 1e-5.
+    with the network in PyTorch, in eval mode, to a relative 1e-5.
     """
 
     def __init__(self, folder: Path | str, isa: Isa = "auto", version: int = 0) -> None:
@@ -118,7 +117,7 @@ class Engine:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Return (W, F): the longest window and the number of features."""
+        """Return (W, F): the longest window and the number of features of its rows."""
         return (
             NATIVE.swiftqueue_engine_tokens(self._handle),
             NATIVE.swiftqueue_engine_features(self._handle),
@@ -131,37 +130,29 @@ class Engine:
         count = NATIVE.swiftqueue_engine_levels(self._handle, ctypes.byref(found))
         return tuple(found[:count])
 
-    def forward(self, x_BWF: npt.NDArray[Any], *, full_graph: bool = False) -> FloatArray:
-        """Latencies y_BH in µs of raw windows (one window may come as x_WF); of quantiles the median.
-
-        `full_graph` computes the last layer for every token: the same result, for comparisons.
+    def forward(self, x_BWF: npt.NDArray[Any]) -> FloatArray:
+        """Latencies y_BH in µs of event windows (one may come as x_WF); of quantiles the median.
 
         Raises:
             ValueError: the shape does not fit the artifact, or a value is NaN or infinite.
         """
-        return self._latencies(self._run(x_BWF, full_graph, None)[0])
+        return self._latencies(self._run(x_BWF, None)[0])
 
     def quantiles(self, x_BWF: npt.NDArray[Any]) -> FloatArray:
         """Quantiles y_BHL in µs, ascending; without levels L is 1: the latency."""
-        return self._run(x_BWF, False, None)[0]
+        return self._run(x_BWF, None)[0]
 
     def features(self, x_BWF: npt.NDArray[Any]) -> FloatArray:
-        """Return the encoder's output f_BRD for the tokens that are read: what the head is fine-tuned on."""
+        """Return the encoder's output f_BHD: what the head is fine-tuned on."""
         x_BWF = self._windows(x_BWF)
-        feature_BRD = np.empty(
-            (
-                len(x_BWF),
-                NATIVE.swiftqueue_engine_read(self._handle),
-                NATIVE.swiftqueue_engine_width(self._handle),
-            ),
-            np.float32,
-        )
-        self._run(x_BWF, False, feature_BRD)
-        return feature_BRD
+        sizes = (NATIVE.swiftqueue_engine_horizon(self._handle), NATIVE.swiftqueue_engine_width(self._handle))
+        feature_BHD = np.empty((len(x_BWF), *sizes), np.float32)
+        self._run(x_BWF, feature_BHD)
+        return feature_BHD
 
     def forward_versioned(self, x_BWF: npt.NDArray[Any]) -> tuple[FloatArray, int]:
         """Latencies y_BH, and the version of the head that answered them."""
-        y_BHL, version = self._run(x_BWF, False, None)
+        y_BHL, version = self._run(x_BWF, None)
         return self._latencies(y_BHL), version
 
     def swap_head(self, folder: Path | str, version: int = 0) -> None:
@@ -172,22 +163,12 @@ class Engine:
         """
         call("swap_head", self._handle, str(folder).encode(), version)
 
-    def time_us(
-        self, x_BWF: npt.NDArray[Any], repeats: int, *, full_graph: bool = False
-    ) -> npt.NDArray[np.float64]:
+    def time_us(self, x_BWF: npt.NDArray[Any], repeats: int) -> npt.NDArray[np.float64]:
         """Times in µs of `repeats` one-window calls, taking the windows in turn, measured in C++."""
         x_BWF = self._windows(x_BWF)
         us = np.empty(repeats)
         with self._lock:
-            call(
-                "time",
-                self._handle,
-                x_BWF.ctypes.data,
-                *x_BWF.shape[:2],
-                int(full_graph),
-                repeats,
-                us.ctypes.data,
-            )
+            call("time", self._handle, x_BWF.ctypes.data, *x_BWF.shape[:2], repeats, us.ctypes.data)
         return us
 
     def _windows(self, x_BWF: npt.NDArray[Any]) -> FloatArray:
@@ -204,9 +185,7 @@ class Engine:
     def _latencies(self, y_BHL: FloatArray) -> FloatArray:
         return y_BHL[..., self.levels.index(0.5) if self.levels else 0]
 
-    def _run(
-        self, x_BWF: npt.NDArray[Any], full_graph: bool, feature_BRD: FloatArray | None
-    ) -> tuple[FloatArray, int]:
+    def _run(self, x_BWF: npt.NDArray[Any], feature_BHD: FloatArray | None) -> tuple[FloatArray, int]:
         x_BWF = self._windows(x_BWF)
         horizon, outputs = NATIVE.swiftqueue_engine_horizon(self._handle), len(self.levels) or 1
         y_BHL = np.empty((len(x_BWF), horizon, outputs), np.float32)
@@ -217,9 +196,8 @@ class Engine:
                 self._handle,
                 x_BWF.ctypes.data,
                 *x_BWF.shape[:2],
-                int(full_graph),
                 y_BHL.ctypes.data,
-                None if feature_BRD is None else feature_BRD.ctypes.data,
+                None if feature_BHD is None else feature_BHD.ctypes.data,
                 ctypes.byref(version),
             )
         return y_BHL, version.value

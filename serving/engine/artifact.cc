@@ -7,23 +7,21 @@
 #include <limits>
 #include <utility>
 
+#include "feature_store/_build/schema_hash.h"
+#include "feature_store/events/event_window.h"
 #include "serving/engine/error.h"
 #include "serving/engine/json.h"
 #include "serving/engine/kernel.h"
+#include "serving/engine/old_form.h"
 #include "serving/engine/reading.h"
 
 namespace swiftqueue::engine {
 namespace {
 
 constexpr std::string_view kFormat = "swiftqueue-artifact/2";
-constexpr std::string_view kFormat1 = "swiftqueue-artifact/1";  // before readout and anchor
-constexpr std::string_view kTransformer = "transformer-encoder";
 constexpr std::string_view kEventStream = "event-stream";
 constexpr std::string_view kLevels = "levels";  // artifact.py: LEVELS
 constexpr double kMedian = 0.5;
-constexpr std::string_view kAckFeature = "ack";                   // event_window.py: ACK
-constexpr std::string_view kPaddingFeature = "size_bytes";        // transformer.py: PADDING_FEATURE
-constexpr std::string_view kFallbackFeature = "last_latency_us";  // ANCHOR_FALLBACK
 constexpr int kMaxLayers = 16;
 
 float finite_float(const json::Value& parent, std::string_view key, const std::string& what) {
@@ -50,19 +48,12 @@ Scaling read_scaling(const json::Value& value, const std::string& what, std::str
 }
 
 // The sizes that the kernels are written for.
-void require_known_sizes(const json::Value& sizes, bool events, bool format_1) {
+void require_known_sizes(const json::Value& sizes) {
   const std::string what = "architecture";
-  std::vector<std::string_view> keys{"name", "width", "heads", "feed_forward", "layers", "dropout"};
-  if (events) {
-    keys.insert(keys.end(), {"band", "anchor"});
-  } else if (!format_1) {
-    keys.insert(keys.end(), {"readout", "anchor"});
-  }
-  sizes.require_keys(keys, what);
-  std::vector<std::pair<std::string_view, int>> known{{"width", kWidth}, {"heads", kHeads}};
-  if (!events) known.emplace_back("feed_forward", kFeedForward);
-  for (const auto& [key, size] : known) {
-    const std::string name = what + ": " + std::string(key);
+  sizes.require_keys(
+      {"name", "width", "heads", "feed_forward", "layers", "dropout", "band", "anchor"}, what);
+  for (const auto& [key, size] : {std::pair{"width", kWidth}, std::pair{"heads", kHeads}}) {
+    const std::string name = what + ": " + key;
     if (const std::int64_t found = sizes.at(key, what).count(name); found != size) {
       throw InvalidError(name + " is " + std::to_string(found) + ", the engine knows only " +
                          std::to_string(size) + "; serve this model with ONNX Runtime");
@@ -70,54 +61,41 @@ void require_known_sizes(const json::Value& sizes, bool events, bool format_1) {
   }
 }
 
-int index_of(const std::vector<Scaling>& features, std::string_view name) {
-  const auto found = std::find_if(features.begin(), features.end(),
-                                  [&](const Scaling& feature) { return feature.name == name; });
-  if (found == features.end()) throw InvalidError("the features lack " + std::string(name));
-  return static_cast<int>(found - features.begin());
-}
-
-// What the head corrects (window_network.py).
-void read_anchor(const json::Value& sizes, Description& result) {
-  const json::Value& anchor = sizes.at("anchor", "architecture");
-  if (anchor.is_null()) return;
-  result.anchor_index = index_of(result.features, anchor.string("architecture: anchor"));
-  result.fallback_index = index_of(result.features, kFallbackFeature);
-}
-
-// Which tokens the head reads (transformer.py).
-void read_readout(const json::Value& sizes, Description& result) {
-  const std::string what = "architecture";
-  const std::string& readout = sizes.at("readout", what).string(what + ": readout");
-  if (readout != "last" && readout != "candidates") {
-    throw InvalidError("unknown readout " + json::quoted(readout) + " (known: last, candidates)");
+// Where a feature stands in an event window's row.
+int column_of(std::string_view name) {
+  const auto found = std::find(kEventWindowFeatures.begin(), kEventWindowFeatures.end(), name);
+  if (found == kEventWindowFeatures.end()) {
+    throw InvalidError("feature " + json::quoted(name) + " is none of an event window's row");
   }
-  if (readout == "candidates") result.read = result.horizon;
+  return static_cast<int>(found - kEventWindowFeatures.begin());
 }
 
-// What only an event stream has (event_window.py).
-void read_events(const json::Value& described, const json::Value& sizes, Description& result) {
+// Inputs that are found in the row by their names.
+Inputs read_inputs(const json::Value& described, std::string_view key) {
+  Inputs inputs{read_features(described.at(key, "the description").array(std::string(key))), {}};
+  for (const Scaling& scaling : inputs.scaling) inputs.columns.push_back(column_of(scaling.name));
+  if (inputs.columns.empty()) throw InvalidError(std::string(key) + " names no feature");
+  return inputs;
+}
+
+// The sizes that an artifact is free in (event_window.py).
+void read_sizes(const json::Value& sizes, int horizon, Description& result) {
   result.feed_forward = bounded(sizes, "feed_forward", "architecture", 1, kMaxFeedForward);
   if (result.feed_forward % kWidth != 0) {
     throw InvalidError("architecture: feed_forward is " + std::to_string(result.feed_forward) +
                        ", the engine knows only multiples of " + std::to_string(kWidth) +
                        "; serve this model with ONNX Runtime");
   }
+  result.layers = bounded(sizes, "layers", "architecture", 1, kMaxLayers);
   result.band = bounded(sizes, "band", "architecture", 1, kMaxTokens);
   const int reach = result.layers * result.band;
-  if (result.horizon != kQueries || result.tokens != reach + kQueries) {
+  if (horizon != kHorizon || result.tokens != reach + kHorizon) {
     throw InvalidError("the window must be " + std::to_string(reach) +
-                       " events (a band for each layer) and " + std::to_string(kQueries) +
+                       " events (a band for each layer) and " + std::to_string(kHorizon) +
                        " queries");
   }
-  result.queries = read_features(described.at("queries", "the description").array("queries"));
-  const auto same = [](const Scaling& a, const Scaling& b) { return a.name == b.name; };
-  if (!std::equal(result.features.begin(), result.features.end(), result.queries.begin(),
-                  result.queries.end(), same)) {
-    throw InvalidError("queries must name the features, in their order");
-  }
-  result.ack_index = index_of(result.features, kAckFeature);
-  result.read = result.horizon;
+  const json::Value& anchor = sizes.at("anchor", "architecture");
+  result.anchor = anchor.is_null() ? -1 : column_of(anchor.string("architecture: anchor"));
 }
 
 // Of a model that gives several quantiles of each latency (event_window.py).
@@ -137,14 +115,13 @@ std::vector<double> read_levels(const json::Array& list) {
   return levels;
 }
 
-Shapes event_shapes(const Description& description) {
-  const auto features = static_cast<std::int64_t>(description.features.size());
+Shapes expected_shapes(const Description& description) {
   const std::int64_t hidden = description.feed_forward;
-  const std::int64_t outputs = description.outputs();
+  const std::int64_t values = description.outputs();
   Shapes shapes{{"head.0.weight", {kWidth, kWidth}},
                 {"head.0.bias", {kWidth}},
-                {"head.2.weight", {outputs, kWidth}},
-                {"head.2.bias", {outputs}}};
+                {"head.2.weight", {values, kWidth}},
+                {"head.2.bias", {values}}};
   const auto add = [&](const std::string& name, std::int64_t outputs, std::int64_t inputs) {
     shapes[name + ".weight"] = {outputs, inputs};
     shapes[name + ".bias"] = {outputs};
@@ -152,7 +129,9 @@ Shapes event_shapes(const Description& description) {
   const auto add_norm = [&](const std::string& name) {
     shapes[name + ".weight"] = shapes[name + ".bias"] = {kWidth};
   };
-  for (const char* embedding : {"send", "ack", "ask_about"}) add(embedding, kWidth, features);
+  add("send", kWidth, std::ssize(description.events.columns));
+  add("ack", kWidth, std::ssize(description.events.columns));
+  add("ask_about", kWidth, std::ssize(description.queries.columns));
   for (int i = 0; i < description.layers; ++i) {
     const std::string layer = "layers." + std::to_string(i) + ".";
     add(layer + "query", kWidth, kWidth);
@@ -165,22 +144,6 @@ Shapes event_shapes(const Description& description) {
     add_norm(layer + "norm2");
   }
   add_norm("norm");
-  return shapes;
-}
-
-Shapes expected_shapes(const Description& description) {
-  if (description.events) return event_shapes(description);
-  const auto features = static_cast<std::int64_t>(description.features.size());
-  Shapes shapes{{"embedding.weight", {kWidth, features}},
-                {"embedding.bias", {kWidth}},
-                {"head.0.weight", {kWidth, kWidth}},
-                {"head.0.bias", {kWidth}},
-                {"head.2.weight", {description.horizon, kWidth}},
-                {"head.2.bias", {description.horizon}}};
-  for (int i = 0; i < description.layers; ++i) {
-    const std::string layer = "layers." + std::to_string(i) + ".";
-    add_layer_shapes(shapes, layer, kWidth, kFeedForward);
-  }
   return shapes;
 }
 
@@ -269,54 +232,43 @@ json::Value parse_json(std::string_view text) {
 Description parse_description(std::string_view text) {
   const json::Value described = parse_json(text);
   const std::string what = "the description";
-  if (const std::string& format = described.at("format", what).string("format");
-      format != kFormat && format != kFormat1) {
-    throw InvalidError("format " + json::quoted(format) + " is not " + json::quoted(kFormat));
-  }
+  const std::string& format = described.at("format", what).string("format");
   const json::Value& sizes = described.at("architecture", what);
   const std::string& name = sizes.at("name", "architecture").string("architecture: name");
-  const bool events = name == kEventStream;
-  if (!events && name != kTransformer) {
-    throw InvalidError("unknown architecture " + json::quoted(name) + " (known: " +
-                       std::string(kTransformer) + ", " + std::string(kEventStream) + ")");
+  Description result;
+  result.schema_hash = described.at("schema_hash", what).string("schema_hash");
+  if (const std::string why = why_old(name, result.schema_hash); !why.empty()) {
+    throw InvalidError(why);
   }
-  std::vector<std::string_view> keys{"format", "architecture", "window",     "features",
+  if (format != kFormat) {
+    throw InvalidError("format " + json::quoted(format) + " is not " + json::quoted(kFormat));
+  }
+  if (name != kEventStream) {
+    throw InvalidError("the engine knows no architecture " + json::quoted(name) + ", only " +
+                       json::quoted(kEventStream) + "; serve this model with ONNX Runtime");
+  }
+  if (result.schema_hash != kEventWindowSchemaHash) {
+    throw InvalidError("made for features " + json::quoted(result.schema_hash.substr(0, 12)) +
+                       ", this engine reads " + std::string(kEventWindowSchemaHash, 12));
+  }
+  std::vector<std::string_view> keys{"format", "architecture", "window",     "features", "queries",
                                      "target", "schema_hash",  "visibility", "protocol"};
-  if (events) keys.push_back("queries");
-  const bool levels = events && described.has(kLevels, what);
+  const bool levels = described.has(kLevels, what);
   if (levels) keys.push_back(kLevels);
   described.require_keys(keys, what);
-  const bool format_1 = described.at("format", what).string("format") == kFormat1;
-  if (format_1 && events) {
-    throw InvalidError("format " + json::quoted(kFormat1) + " knows no " +
-                       json::quoted(kEventStream));
-  }
-  require_known_sizes(sizes, events, format_1);
+  require_known_sizes(sizes);
   const json::Value& window = described.at("window", what);
   window.require_keys({"tokens", "horizon"}, "window");
   const json::Value& target = described.at("target", what);
   target.require_keys({"transform", "shift", "scale"}, "target");
 
-  Description result;
-  result.events = events;
-  result.layers = bounded(sizes, "layers", "architecture", 1, kMaxLayers);
-  result.horizon = bounded(window, "horizon", "window", 1, kMaxHorizon);
-  result.tokens = bounded(window, "tokens", "window", result.horizon, kMaxTokens);
-  result.features = read_features(described.at("features", what).array("features"));
+  const int horizon = bounded(window, "horizon", "window", 1, kMaxTokens);
+  result.tokens = bounded(window, "tokens", "window", horizon, kMaxTokens);
+  result.events = read_inputs(described, "features");
+  result.queries = read_inputs(described, "queries");
   result.target = read_scaling(target, "target", "raw", "log");
-  result.schema_hash = described.at("schema_hash", what).string("schema_hash");
-  result.size_index = index_of(result.features, kPaddingFeature);
-  result.read = 1;
-  result.anchor_index = result.fallback_index = result.ack_index = -1;
-  result.feed_forward = kFeedForward;
-  result.band = 0;
-  if (events) {
-    read_events(described, sizes, result);
-    if (levels) result.levels = read_levels(described.at(kLevels, what).array("levels"));
-  } else if (!format_1) {
-    read_readout(sizes, result);
-  }
-  if (!format_1) read_anchor(sizes, result);
+  read_sizes(sizes, horizon, result);
+  if (levels) result.levels = read_levels(described.at(kLevels, what).array("levels"));
   return result;
 }
 

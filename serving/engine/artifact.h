@@ -21,24 +21,26 @@ struct Scaling {
   bool operator==(const Scaling&) const = default;
 };
 
+// The features of an event window's row (event_window.h) that a network sees, in its own order.
+struct Inputs {
+  std::vector<Scaling> scaling;
+  std::vector<int> columns;  // of the row, by the feature's name
+
+  bool operator==(const Inputs&) const = default;
+};
+
 // What `model.json` says and the engine needs.
 struct Description {
-  int tokens;   // W
-  int horizon;  // H
-  bool events;  // architecture event-stream; false: transformer-encoder
+  int tokens;  // W
   int layers;
   int feed_forward;
-  int band;                       // events that an event of an event stream sees, or 0
-  int size_index;                 // of the feature that is 0 in a padding token
-  std::vector<Scaling> features;  // F
-  std::vector<Scaling> queries;   // F, of an event stream: scaling of the packets about to be sent
-  int ack_index;                  // feature that says of an event that it is an ACK, or -1
+  int band;        // events that an event sees
+  Inputs events;   // of an event's row
+  Inputs queries;  // of the row of a packet about to be sent
   Scaling target;
-  int read;            // R: tokens that the head reads, 1 (readout `last`) or H (`candidates`)
-  int anchor_index;    // feature that the head's output corrects, or -1
-  int fallback_index;  // feature in its place where it is 0
-  // Of the quantiles that an event stream gives of each latency, ascending, 0.5 among them; none:
-  // it gives one latency.
+  int anchor;  // column of a query's row that the head's output corrects, or -1
+  // Of the quantiles that it gives of each latency, ascending, 0.5 among them; none: it gives one
+  // latency.
   std::vector<double> levels;
   std::string schema_hash;
 

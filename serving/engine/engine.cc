@@ -4,18 +4,21 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <cstring>
+#include <iterator>
+#include <string>
 #include <utility>
 
+#include "feature_store/events/event_window.h"
 #include "serving/engine/json.h"
 #include "serving/engine/shared_head.h"
 
 namespace swiftqueue::engine {
 namespace {
 
-// scaling.py and transformer.py: the range of what is predicted.
+// scaling.py: the range of what is predicted.
 constexpr float kMinLatencyUs = 1.0F;
 constexpr float kMaxLatencyUs = 60e6F;
+constexpr int kFeatures = kEventWindowFeatureCount;
 
 struct Candidate {
   const Kernel* kernel;
@@ -82,77 +85,63 @@ std::unique_ptr<Engine> Engine::share() const {
 std::int64_t Engine::version() const { return SharedHead::Reader(*head_)->version; }
 
 std::int64_t Engine::forward(const float* x_BWF, std::int64_t windows, int tokens, float* y_BHL,
-                             float* feature_BRD, bool full_graph, int outputs) {
+                             float* feature_BHD, int outputs) {
   if (outputs != description_.outputs()) {
     throw InvalidError("one answer has " + std::to_string(description_.outputs()) +
                        " values of each latency, and there is room for " + std::to_string(outputs));
   }
-  if (tokens < description_.horizon || tokens > description_.tokens) {
+  if (tokens < kHorizon || tokens > description_.tokens) {
     throw InvalidError("windows of " + std::to_string(tokens) + " tokens: this model takes " +
-                       std::to_string(description_.horizon) + ".." +
-                       std::to_string(description_.tokens));
+                       std::to_string(kHorizon) + ".." + std::to_string(description_.tokens));
   }
   const SharedHead::Reader head(*head_);
-  const std::int64_t stride = std::int64_t{tokens} * features();
-  const int horizon = description_.horizon;
-  const int read = description_.read;
-  alignas(64) float feature_RD[kMaxHorizon * kWidth];
-  alignas(64) float scaled_H[kMaxHorizon];
+  const std::int64_t stride = std::int64_t{tokens} * kFeatures;
+  alignas(64) float feature_HD[kHorizon * kWidth];
+  alignas(64) float scaled_L[kMaxLevels];
   for (std::int64_t window = 0; window < windows; ++window) {
     const float* x_WF = x_BWF + window * stride;
     if (!kernel_.all_finite(x_WF, static_cast<std::size_t>(stride))) {
       require_finite(x_WF, tokens, window);
     }
     const int rows = attended_rows(x_WF, tokens, window);
-    if (description_.events) {
-      const KeptEvents kept = event_logs_.take(scratch_.rows(), rows - kQueries);
-      kernel_.encode_events(encoder_->events(), scratch_.rows(), rows, kept, scratch_.view(),
-                            feature_RD);
-    } else {
-      kernel_.encode(encoder_->view(), scratch_.rows(), rows, scratch_.view(), full_graph,
-                     feature_RD);
-    }
+    const KeptEvents kept = event_logs_.take(scratch_.rows(), rows - kHorizon);
+    kernel_.encode(encoder_->view(), scratch_.rows(), rows, kept, scratch_.view(), feature_HD);
     // The head's ReLU would swallow a NaN, so it is looked for before.
-    if (!kernel_.all_finite(feature_RD, static_cast<std::size_t>(read) * kWidth)) {
+    if (!kernel_.all_finite(feature_HD, std::size(feature_HD))) {
       throw InvalidError("window " + std::to_string(window) +
                          ": its values are too large to predict from");
     }
-    const float* candidates = x_WF + (tokens - horizon) * features();
-    for (int h = 0; h < horizon; ++h) {
-      if (h < read) {  // the only token gives all latencies, or token h gives latency h
-        kernel_.head(head->weights.first(), head->weights.second(), feature_RD + h * kWidth,
-                     scaled_H);
-      }
-      // One latency is output h, of an event stream too: its one row stands for every packet.
-      const float* scaled = description_.levels.empty() ? scaled_H + h : scaled_H;
-      const float known = anchor(candidates + h * features());
-      float* y_L = y_BHL + (window * horizon + h) * outputs;
+    const float* queries = x_WF + (tokens - kHorizon) * kFeatures;
+    for (int h = 0; h < kHorizon; ++h) {
+      kernel_.head(head->weights.first(), head->weights.second(), feature_HD + h * kWidth,
+                   scaled_L);
+      const float known = anchor(queries + h * kFeatures);
+      float* y_L = y_BHL + (window * kHorizon + h) * outputs;
       for (int l = 0; l < outputs; ++l) {
-        y_L[l] = to_us(scaled[l] + known);
+        y_L[l] = to_us(scaled_L[l] + known);
         if (std::isnan(y_L[l])) {
           throw InvalidError("window " + std::to_string(window) + ": the head overflows");
         }
       }
       std::sort(y_L, y_L + outputs);  // prediction.py: levels that cross change places
     }
-    if (feature_BRD != nullptr) {
-      std::copy_n(feature_RD, read * kWidth, feature_BRD + window * read * kWidth);
+    if (feature_BHD != nullptr) {
+      std::copy_n(feature_HD, std::size(feature_HD), feature_BHD + window * std::ssize(feature_HD));
     }
   }
   return head->version;
 }
 
-// Lists the tokens that are attended to: all but padding, and the packets about to be sent in any
-// case (transformer.py: `attended`). What is not attended to need not be computed.
+// Lists the rows that are attended to: all but padding, and the packets about to be sent in any
+// case. What is not attended to need not be computed.
 int Engine::attended_rows(const float* x_WF, int tokens, std::int64_t window) {
   int count = 0;
   for (int token = 0; token < tokens; ++token) {
-    const float* row = x_WF + static_cast<std::ptrdiff_t>(token) * features();
+    const float* row = x_WF + std::ptrdiff_t{token} * kFeatures;
     scratch_.rows()[count] = row;
-    if (row[description_.size_index] > 0 || token >= tokens - description_.horizon) {
+    if (row[event_input("size_bytes")] > 0 || token >= tokens - kHorizon) {
       ++count;
-    } else if (description_.events &&
-               count > 0) {  // a band would be other events than of a whole log
+    } else if (count > 0) {  // a band would be other events than of a whole log
       throw InvalidError("window " + std::to_string(window) + ": token " + std::to_string(token) +
                          " is padding, and events are before it");
     }
@@ -162,28 +151,28 @@ int Engine::attended_rows(const float* x_WF, int tokens, std::int64_t window) {
 
 // Throws, naming the first value of a window that is NaN or infinite.
 void Engine::require_finite(const float* x_WF, int tokens, std::int64_t window) const {
-  const auto features = static_cast<std::ptrdiff_t>(description_.features.size());
-  for (std::ptrdiff_t i = 0; i < tokens * features; ++i) {
+  for (int i = 0; i < tokens * kFeatures; ++i) {
     if (!std::isfinite(x_WF[i])) {
-      throw InvalidError("window " + std::to_string(window) + ": " +
-                         description_.features[static_cast<std::size_t>(i % features)].name +
-                         " of token " + std::to_string(i / features) + " is NaN or infinite");
+      throw InvalidError(
+          "window " + std::to_string(window) + ": " +
+          std::string(kEventWindowFeatures[static_cast<std::size_t>(i % kFeatures)]) +
+          " of token " + std::to_string(i / kFeatures) + " is NaN or infinite");
     }
   }
 }
 
-// transformer.py: `anchor`, of one candidate's token.
+// window_network.py: `anchor`, of one query's row.
 float Engine::anchor(const float* row) const {
-  if (description_.anchor_index < 0) return 0;
-  const float own = row[description_.anchor_index];
-  const float latency_us = own > 0 ? own : row[description_.fallback_index];
+  if (description_.anchor < 0) return 0;
+  const float own = row[description_.anchor];
+  const float latency_us = own > 0 ? own : row[event_input("last_latency_us")];
   if (!(latency_us > 0)) return 0;
   const Scaling& target = description_.target;
   const float value = std::max(latency_us, kMinLatencyUs);
   return ((target.logarithm ? std::log(value) : value) - target.shift) / target.scale;
 }
 
-// transformer.py: `to_us`.
+// window_network.py: `to_us`.
 float Engine::to_us(float scaled) const {
   const Scaling& target = description_.target;
   const float value = scaled * target.scale + target.shift;

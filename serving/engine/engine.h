@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
 //
-// The inference engine: the predictor's exact forward pass from an artifact, float32, on the
+// The inference engine: the event stream's exact forward pass from an artifact, float32, on the
 // calling thread, without allocating. docs/ENGINE.md says how it works and what it reaches.
 #ifndef SWIFTQUEUE_SERVING_ENGINE_ENGINE_H_
 #define SWIFTQUEUE_SERVING_ENGINE_ENGINE_H_
@@ -41,13 +41,14 @@ class Engine {
 
   std::unique_ptr<Engine> share() const;
 
-  // Latencies in us of the next H packets, y_BHL, for raw windows x_BWF of `tokens` (W, at most the
-  // artifact's; fewer means less history) tokens each; the encoder's outputs too unless feature_BRD
-  // is null. Of each latency y_BHL has room for `outputs` (L) values: description().outputs(),
-  // which ascend where they are quantiles. Returns the version of the head that answered all of
-  // them. Throws InvalidError, naming the window, if a value is NaN or infinite.
+  // Latencies in us of the next H packets, y_BHL, for event windows x_BWF of `tokens` (W, at most
+  // the artifact's; fewer means less history) rows each; the encoder's outputs too unless
+  // feature_BHD is null. Of each latency y_BHL has room for `outputs` (L) values:
+  // description().outputs(), which ascend where they are quantiles. Returns the version of the head
+  // that answered all of them. Throws InvalidError, naming the window, if a value is NaN or
+  // infinite.
   std::int64_t forward(const float* x_BWF, std::int64_t windows, int tokens, float* y_BHL,
-                       float* feature_BRD, bool full_graph = false, int outputs = 1);
+                       float* feature_BHD, int outputs = 1);
 
   // Puts another artifact's head in place, for all engines that share this one's; calls under way
   // end with the head they began with, and none waits. Any thread may call it. Throws, and leaves
@@ -61,7 +62,6 @@ class Engine {
 
  private:
   Engine(const Engine& other, int);
-  int features() const { return static_cast<int>(description_.features.size()); }
   int attended_rows(const float* x_WF, int tokens, std::int64_t window);
   void require_finite(const float* x_WF, int tokens, std::int64_t window) const;
   float anchor(const float* row) const;

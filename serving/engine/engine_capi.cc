@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "feature_store/events/event_window.h"
 #include "serving/engine/capi_guard.h"
 #include "serving/engine/engine.h"
 
@@ -47,13 +48,12 @@ int swiftqueue_engine_share(const swiftqueue_engine* engine, swiftqueue_engine**
 void swiftqueue_engine_destroy(swiftqueue_engine* engine) { delete engine; }
 
 int swiftqueue_engine_forward(swiftqueue_engine* engine, const float* x_BWF, int64_t windows,
-                              int64_t tokens, int full_graph, float* y_BHL, float* feature_BRD,
-                              int64_t* version, char* error, size_t error_size) {
+                              int64_t tokens, float* y_BHL, float* feature_BHD, int64_t* version,
+                              char* error, size_t error_size) {
   return guarded(error, error_size, [&] {
     swiftqueue::engine::Engine& asked = *engine->engine;
-    const std::int64_t answered =
-        asked.forward(x_BWF, windows, checked_tokens(tokens), y_BHL, feature_BRD, full_graph != 0,
-                      asked.description().outputs());
+    const std::int64_t answered = asked.forward(x_BWF, windows, checked_tokens(tokens), y_BHL,
+                                                feature_BHD, asked.description().outputs());
     if (version != nullptr) *version = answered;
   });
 }
@@ -79,17 +79,11 @@ int swiftqueue_engine_tokens(const swiftqueue_engine* engine) {
   return engine->engine->description().tokens;
 }
 
-int swiftqueue_engine_features(const swiftqueue_engine* engine) {
-  return static_cast<int>(engine->engine->description().features.size());
+int swiftqueue_engine_features(const swiftqueue_engine*) {
+  return swiftqueue::kEventWindowFeatureCount;
 }
 
-int swiftqueue_engine_horizon(const swiftqueue_engine* engine) {
-  return engine->engine->description().horizon;
-}
-
-int swiftqueue_engine_read(const swiftqueue_engine* engine) {
-  return engine->engine->description().read;
-}
+int swiftqueue_engine_horizon(const swiftqueue_engine*) { return swiftqueue::kHorizon; }
 
 int swiftqueue_engine_width(const swiftqueue_engine*) { return swiftqueue::engine::kWidth; }
 
@@ -100,15 +94,15 @@ int swiftqueue_engine_levels(const swiftqueue_engine* engine, const double** lev
 }
 
 int swiftqueue_engine_time(swiftqueue_engine* engine, const float* x_BWF, int64_t windows,
-                           int64_t tokens, int full_graph, int64_t repeats, double* us, char* error,
+                           int64_t tokens, int64_t repeats, double* us, char* error,
                            size_t error_size) {
   return guarded(error, error_size, [&] {
-    float y_HL[swiftqueue::engine::kMaxHorizon * swiftqueue::engine::kMaxLevels];
+    float y_HL[swiftqueue::kHorizon * swiftqueue::engine::kMaxLevels];
     const int64_t stride = tokens * swiftqueue_engine_features(engine);
     for (int64_t i = 0; i < repeats; ++i) {
       const Clock::time_point start = Clock::now();
       engine->engine->forward(x_BWF + i % windows * stride, 1, checked_tokens(tokens), y_HL,
-                              nullptr, full_graph != 0, engine->engine->description().outputs());
+                              nullptr, engine->engine->description().outputs());
       us[i] = std::chrono::duration<double, std::micro>(Clock::now() - start).count();
     }
   });

@@ -37,15 +37,14 @@ SWIFTQUEUE_API int swiftqueue_engine_share(const swiftqueue_engine* engine,
 
 SWIFTQUEUE_API void swiftqueue_engine_destroy(swiftqueue_engine* engine);
 
-/* Latencies in us, y_BHL, of raw windows x_BWF (`windows` of `tokens` x features): as many values
+/* Latencies in us, y_BHL, of event windows x_BWF (`windows` of `tokens` x features): as many values
  * of each as swiftqueue_engine_levels gives levels, or one. The encoder's output too unless
- * feature_BRD is null. *version (may be null) becomes that of the head that answered. full_graph !=
- * 0 computes the last layer for every token: the same result, slower, for comparisons. One call at
- * a time per engine. */
+ * feature_BHD is null. *version (may be null) becomes that of the head that answered. One call at a
+ * time per engine. */
 SWIFTQUEUE_API int swiftqueue_engine_forward(swiftqueue_engine* engine, const float* x_BWF,
-                                             int64_t windows, int64_t tokens, int full_graph,
-                                             float* y_BHL, float* feature_BRD, int64_t* version,
-                                             char* error, size_t error_size);
+                                             int64_t windows, int64_t tokens, float* y_BHL,
+                                             float* feature_BHD, int64_t* version, char* error,
+                                             size_t error_size);
 
 /* Puts the head of the artifact in `folder` in place, for every engine that shares it; any thread
  * may call it while others predict. On failure the old head stays. */
@@ -55,11 +54,10 @@ SWIFTQUEUE_API int swiftqueue_engine_swap_head(swiftqueue_engine* engine, const 
 SWIFTQUEUE_API int64_t swiftqueue_engine_version(const swiftqueue_engine* engine);
 SWIFTQUEUE_API const char* swiftqueue_engine_schema_hash(const swiftqueue_engine* engine);
 SWIFTQUEUE_API const char* swiftqueue_engine_isa(const swiftqueue_engine* engine);
-/* Sizes: W (the most), F, H, R (tokens that the head reads: 1 or H), D. */
+/* Sizes: W (the most), F of an event window's row, H, D. */
 SWIFTQUEUE_API int swiftqueue_engine_tokens(const swiftqueue_engine* engine);
 SWIFTQUEUE_API int swiftqueue_engine_features(const swiftqueue_engine* engine);
 SWIFTQUEUE_API int swiftqueue_engine_horizon(const swiftqueue_engine* engine);
-SWIFTQUEUE_API int swiftqueue_engine_read(const swiftqueue_engine* engine);
 SWIFTQUEUE_API int swiftqueue_engine_width(const swiftqueue_engine* engine);
 /* Number of levels of the quantiles that it gives of each latency, and the levels; 0: it gives one
  * latency. They live as long as the engine. */
@@ -67,9 +65,8 @@ SWIFTQUEUE_API int swiftqueue_engine_levels(const swiftqueue_engine* engine, con
 
 /* Times `repeats` calls of one window each, taking the windows in turn: us[i] is call i's time. */
 SWIFTQUEUE_API int swiftqueue_engine_time(swiftqueue_engine* engine, const float* x_BWF,
-                                          int64_t windows, int64_t tokens, int full_graph,
-                                          int64_t repeats, double* us, char* error,
-                                          size_t error_size);
+                                          int64_t windows, int64_t tokens, int64_t repeats,
+                                          double* us, char* error, size_t error_size);
 
 #ifdef __cplusplus
 }

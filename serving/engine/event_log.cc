@@ -4,21 +4,23 @@
 #include <algorithm>
 #include <cstring>
 
+#include "feature_store/events/event_window.h"
+
 namespace swiftqueue::engine {
 namespace {
 
+constexpr auto kFeatures = static_cast<std::size_t>(kEventWindowFeatureCount);
 constexpr std::size_t kLogs = 8;      // senders that an engine answers by turns; 0.2 MB each
 constexpr int kMostEvents = 1 << 30;  // then a log begins anew, before its numbers overflow
 
 }  // namespace
 
 EventLogs::EventLogs(const Description& description)
-    : reach_(description.events ? description.layers * description.band : 0),
-      features_(description.features.size()),
+    : reach_(description.layers * description.band),
       slots_((reach_ + kBlock - 1) / kBlock * kBlock),
-      logs_(description.events ? kLogs : 0) {
+      logs_(kLogs) {
   for (Log& log : logs_) {
-    log.rows.resize(static_cast<std::size_t>(reach_) * features_);
+    log.rows.resize(static_cast<std::size_t>(reach_) * kFeatures);
     log.states = AlignedFloats(static_cast<std::size_t>(description.layers) *
                                static_cast<std::size_t>(slots_) * 2 * kWidth);
   }
@@ -29,8 +31,8 @@ EventLogs::EventLogs(const Description& description)
 int EventLogs::matched(const Log& log, const float* const* rows, int count) const {
   if (log.count == 0 || log.end > kMostEvents) return 0;
   const auto same_row = [&](int row, int kept) {
-    return std::memcmp(rows[row], log.rows.data() + static_cast<std::size_t>(kept) * features_,
-                       features_ * sizeof(float)) == 0;
+    return std::memcmp(rows[row], log.rows.data() + static_cast<std::size_t>(kept) * kFeatures,
+                       kFeatures * sizeof(float)) == 0;
   };
   const int least = count == reach_ ? 1 : log.count;
   for (int same = std::min(count, log.count); same >= least; --same) {
@@ -58,11 +60,11 @@ KeptEvents EventLogs::take(const float* const* rows, int count) {
   }
   Log& log = *found;
   const auto row = [&](int number) {
-    return log.rows.begin() + number * static_cast<std::ptrdiff_t>(features_);
+    return log.rows.begin() + number * static_cast<std::ptrdiff_t>(kFeatures);
   };
   std::copy(row(log.count - same), row(log.count), row(0));
   for (int number = same; number < count; ++number) {
-    std::copy_n(rows[number], features_, row(number));
+    std::copy_n(rows[number], kFeatures, row(number));
   }
   log.count = count;
   log.end += count - same;

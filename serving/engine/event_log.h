@@ -18,7 +18,6 @@ namespace swiftqueue::engine {
 
 class EventLogs {
  public:
-  // For the windows of an event stream; of any other architecture there is nothing to keep.
   explicit EventLogs(const Description& description);
 
   // Where the states of the events rows[count] are kept: with those of the log that they go on
@@ -38,7 +37,6 @@ class EventLogs {
   int matched(const Log& log, const float* const* rows, int count) const;
 
   int reach_;  // events of a full window
-  std::size_t features_;
   int slots_;
   std::uint64_t calls_ = 0;
   std::vector<Log> logs_;

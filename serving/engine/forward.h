@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
 //
-// The predictor's forward pass (transformer.py), once for every instruction set: included by
+// The event stream's forward pass (event_window.py), once for every instruction set: included by
 // kernel_*.cc with SWIFTQUEUE_ISA (a namespace), SWIFTQUEUE_LANES and SWIFTQUEUE_TILE_VECTORS set.
 #if SWIFTQUEUE_LANES > 4
 #include <immintrin.h>
@@ -148,27 +148,28 @@ SWIFTQUEUE_INLINE int vectors_for(int tokens) {
   return tokens >= kBlock ? kBlockVectors : (tokens + kLanes - 1) / kLanes;
 }
 
-// Transform, shift and scale of a block's tokens.
-void scale(const Scales& scales, int features, const float* const* rows, int tokens,
-           float* scaled) {
+// Transform, shift and scale of what is seen of a block's rows.
+void scale(const SeenInputs& seen, const float* const* rows, int tokens, float* scaled) {
   const int vectors = vectors_for(tokens);
-  for (int f = 0; f < features; ++f) {
-    float* feature = scaled + f * kBlock;
-    for (int t = 0; t < tokens; ++t) feature[t] = rows[t][f];
-    for (int t = tokens; t < vectors * kLanes; ++t) feature[t] = 0;
+  const Scales& scales = seen.scales;
+  for (int k = 0; k < seen.count; ++k) {
+    float* input = scaled + k * kBlock;
+    const int column = seen.columns[k];
+    for (int t = 0; t < tokens; ++t) input[t] = rows[t][column];
+    for (int t = tokens; t < vectors * kLanes; ++t) input[t] = 0;
     for (int v = 0; v < vectors; ++v) {
-      Vec value = load(feature + v * kLanes);
-      if (scales.log1p[f] != 0) value = log1p_positive(max(value, Vec{}));
-      store(feature + v * kLanes, (value - scales.shift[f]) * scales.inverse_scale[f]);
+      Vec value = load(input + v * kLanes);
+      if (scales.log1p[k] != 0) value = log1p_positive(max(value, Vec{}));
+      store(input + v * kLanes, (value - scales.shift[k]) * scales.inverse_scale[k]);
     }
   }
 }
 
 // An embedding of a block's scaled inputs.
-SWIFTQUEUE_INLINE void embed(const Linear& embedding, int features, const float* scaled,
-                             int vectors, float* x) {
-  product<1, kPanel>(embedding.weight, features * kPanel, kWidth / kPanel, embedding.bias, nullptr,
-                     scaled, features, vectors, x);
+SWIFTQUEUE_INLINE void embed(const Linear& embedding, int inputs, const float* scaled, int vectors,
+                             float* x) {
+  product<1, kPanel>(embedding.weight, inputs * kPanel, kWidth / kPanel, embedding.bias, nullptr,
+                     scaled, inputs, vectors, x);
 }
 
 // Softmax over keys of scores[key][query], in place but for the division; inverse_sum[query]. The
@@ -202,12 +203,6 @@ SWIFTQUEUE_INLINE void softmax(float* scores, int keys, int vectors, float* inve
     }
     store(inverse_sum + v * kLanes, 1.0F / (sum[0] + sum[1] + (sum[2] + sum[3])));
   }
-}
-
-// First of the 16 rows of a head's query (part 0), key (1) or value (2) of a block.
-SWIFTQUEUE_INLINE float* head_rows(const Workspace& work, int block, int part, int head) {
-  const std::ptrdiff_t row = static_cast<std::ptrdiff_t>(block) * 3 * kWidth + part * kWidth;
-  return work.qkv + (row + head * kHeadWidth) * kBlock;
 }
 
 // Tokens [first, end) that are attended to: their keys and values, and perhaps a sink.
@@ -281,64 +276,8 @@ void attend(const Workspace& work, const Seen& seen, const float* queries, int v
   }
 }
 
-// All tokens of a window, as an encoder layer's queries see them.
-SWIFTQUEUE_INLINE Seen whole_window(const Workspace& work, int count) {
-  return {head_rows(work, 0, 1, 0), head_rows(work, 0, 2, 0), 3 * kWidth, kMaxTokens, 0, count};
-}
-
 SWIFTQUEUE_INLINE float* block_of(float* x, int block) {
   return x + static_cast<std::ptrdiff_t>(block) * kWidth * kBlock;
-}
-
-// What follows attention in an encoder layer, for a block x in place: work.mixed is its output.
-void finish_layer(const Layer& layer, const Workspace& work, int vectors, float* x) {
-  linear<kWidth, kWidth>(layer.out, x, work.mixed, vectors, work.sum);
-  normalise(layer.norm1, work.sum, vectors, x);
-  // In quarters, so that the hidden activations stay in the first-level cache.
-  for (int from = 0; from < kFeedForward; from += kWidth) {
-    const Linear expand = {layer.expand.weight + from * kWidth, layer.expand.bias + from};
-    linear<kWidth, kWidth, Finish::kRelu>(expand, nullptr, x, vectors, work.hidden);
-    product<1, kPanel>(layer.contract.weight + from * kPanel, kFeedForward * kPanel,
-                       kWidth / kPanel, from == 0 ? layer.contract.bias : nullptr,
-                       from == 0 ? x : work.sum, work.hidden, kWidth, vectors, work.sum);
-  }
-  normalise(layer.norm2, work.sum, vectors, x);
-}
-
-// One encoder layer for all tokens, in place.
-void encoder_layer(const Layer& layer, const Workspace& work, int count) {
-  for (int first = 0; first < count; first += kBlock) {
-    const int block = first / kBlock;
-    linear<3 * kWidth, kWidth>(layer.qkv, nullptr, block_of(work.x, block),
-                               vectors_for(count - first), head_rows(work, block, 0, 0));
-  }
-  for (int first = 0; first < count; first += kBlock) {
-    const int vectors = vectors_for(count - first);
-    attend(work, whole_window(work, count), head_rows(work, first / kBlock, 0, 0), vectors);
-    finish_layer(layer, work, vectors, block_of(work.x, first / kBlock));
-  }
-}
-
-// Copies the last `read` tokens of the window into work.last.
-void gather_last(const Workspace& work, int count, int read) {
-  for (int i = 0; i < read; ++i) {
-    const int t = count - read + i;
-    const float* from = block_of(work.x, t / kBlock) + t % kBlock;
-    for (int d = 0; d < kWidth; ++d) work.last[d * kBlock + i] = from[d * kBlock];
-  }
-}
-
-// The last encoder layer for the tokens in work.last, in place: their queries, everyone's keys and
-// values.
-void last_layer_of_several(const Layer& layer, const Workspace& work, int count, int read) {
-  const Linear keys_and_values = {layer.qkv.weight + kWidth * kWidth, layer.qkv.bias + kWidth};
-  for (int first = 0; first < count; first += kBlock) {
-    linear<2 * kWidth, kWidth>(keys_and_values, nullptr, block_of(work.x, first / kBlock),
-                               vectors_for(count - first), head_rows(work, first / kBlock, 1, 0));
-  }
-  linear<kWidth, kWidth>(layer.qkv, nullptr, work.last, vectors_for(read), work.query);
-  attend(work, whole_window(work, count), work.query, vectors_for(read));
-  finish_layer(layer, work, vectors_for(read), work.last);
 }
 
 // y[N] = weight * x[K] + bias, for one token.
@@ -369,142 +308,13 @@ SWIFTQUEUE_INLINE void linear_one(const Linear& layer, const float* x, float* y)
   }
 }
 
-// y = LayerNorm(x + residual) of one token.
-void normalise_one(const Norm& norm, const float* x, const float* residual, float* y) {
-  constexpr int kVectors = kWidth / kLanes;
-  Vec value[kVectors];
-  Vec sum = {};
-  for (int v = 0; v < kVectors; ++v) {
-    value[v] = load(x + v * kLanes) + load(residual + v * kLanes);
-    sum += value[v];
-  }
-  const float mean = reduce_add(sum) * (1.0F / kWidth);
-  Vec square = {};
-  for (int v = 0; v < kVectors; ++v) {
-    value[v] -= mean;
-    square += value[v] * value[v];
-  }
-  const float inverse = 1.0F / __builtin_sqrtf(reduce_add(square) * (1.0F / kWidth) + kNormEpsilon);
-  for (int v = 0; v < kVectors; ++v) {
-    const Vec scaled = value[v] * inverse;
-    store(y + v * kLanes, scaled * load(norm.gain + v * kLanes) + load(norm.bias + v * kLanes));
-  }
-}
-
-// Attention weights of the last token in all heads: work.weights[head][key]. The key projection
-// is applied to the query instead of to every token: q . (K x) = (K^T q) . x, and the key's bias,
-// the same for all keys, drops out of the softmax.
-void weigh_last_token(const Layer& layer, const Workspace& work, int count, const float* z,
-                      int stride) {
-  alignas(64) float query[kWidth];
-  alignas(64) float folded[kHeads][kWidth];
-  linear_one<kWidth, kWidth>(layer.qkv, z, query);
-  for (int head = 0; head < kHeads; ++head) {
-    Vec sum[kWidth / kLanes] = {};
-    for (int e = head * kHeadWidth; e < (head + 1) * kHeadWidth; ++e) {
-      for (int v = 0; v < kWidth / kLanes; ++v) {
-        sum[v] += query[e] * load(layer.key_rows + e * kWidth + v * kLanes);
-      }
-    }
-    for (int v = 0; v < kWidth / kLanes; ++v) store(folded[head] + v * kLanes, sum[v]);
-  }
-  for (int t = 0; t < count; t += kLanes) {
-    const float* x = block_of(work.x, t / kBlock) + t % kBlock;
-    Vec score[2][kHeads] = {};
-    for (int d = 0; d < kWidth; d += 2) {
-      for (int i = 0; i < 2; ++i) {
-        const Vec token = load(x + (d + i) * kBlock);
-        for (int head = 0; head < kHeads; ++head) score[i][head] += folded[head][d + i] * token;
-      }
-    }
-    for (int head = 0; head < kHeads; ++head) {
-      store(work.weights + head * stride + t, score[0][head] + score[1][head]);
-    }
-  }
-  const int padded = (count + kLanes - 1) / kLanes * kLanes;
-  for (int head = 0; head < kHeads; ++head) {
-    float* weight = work.weights + head * stride;
-    for (int t = count; t < padded; ++t) weight[t] = -1e30F;  // lanes without a token
-    Vec most = load(weight);
-    for (int t = kLanes; t < padded; t += kLanes) most = max(most, load(weight + t));
-    const float top = reduce_max(most);
-    Vec sum = {};
-    for (int t = 0; t < padded; t += kLanes) {
-      const Vec power = exp2_negative(load(weight + t) - top);
-      sum += power;
-      store(weight + t, power);
-    }
-    const float inverse = 1.0F / reduce_add(sum);
-    for (int t = 0; t < padded; t += kLanes) store(weight + t, load(weight + t) * inverse);
-    for (int t = count; t < padded; ++t) weight[t] = 0;
-  }
-}
-
-// The last encoder layer for the last token z_D only, in place; keys and values of all tokens.
-void last_layer_of_one(const Layer& layer, const Workspace& work, int count, float* z) {
-  const int stride = (count + kBlock - 1) / kBlock * kBlock;
-  weigh_last_token(layer, work, count, z, stride);
-  // The value projection is applied to the weighted mean of the tokens, not to every token.
-  alignas(64) float mean[kHeads][kWidth];
-  for (int head = 0; head < kHeads; ++head) {
-    const float* weight = work.weights + head * stride;
-    for (int d = 0; d < kWidth; d += kLanes) {
-      Vec sum[kLanes] = {};
-      for (int t = 0; t < count; t += kLanes) {
-        const float* x = block_of(work.x, t / kBlock) + d * kBlock + t % kBlock;
-#pragma GCC unroll 16
-        for (int i = 0; i < kLanes; ++i) sum[i] += load(weight + t) * load(x + i * kBlock);
-      }
-      store(mean[head] + d, sum_each(sum));
-    }
-  }
-  alignas(64) float mixed[kWidth];
-  alignas(64) float out[kWidth];
-  alignas(64) float hidden[kFeedForward];
-  for (int head = 0; head < kHeads; ++head) {
-    const int row = 2 * kWidth + head * kHeadWidth;
-    const Linear value = {layer.qkv.weight + row * kWidth, layer.qkv.bias + row};
-    linear_one<kHeadWidth, kWidth>(value, mean[head], mixed + head * kHeadWidth);
-  }
-  linear_one<kWidth, kWidth>(layer.out, mixed, out);
-  normalise_one(layer.norm1, z, out, z);
-  linear_one<kFeedForward, kWidth, Finish::kRelu>(layer.expand, z, hidden);
-  linear_one<kWidth, kFeedForward>(layer.contract, hidden, out);
-  normalise_one(layer.norm2, z, out, z);
-}
-
-void encode(const Encoder& encoder, const float* const* rows, int count, Workspace& work,
-            bool full_graph, float* feature_RD) {
-  for (int first = 0; first < count; first += kBlock) {
-    const int tokens = count - first < kBlock ? count - first : kBlock;
-    scale(encoder.scales, encoder.features, rows + first, tokens, work.scaled);
-    embed(encoder.embedding, encoder.features, work.scaled, vectors_for(tokens),
-          block_of(work.x, first / kBlock));
-  }
-  const int full_layers = full_graph ? encoder.layer_count : encoder.layer_count - 1;
-  for (int i = 0; i < full_layers; ++i) encoder_layer(encoder.layers[i], work, count);
-  const int read = encoder.read;
-  gather_last(work, count, read);
-  if (!full_graph && read > 1) {
-    last_layer_of_several(encoder.layers[full_layers], work, count, read);
-  }
-  for (int i = 0; i < read; ++i) {
-    alignas(64) float z[kWidth];
-    for (int d = 0; d < kWidth; ++d) z[d] = work.last[d * kBlock + i];
-    if (!full_graph && read == 1) {
-      last_layer_of_one(encoder.layers[full_layers], work, count, z);
-    }
-    __builtin_memcpy(feature_RD + i * kWidth, z, sizeof z);
-  }
-}
-
 // The embedding of a block's events: that of SENDs or that of ACKs.
 void embed_events(const EventEncoder& encoder, const float* const* rows, int tokens,
                   const Workspace& work, float* x) {
   const int vectors = vectors_for(tokens);
-  scale(encoder.events, encoder.features, rows, tokens, work.scaled);
-  embed(encoder.send, encoder.features, work.scaled, vectors, x);
-  embed(encoder.acknowledge, encoder.features, work.scaled, vectors, work.sum);
+  scale(encoder.events, rows, tokens, work.scaled);
+  embed(encoder.send, encoder.events.count, work.scaled, vectors, x);
+  embed(encoder.acknowledge, encoder.events.count, work.scaled, vectors, work.sum);
   alignas(64) float is_ack[kBlock] = {};
   for (int t = 0; t < tokens; ++t) is_ack[t] = rows[t][encoder.ack];
   for (int v = 0; v < vectors; ++v) {
@@ -607,13 +417,13 @@ void keep_events(const EventEncoder& encoder, const float* const* rows, int even
   }
 }
 
-void encode_events(const EventEncoder& encoder, const float* const* rows, int count,
-                   const KeptEvents& kept, Workspace& work, float* feature_RD) {
-  const int events = count - kQueries;
+void encode(const EventEncoder& encoder, const float* const* rows, int count,
+            const KeptEvents& kept, Workspace& work, float* feature_HD) {
+  const int events = count - kHorizon;
   keep_events(encoder, rows, events, kept, work);
-  const int vectors = vectors_for(kQueries);
-  scale(encoder.queries, encoder.features, rows + events, kQueries, work.scaled);
-  embed(encoder.ask, encoder.features, work.scaled, vectors, work.last);
+  const int vectors = vectors_for(kHorizon);
+  scale(encoder.queries, rows + events, kHorizon, work.scaled);
+  embed(encoder.ask, encoder.queries.count, work.scaled, vectors, work.last);
   const int first = kept.end - (events < encoder.band ? events : encoder.band);
   for (int number = 0; number < encoder.layer_count; ++number) {
     const EventLayer& layer = encoder.layers[number];
@@ -621,15 +431,15 @@ void encode_events(const EventEncoder& encoder, const float* const* rows, int co
                 work.last);
   }
   normalise(encoder.norm, work.last, vectors, work.sum);
-  for (int i = 0; i < kQueries; ++i) {
-    for (int d = 0; d < kWidth; ++d) feature_RD[i * kWidth + d] = work.sum[d * kBlock + i];
+  for (int i = 0; i < kHorizon; ++i) {
+    for (int d = 0; d < kWidth; ++d) feature_HD[i * kWidth + d] = work.sum[d * kBlock + i];
   }
 }
 
-void head(const Linear& first, const Linear& second, const float* feature_D, float* scaled_H) {
+void head(const Linear& first, const Linear& second, const float* feature_D, float* scaled_L) {
   alignas(64) float hidden[kWidth];
   linear_one<kWidth, kWidth, Finish::kRelu>(first, feature_D, hidden);
-  linear_one<kMaxHorizon, kWidth>(second, hidden, scaled_H);
+  linear_one<kMaxLevels, kWidth>(second, hidden, scaled_L);
 }
 
 bool all_finite(const float* values, std::size_t count) {

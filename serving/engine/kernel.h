@@ -4,13 +4,15 @@
 // and sizes. A kernel's source is compiled for its instruction set, so it must not instantiate
 // anything inline from the standard library: the linker might keep that copy for everyone.
 //
-// Shapes: W window tokens, F features, D model width (64), R tokens read by the head, N rows of a
-// matrix, K columns of it.
+// Shapes: W window rows, F features of a row, D model width (64), H horizon (8 packets), N rows of
+// a matrix, K columns of it.
 #ifndef SWIFTQUEUE_SERVING_ENGINE_KERNEL_H_
 #define SWIFTQUEUE_SERVING_ENGINE_KERNEL_H_
 
 #include <cstddef>
 #include <cstdint>
+
+#include "feature_store/events/sizes.h"
 
 namespace swiftqueue::engine {
 
@@ -18,13 +20,9 @@ namespace swiftqueue::engine {
 inline constexpr int kWidth = 64;
 inline constexpr int kHeads = 4;
 inline constexpr int kHeadWidth = kWidth / kHeads;
-inline constexpr int kFeedForward = 256;
-inline constexpr int kMaxFeedForward = 1024;  // of an event stream, a multiple of the width
-inline constexpr int kQueries = 8;            // of an event stream
-inline constexpr int kMaxHorizon = 16;
-inline constexpr int kMaxLevels = kMaxHorizon;  // the head's last layer has rows of either
+inline constexpr int kMaxFeedForward = 1024;  // a multiple of the width
+inline constexpr int kMaxLevels = 16;         // of the quantiles of a latency
 inline constexpr int kMaxFeatures = 256;
-inline constexpr int kMaxTokens = 4096;
 inline constexpr float kNormEpsilon = 1e-5F;  // torch.nn.LayerNorm's default
 
 // Activations are feature-major in blocks of 64 tokens, x[block][feature][token]: tokens lie in
@@ -44,37 +42,25 @@ struct Norm {
   const float* bias;  // [D]
 };
 
-struct Layer {
-  Linear
-      qkv;  // N = 3 D; queries are scaled by log2(e) / sqrt(head width): the softmax is in base 2
-  Linear out;
-  Linear expand;    // D -> 256
-  Linear contract;  // 256 -> D
-  Norm norm1;
-  Norm norm2;
-  const float* key_rows;  // the key part of qkv, [D][D], unpacked: row = key feature
-};
-
+// Of K inputs.
 struct Scales {
-  const std::uint8_t* log1p;   // [F] whether the feature's logarithm is taken
-  const float* shift;          // [F]
-  const float* inverse_scale;  // [F]
+  const std::uint8_t* log1p;  // whether the input's logarithm is taken
+  const float* shift;
+  const float* inverse_scale;
 };
 
-struct Encoder {
-  int features;
-  Linear embedding;  // K = features
+// The inputs that a network sees of a row, and how they are scaled.
+struct SeenInputs {
+  int count;           // K
+  const int* columns;  // of the row
   Scales scales;
-  const Layer* layers;
-  int layer_count;
-  int read;  // R: the head reads the last R tokens
 };
 
 // A pre-norm layer of the event stream. Its sink is a key and a value that are always seen.
 struct EventLayer {
   Norm norm1;
   Norm norm2;
-  Linear query;  // scaled as those of a Layer
+  Linear query;  // scaled by log2(e) / sqrt(head width): the softmax is in base 2
   Linear key_value;
   Linear out;
   Linear expand;  // D -> feed_forward
@@ -86,13 +72,12 @@ struct EventLayer {
 // The event stream (event_window.py): an event sees the `band` events that end with it, a query the
 // last `band`, and both the sink.
 struct EventEncoder {
-  int features;
-  int ack;             // feature: whether an event is an ACK
-  Linear send;         // of events, K = features
+  int ack;             // column of a row: whether an event is an ACK
+  Linear send;         // of events, K = events.count
   Linear acknowledge;  // likewise, of ACKs
-  Linear ask;          // of queries, likewise
-  Scales events;
-  Scales queries;
+  Linear ask;          // of queries, K = queries.count
+  SeenInputs events;
+  SeenInputs queries;
   Norm norm;
   const EventLayer* layers;
   int layer_count;
@@ -102,17 +87,15 @@ struct EventEncoder {
 
 // Scratch memory for windows of up to `64 * blocks` tokens; 64-byte aligned.
 struct Workspace {
-  float* scaled;   // [F][64]
-  float* x;        // [blocks][D][64]
-  float* qkv;      // [blocks][3 D][64]
-  float* fresh;    // [2 D][64]: keys and values of new events
-  float* scores;   // [blocks * 64 keys, and a panel][64 queries]
-  float* mixed;    // [D][64]
-  float* hidden;   // [64][64]: a quarter of the feed-forward layer
-  float* sum;      // [D][64]
-  float* last;     // [D][64]: the tokens that are read, in the last layer
-  float* query;    // [D][64]: their queries
-  float* weights;  // [heads][blocks * 64 keys]: attention of the last token
+  float* scaled;  // [K][64]
+  float* x;       // [blocks][D][64]
+  float* fresh;   // [2 D][64]: keys and values of new events
+  float* scores;  // [blocks * 64 keys, and a panel][64 queries]
+  float* mixed;   // [D][64]
+  float* hidden;  // [64][64]: a part of the feed-forward layer
+  float* sum;     // [D][64]
+  float* last;    // [D][64]: the packets about to be sent
+  float* query;   // [D][64]: what attention asks with
 };
 
 // Keys and values of the events of a window (event_log.h), each at its number modulo `slots`.
@@ -127,18 +110,13 @@ struct RateEncoder;  // rate_kernel.h
 
 struct Kernel {
   const char* name;
-  // Encodes a window given by the rows of its attended tokens, rows[count], the last one last:
-  // feature_RD is the encoder's output for the last R tokens. `full_graph` computes the last layer
-  // for every token (the same result, for comparisons); otherwise for those only.
-  void (*encode)(const Encoder& encoder, const float* const* rows, int count, Workspace& work,
-                 bool full_graph, float* feature_RD);
-  // Encodes an event window likewise: the last kQueries rows are the queries, those before them the
-  // events, of which only the fresh ones are computed. An answer is the same, bit for bit, whatever
+  // Encodes an event window given by its rows, of which the last H are queries, those before them
+  // the events. Only the fresh events are computed. feature_HD is the same, bit for bit, whatever
   // was kept.
-  void (*encode_events)(const EventEncoder& encoder, const float* const* rows, int count,
-                        const KeptEvents& kept, Workspace& work, float* feature_RD);
-  // scaled_H = second(relu(first(feature_D))); `second` is padded to 16 rows.
-  void (*head)(const Linear& first, const Linear& second, const float* feature_D, float* scaled_H);
+  void (*encode)(const EventEncoder& encoder, const float* const* rows, int count,
+                 const KeptEvents& kept, Workspace& work, float* feature_HD);
+  // scaled_L = second(relu(first(feature_D))); `second` is padded to 16 rows.
+  void (*head)(const Linear& first, const Linear& second, const float* feature_D, float* scaled_L);
   bool (*all_finite)(const float* values, std::size_t count);
   // One token of the network that forecasts rates: the sample at `place`, of which x_F holds the
   // inputs, after those whose keys and values are in `cache`; `answer` has 16 rows.

@@ -8,6 +8,6 @@
 #include "serving/engine/rate_forward.h"
 
 namespace swiftqueue::engine {
-extern const Kernel kAvx2Kernel = {"avx2",      &avx2::encode,     &avx2::encode_events,
-                                   &avx2::head, &avx2::all_finite, &avx2::rate_token};
+extern const Kernel kAvx2Kernel = {"avx2", &avx2::encode, &avx2::head, &avx2::all_finite,
+                                   &avx2::rate_token};
 }  // namespace swiftqueue::engine

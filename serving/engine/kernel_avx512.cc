@@ -8,6 +8,6 @@
 #include "serving/engine/rate_forward.h"
 
 namespace swiftqueue::engine {
-extern const Kernel kAvx512Kernel = {"avx512",      &avx512::encode,     &avx512::encode_events,
-                                     &avx512::head, &avx512::all_finite, &avx512::rate_token};
+extern const Kernel kAvx512Kernel = {"avx512", &avx512::encode, &avx512::head, &avx512::all_finite,
+                                     &avx512::rate_token};
 }  // namespace swiftqueue::engine

@@ -8,7 +8,6 @@
 #include "serving/engine/rate_forward.h"
 
 namespace swiftqueue::engine {
-extern const Kernel kPortableKernel = {
-    "portable",      &portable::encode,     &portable::encode_events,
-    &portable::head, &portable::all_finite, &portable::rate_token};
+extern const Kernel kPortableKernel = {"portable", &portable::encode, &portable::head,
+                                       &portable::all_finite, &portable::rate_token};
 }  // namespace swiftqueue::engine

@@ -23,6 +23,7 @@
 #include <thread>
 #include <vector>
 
+#include "feature_store/events/event_window.h"
 #include "serving/engine/artifact.h"
 #include "serving/engine/engine.h"
 #include "serving/engine/rate.h"
@@ -56,6 +57,8 @@ namespace {
 using stress::below;
 using stress::Random;
 using stress::require;
+
+constexpr auto kFeatures = static_cast<std::size_t>(kEventWindowFeatureCount);
 
 // Damages the first `reach` bytes of `text` (the rest of a weight file is only numbers).
 std::string mutated(std::string text, std::size_t reach, Random& random) {
@@ -242,9 +245,9 @@ void stress_windows(const std::string& folder, long rounds, Random& random) {
       continue;
     }
     const Description& model = engine->description();
-    const std::size_t features = model.features.size();
-    const auto horizon = static_cast<std::size_t>(model.horizon);
-    const auto size = static_cast<std::size_t>(model.size_index);
+    const std::size_t features = kFeatures;
+    const std::size_t horizon = kHorizon;
+    const std::size_t size = event_input("size_bytes");
     long refused = 0;
     std::vector<float> earlier;
     for (long i = 0; i < rounds; ++i) {
@@ -256,7 +259,7 @@ void stress_windows(const std::string& folder, long rounds, Random& random) {
       // Exactly as large as they must be, so that one step too far is seen.
       std::vector<float> x_WF(tokens * features);
       std::vector<float> y_HL(horizon * static_cast<std::size_t>(model.outputs()));
-      std::vector<float> feature_RD(static_cast<std::size_t>(model.read * kWidth));
+      std::vector<float> feature_HD(horizon * kWidth);
       const bool tame = i % 4 != 0;
       for (std::size_t at = padding * features; at < x_WF.size(); ++at) {
         x_WF[at] = tame ? static_cast<float>(below(random, 100'000)) : any_float(random);
@@ -274,8 +277,8 @@ void stress_windows(const std::string& folder, long rounds, Random& random) {
       if (tame) earlier = x_WF;
       const long before = allocations.load();
       try {
-        engine->forward(x_WF.data(), 1, static_cast<int>(tokens), y_HL.data(), feature_RD.data(),
-                        i % 3 == 0, model.outputs());
+        engine->forward(x_WF.data(), 1, static_cast<int>(tokens), y_HL.data(), feature_HD.data(),
+                        model.outputs());
         require(allocations.load() == before, "forward allocates memory");
         const auto sane = [](float y) { return y >= 0 && y <= 6.1e7F; };
         require(std::all_of(y_HL.begin(), y_HL.end(), sane), "a latency out of range");
@@ -291,18 +294,18 @@ void stress_windows(const std::string& folder, long rounds, Random& random) {
 void swap_under_load(const std::string& folder, long swaps) {
   Engine first(folder, "portable", 0);
   const Description& model = first.description();
-  const int tokens = model.horizon;  // the shortest window: most predictions
-  const std::vector<float> x_WF(static_cast<std::size_t>(tokens) * model.features.size(), 7);
+  const int tokens = kHorizon;  // the shortest window: most predictions
+  const std::vector<float> x_WF(kHorizon * kFeatures, 7);
   std::atomic<bool> done{false};
   std::atomic<long> predictions{0};
   std::vector<std::thread> threads;
   for (int i = 0; i < 3; ++i) {
     threads.emplace_back([&, engine = first.share()] {
-      std::vector<float> y_HL(static_cast<std::size_t>(model.horizon * model.outputs()));
+      std::vector<float> y_HL(static_cast<std::size_t>(kHorizon * model.outputs()));
       std::int64_t last = 0;
       while (!done) {
         const std::int64_t version =
-            engine->forward(x_WF.data(), 1, tokens, y_HL.data(), nullptr, false, model.outputs());
+            engine->forward(x_WF.data(), 1, tokens, y_HL.data(), nullptr, model.outputs());
         require(version >= last, "an older head comes back");
         last = version;
         ++predictions;

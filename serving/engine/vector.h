@@ -44,21 +44,6 @@ struct Halves {
   }
 };
 
-// Lane i of the result is the sum of the lanes of rows[i]; overwrites the rows.
-template <int kHalf = kLanes / 2>
-SWIFTQUEUE_INLINE Vec sum_each(Vec* rows) {
-  if constexpr (kHalf == 0) {
-    return rows[0];
-  } else {
-#pragma GCC unroll 8
-    for (int i = 0; i < kHalf; ++i) {
-      rows[i] = Halves<kHalf, 0>::of(rows[i], rows[i + kHalf]) +
-                Halves<kHalf, 1>::of(rows[i], rows[i + kHalf]);
-    }
-    return sum_each<kHalf / 2>(rows);
-  }
-}
-
 template <int kHalf = kLanes / 2>
 SWIFTQUEUE_INLINE float reduce_add(Vec v) {
   if constexpr (kHalf == 0) {

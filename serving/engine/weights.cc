@@ -7,6 +7,8 @@
 #include <string>
 #include <utility>
 
+#include "feature_store/events/event_window.h"
+
 namespace swiftqueue::engine {
 namespace {
 
@@ -46,16 +48,19 @@ const float* EncoderWeights::keep(AlignedFloats floats) {
   return storage_.back().data();
 }
 
-Scales EncoderWeights::keep_scales(const std::vector<Scaling>& features) {
+SeenInputs EncoderWeights::keep_inputs(const Inputs& inputs) {
   std::vector<float> shift;
   std::vector<float> inverse_scale;
   std::vector<std::uint8_t>& log1p = log1p_.emplace_back();
-  for (const Scaling& feature : features) {
-    log1p.push_back(feature.logarithm ? 1 : 0);
-    shift.push_back(feature.shift);
-    inverse_scale.push_back(1.0F / feature.scale);
+  for (const Scaling& input : inputs.scaling) {
+    log1p.push_back(input.logarithm ? 1 : 0);
+    shift.push_back(input.shift);
+    inverse_scale.push_back(1.0F / input.scale);
   }
-  return {log1p.data(), keep(copied(shift)), keep(copied(inverse_scale))};
+  const std::vector<int>& columns = columns_.emplace_back(inputs.columns);
+  return {static_cast<int>(columns.size()),
+          columns.data(),
+          {log1p.data(), keep(copied(shift)), keep(copied(inverse_scale))}};
 }
 
 Linear EncoderWeights::keep_linear(const Artifact& artifact, const std::string& name,
@@ -70,42 +75,8 @@ Norm EncoderWeights::keep_norm(const Artifact& artifact, const std::string& name
 }
 
 EncoderWeights::EncoderWeights(const Artifact& artifact) {
-  if (artifact.description.events) {
-    read_events(artifact);
-  } else {
-    read_window(artifact);
-  }
-}
-
-void EncoderWeights::read_window(const Artifact& artifact) {
-  const std::vector<Scaling>& features = artifact.description.features;
-  for (int i = 0; i < artifact.description.layers; ++i) {
-    const std::string name = "layers." + std::to_string(i) + ".";
-    std::vector<float> qkv = values_of(artifact, name + "self_attn.in_proj_weight");
-    std::vector<float> qkv_bias = values_of(artifact, name + "self_attn.in_proj_bias");
-    const float* key_rows =
-        keep(copied({qkv.begin() + kWidth * kWidth, qkv.begin() + 2 * kWidth * kWidth}));
-    std::transform(qkv.begin(), qkv.begin() + kWidth * kWidth, qkv.begin(), for_softmax);
-    std::transform(qkv_bias.begin(), qkv_bias.begin() + kWidth, qkv_bias.begin(), for_softmax);
-    layers_.push_back({{keep(packed(qkv, kWidth)), keep(copied(qkv_bias))},
-                       keep_linear(artifact, name + "self_attn.out_proj", kWidth),
-                       keep_linear(artifact, name + "linear1", kWidth),
-                       keep_linear(artifact, name + "linear2", kFeedForward),
-                       keep_norm(artifact, name + "norm1"),
-                       keep_norm(artifact, name + "norm2"),
-                       key_rows});
-  }
-  view_ = {static_cast<int>(features.size()),
-           keep_linear(artifact, "embedding", features.size()),
-           keep_scales(features),
-           layers_.data(),
-           artifact.description.layers,
-           artifact.description.read};
-}
-
-void EncoderWeights::read_events(const Artifact& artifact) {
   const Description& described = artifact.description;
-  const std::size_t features = described.features.size();
+  const std::size_t seen = described.events.columns.size();
   const int hidden = described.feed_forward;
   for (int i = 0; i < described.layers; ++i) {
     const std::string name = "layers." + std::to_string(i) + ".";
@@ -116,51 +87,41 @@ void EncoderWeights::read_events(const Artifact& artifact) {
     const std::vector<float>& sink = values_of(artifact, name + "sink");
     AlignedFloats sink_key(kWidth * kPanel);
     for (std::size_t d = 0; d < kWidth; ++d) sink_key.data()[d * kPanel] = sink[d];
-    event_layers_.push_back(
-        {keep_norm(artifact, name + "norm1"),
-         keep_norm(artifact, name + "norm2"),
-         {keep(packed(query, kWidth)), keep(copied(query_bias))},
-         keep_linear(artifact, name + "key_value", kWidth),
-         keep_linear(artifact, name + "out", kWidth),
-         keep_linear(artifact, name + "linear1", kWidth),
-         keep_linear(artifact, name + "linear2", static_cast<std::size_t>(hidden)),
-         keep(std::move(sink_key)),
-         keep(copied({sink.begin() + kWidth, sink.end()}))});
+    layers_.push_back({keep_norm(artifact, name + "norm1"),
+                       keep_norm(artifact, name + "norm2"),
+                       {keep(packed(query, kWidth)), keep(copied(query_bias))},
+                       keep_linear(artifact, name + "key_value", kWidth),
+                       keep_linear(artifact, name + "out", kWidth),
+                       keep_linear(artifact, name + "linear1", kWidth),
+                       keep_linear(artifact, name + "linear2", static_cast<std::size_t>(hidden)),
+                       keep(std::move(sink_key)),
+                       keep(copied({sink.begin() + kWidth, sink.end()}))});
   }
-  events_ = {static_cast<int>(features),
-             described.ack_index,
-             keep_linear(artifact, "send", features),
-             keep_linear(artifact, "ack", features),
-             keep_linear(artifact, "ask_about", features),
-             keep_scales(described.features),
-             keep_scales(described.queries),
-             keep_norm(artifact, "norm"),
-             event_layers_.data(),
-             described.layers,
-             described.band,
-             hidden};
+  view_ = {kEventWindowFeatureCount - 1,
+           keep_linear(artifact, "send", seen),
+           keep_linear(artifact, "ack", seen),
+           keep_linear(artifact, "ask_about", described.queries.columns.size()),
+           keep_inputs(described.events),
+           keep_inputs(described.queries),
+           keep_norm(artifact, "norm"),
+           layers_.data(),
+           described.layers,
+           described.band,
+           hidden};
 }
 
 HeadWeights::HeadWeights()
     : first_weight_(kWidth * kWidth),
       first_bias_(kWidth),
-      second_weight_(kWidth * kMaxHorizon),
-      second_bias_(kMaxHorizon) {}
+      second_weight_(kWidth * kMaxLevels),
+      second_bias_(kMaxLevels) {}
 
 void HeadWeights::assign(const Artifact& artifact) {
   pack(values_of(artifact, "head.0.weight"), kWidth, first_weight_.data());
-  std::vector<float> second = values_of(artifact, "head.2.weight");
-  std::vector<float> second_bias = values_of(artifact, "head.2.bias");
-  const std::vector<float> row = second;
-  const auto horizon = static_cast<std::size_t>(artifact.description.horizon);
-  // An event stream's one row is that of every packet; those of its levels stay as they are.
-  while (artifact.description.levels.empty() && second_bias.size() < horizon) {
-    second.insert(second.end(), row.begin(), row.end());
-    second_bias.push_back(second_bias.front());
-  }
-  pack(second, kWidth, second_weight_.data());
+  pack(values_of(artifact, "head.2.weight"), kWidth, second_weight_.data());
   const std::vector<float>& first_bias = values_of(artifact, "head.0.bias");
   std::copy(first_bias.begin(), first_bias.end(), first_bias_.data());
+  const std::vector<float>& second_bias = values_of(artifact, "head.2.bias");
   std::copy(second_bias.begin(), second_bias.end(), second_bias_.data());
 }
 
@@ -169,9 +130,9 @@ Scratch::Scratch(const Description& description)
   const std::size_t blocks = (rows_.size() + kBlock - 1) / kBlock;
   const std::size_t keys = blocks * kBlock;
   const std::pair<float**, std::size_t> parts[] = {
-      {&view_.scaled, description.features.size() * kBlock},
+      {&view_.scaled,
+       std::max(description.events.columns.size(), description.queries.columns.size()) * kBlock},
       {&view_.x, keys * kWidth},
-      {&view_.qkv, keys * 3 * kWidth},
       {&view_.fresh, 2 * kWidth * kBlock},
       {&view_.scores, (keys + kPanel) * kBlock},
       {&view_.mixed, kWidth * kBlock},
@@ -179,7 +140,6 @@ Scratch::Scratch(const Description& description)
       {&view_.sum, kWidth * kBlock},
       {&view_.last, kWidth * kBlock},
       {&view_.query, kWidth * kBlock},
-      {&view_.weights, keys * kHeads},
   };
   // Memory of its own for each, so that the address sanitizer sees a step from one into another.
   for (const auto& [part, floats] : parts) {

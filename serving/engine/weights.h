@@ -27,24 +27,19 @@ class EncoderWeights {
   EncoderWeights(const EncoderWeights&) = delete;
   EncoderWeights& operator=(const EncoderWeights&) = delete;
 
-  // One of the two, as the artifact's architecture says.
-  const Encoder& view() const { return view_; }
-  const EventEncoder& events() const { return events_; }
+  const EventEncoder& view() const { return view_; }
 
  private:
   const float* keep(AlignedFloats floats);
-  Scales keep_scales(const std::vector<Scaling>& features);
+  SeenInputs keep_inputs(const Inputs& inputs);
   Linear keep_linear(const Artifact& artifact, const std::string& name, std::size_t columns);
   Norm keep_norm(const Artifact& artifact, const std::string& name);
-  void read_window(const Artifact& artifact);
-  void read_events(const Artifact& artifact);
 
   std::vector<AlignedFloats> storage_;
   std::vector<std::vector<std::uint8_t>> log1p_;
-  std::vector<Layer> layers_;
-  std::vector<EventLayer> event_layers_;
-  Encoder view_{};
-  EventEncoder events_{};
+  std::vector<std::vector<int>> columns_;
+  std::vector<EventLayer> layers_;
+  EventEncoder view_{};
 };
 
 // The two last linear layers; can be overwritten in place without allocation.

@@ -12,6 +12,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
+from feature_store.events.definition import EVENTS
 from models.json_file import read_object
 
 MAX_BATCH: Final = 64  # windows computed at once: 32 senders asking for both queues
@@ -79,7 +80,7 @@ class Signature:
     """What a version's `model.json` says that Triton and its clients must know."""
 
     tokens: int  # W
-    features: int  # F
+    features: int  # F of a row
     horizon: int  # H
     schema_hash: str
     output: str  # name of the tensor that answers
@@ -95,12 +96,15 @@ class Signature:
         described = read_object(folder / "model.json")
         try:
             window = described["window"]
+            output = str(window.get("output", LATENCY_OUTPUT))
+            # A predictor of latencies may see some features of an event window's row only, and takes all.
+            rows = EVENTS.features if output == LATENCY_OUTPUT else described["features"]
             return cls(
                 int(window["tokens"]),
-                len(described["features"]),
+                len(rows),
                 int(window["horizon"]),
                 str(described["schema_hash"]),
-                str(window.get("output", LATENCY_OUTPUT)),
+                output,
             )
         except (KeyError, TypeError, AttributeError, OverflowError) as error:
             raise ValueError(f"{folder / 'model.json'}: malformed: {error}") from error

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from feature_store.events.window_library import Feature
 from models.networks.scaling import ScaledFeature
 
 YEAR_US: Final = 365 * 86_400e6
@@ -25,7 +26,7 @@ LIMITS_BY_UNIT: Final = {
 }
 
 
-def limits_of(features: Sequence[ScaledFeature]) -> dict[str, dict[str, float]]:
+def limits_of(features: Sequence[ScaledFeature | Feature]) -> dict[str, dict[str, float]]:
     """Lowest and highest accepted value by feature name.
 
     Raises:

@@ -4,7 +4,7 @@ Triton copies nothing from the project: this file lies in each version folder be
 `model.json` and `limits.json`, and runs in the interpreter of `.venv-triton` (NumPy 1: with NumPy 2 the
 backend silently returns empty outputs).
 
-Shapes: B windows, W tokens, F features, H horizon.
+Shapes: B windows, W rows, F features of a row, H horizon.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class TritonPythonModel:
         )
         described = json.loads((folder / "model.json").read_text())
         limits = json.loads((folder / "limits.json").read_text())
-        self.names = [feature["name"] for feature in described["features"]]
+        self.names = list(limits)  # features of a row, in their order
         self.shape_WF = (int(described["window"]["tokens"]), len(self.names))
         self.output = self.session.get_outputs()[0].name  # latencies, or rates
         self.low_F = np.array([limits[name]["low"] for name in self.names], dtype=np.float32)

@@ -9,20 +9,37 @@ from typing import Any, Final
 
 from tritonclient.grpc.model_config_pb2 import TYPE_FP32
 
-from feature_store.events.definition import DEFINITIONS, Definition, definition_of
-from feature_store.events.windows import HORIZON, check_tokens
+from feature_store.events.definition import EVENTS
+from feature_store.events.windows import check_tokens
+from feature_store.packets.schema import HORIZON
 
 WINDOWS: Final = 2  # of a question: one for each candidate queue
+_OLD_ARCHITECTURES: Final = ("transformer-encoder", "bilstm")
+_OLD_SCHEMA_HASH: Final = "ed5cfb08984c5aee135616b101e817c99cfe962ea8aaabdd3d98516674f4bed3"
+
+
+def why_old(architecture: str, schema_hash: str) -> str:
+    """Return why a model is not served that is of the form before this one; empty unless it is.
+
+    Either may be empty, where it is not known. serving/engine/old_form.h says the same line.
+    """
+    if architecture not in _OLD_ARCHITECTURES and schema_hash != _OLD_SCHEMA_HASH:
+        return ""
+    return (
+        "is of the old form, a network over windows of packets; "
+        "commit ebbf31e4 is the last one that serves it"
+    )
 
 
 def why_not_usable(config: Any) -> str:
-    """One line, why windows made here are not for this model (a `ModelConfig`); empty if they are."""
-    try:
-        definition = definition_of(_schema_hash(config))
-    except ValueError:
-        theirs, ours = _schema_hash(config)[:12] or "?", " or ".join(d.schema_hash[:12] for d in DEFINITIONS)
-        return f"the served model takes features {theirs}, this sender makes {ours}"
-    features = len(definition.features)
+    """One line, why event windows made here are not for this model (a `ModelConfig`); empty if they are."""
+    theirs = _schema_hash(config)
+    if old := why_old("", theirs):
+        return f"the served model {old}"
+    if theirs != EVENTS.schema_hash:
+        ours = EVENTS.schema_hash[:12]
+        return f"the served model takes features {theirs[:12] or '?'}, this sender makes {ours}"
+    features = len(EVENTS.features)
     inputs = [tensor for tensor in config.input if _is(tensor, "window", 2)]
     if len(config.input) != 1 or not inputs or not _takes_windows(*inputs[0].dims, wanted=features):
         return f"the served model does not take FP32 windows [tokens, {features}]"
@@ -35,11 +52,6 @@ def why_not_usable(config: Any) -> str:
 
 def _is(tensor: Any, name: str, dims: int) -> bool:
     return bool(tensor.name == name and tensor.data_type == TYPE_FP32 and len(tensor.dims) == dims)
-
-
-def served_definition(config: Any) -> Definition:
-    """Which windows the model takes that a server serves, one that is usable."""
-    return definition_of(_schema_hash(config))
 
 
 def _schema_hash(config: Any) -> str:

@@ -7,23 +7,20 @@ import polars as pl
 import pytest
 from toy_world import bottleneck_table
 
-from benchmarks.inference_references import make_model
+from benchmarks.inference_references import save
 from feature_store.events import windows as fw
-from models.networks import artifact
+from feature_store.events.definition import EVENTS
 from pipelines.live import encoding
 from pipelines.live.encoding import Encoding
 from serving.engine import Engine
 
-TOKENS = 64
+TOKENS = 136
 FIRST = 37
 
 
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Engine:
-    folder = tmp_path_factory.mktemp("artifact") / "model"
-    model = make_model("candidates", "last_latency_flow_us")
-    artifact.save(folder, model, artifact.Description(TOKENS, fw.schema_hash(), "acked"))
-    return Engine(folder)
+    return Engine(save(tmp_path_factory.mktemp("artifact") / "model"))
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +33,7 @@ def test_in_portions_it_is_what_one_engine_gives(
     engine: Engine, packets: pl.DataFrame, portion: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(encoding, "CHUNK", 16)
-    x_BWF = fw.build_windows(packets, TOKENS).x_BWF[FIRST:]
+    x_BWF = np.concatenate(list(fw.iter_windows(packets, TOKENS, first=FIRST, definition=EVENTS)))
     with Encoding(packets, engine, TOKENS, FIRST) as running:
         parts, left = [], len(x_BWF)
         while left:

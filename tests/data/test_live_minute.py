@@ -44,7 +44,7 @@ S = 1_000_000_000
 def champion(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.manual_seed(3)
     sizes = Architecture(readout="candidates", anchor="last_latency_flow_us")
-    model = Predictor(typical_features(), Target("log", 10.0, 0.5), sizes)
+    model = Predictor(typical_features(fw.FEATURES), Target("log", 10.0, 0.5), sizes)
     folder = tmp_path_factory.mktemp("champion") / "model"
     artifact.save(folder, model, artifact.Description(TOKENS, fw.schema_hash(), "acked", {"name": "short"}))
     return folder
@@ -324,10 +324,10 @@ def test_some_of_the_windows_are_those_that_all_would_be(
 
 
 def test_an_event_streams_head_is_tuned_and_judged_likewise(
-    packets: pl.DataFrame, make_event_artifact: Callable[..., Path], tmp_path: Path
+    packets: pl.DataFrame, make_artifact: Callable[..., Path], tmp_path: Path
 ) -> None:
     """On the engine's features: the head that offline fine-tuning gives, and the encoder kept."""
-    champion = make_event_artifact(1)
+    champion = make_artifact(1)
     parent = artifact.load(champion, EVENTS.schema_hash)
     tokens = parent.description.tokens
     x_BWF = np.concatenate(list(fw.iter_windows(packets, tokens, definition=EVENTS)))
@@ -350,11 +350,11 @@ def test_an_event_streams_head_is_tuned_and_judged_likewise(
 
 
 def test_a_retrained_version_may_be_of_the_other_architecture(
-    packets: pl.DataFrame, champion: Path, make_event_artifact: Callable[..., Path]
+    packets: pl.DataFrame, champion: Path, make_artifact: Callable[..., Path]
 ) -> None:
     """Both are judged on the same packets; drift begins anew with its inputs."""
     earlier = tune(minute(packets, champion))
-    retrained = artifact.read_files(make_event_artifact(1))
+    retrained = artifact.read_files(make_artifact(1))
     inputs_NF = np.ones((5, len(fw.FEATURES)), np.float32)  # of the champion's encoder
     found = tune(minute(packets, champion, retrained=retrained, trained_on=inputs_NF, earlier=earlier.slices))
     assert found.figures["champion"]["n"] == found.figures["challenger"]["n"]

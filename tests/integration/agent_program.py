@@ -21,7 +21,7 @@ import pytest
 from mutants import ALL
 from waiting import LIMIT_S, wait_until
 
-from feature_store.events.definition import definition_of
+from feature_store.events.definition import EVENTS
 from feature_store.events.windows import SenderWindow
 from serving.agent import frames
 from serving.agent import process as agent_process
@@ -281,8 +281,7 @@ class EngineSender:
 
     def __init__(self, artifact: Path, params: ControllerParams | None = None) -> None:
         self.engine = Engine(artifact)
-        definition = definition_of(self.engine.schema_hash)
-        self.window = SenderWindow(self.engine.shape[0], definition=definition)
+        self.window = SenderWindow(self.engine.shape[0], definition=EVENTS)
         self.controller = QueueController(params)
         self.sent = self.window.sent
 

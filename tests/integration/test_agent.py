@@ -40,9 +40,9 @@ def published(tmp_path: Path, make_artifact: Callable[..., Path]) -> Callable[..
     """Put an artifact in service as `swiftqueue agent --local` does: a folder, and a link moved to it."""
     link = tmp_path / "champion"
 
-    def publish(version: int, seed: int, tokens: int = 16, shift: float = 9.0) -> Path:
+    def publish(version: int, seed: int, layers: int = 1, shift: float = 9.0) -> Path:
         folder = tmp_path / str(version)
-        shutil.copytree(make_artifact(seed, tokens=tokens, shift=shift), folder)
+        shutil.copytree(make_artifact(seed, layers=layers, shift=shift), folder)
         partial = tmp_path / ".partial"
         partial.symlink_to(folder.name)
         partial.replace(link)
@@ -63,7 +63,7 @@ def test_a_sender_gets_the_engines_decisions(
     feed: tuple[AgentProgram, Path], make_artifact: Callable[..., Path]
 ) -> None:
     agent, path = feed
-    python = EngineSender(make_artifact(1, tokens=16))
+    python = EngineSender(make_artifact(1, layers=1))
     with LiveSender(path, deadline_us=5_000_000) as sender, LiveSender(path, "other") as other:
         for _ in range(50):
             first, now_ns = sender.packet, sender.now_ns
@@ -258,7 +258,7 @@ def test_the_artifact_is_refreshed_and_a_broken_one_refused(
         head.rename(tmp_path / "2")
         move_link(tmp_path, 2)
         sender.until_decided(2)  # the head alone
-        published(3, seed=2, tokens=24)
+        published(3, seed=2, layers=2)
         sender.until_decided(3)  # another model, of another window
         whole = (tmp_path / "3" / "model.safetensors").read_bytes()
         described = json.loads((tmp_path / "3" / "model.json").read_text())
@@ -309,7 +309,7 @@ def change_head(folder: Path) -> None:
 def test_steps_of_the_wall_clock_change_nothing(make_artifact: Callable[..., Path], tmp_path: Path) -> None:
     clock = SteppingClock(tmp_path)
     arguments = ("--synthetic-bps", 2e7, "--seconds", 2, "--deadline-us", 500_000)
-    with AgentProgram(*arguments, "--local", make_artifact(1, tokens=16), preload=clock.library) as agent:
+    with AgentProgram(*arguments, "--local", make_artifact(1, layers=1), preload=clock.library) as agent:
         summary = agent.end(None)
     assert summary["decided"] >= 0.95 * summary["batches"]
     assert 1.9 < summary["seconds"] < 4
@@ -318,7 +318,7 @@ def test_steps_of_the_wall_clock_change_nothing(make_artifact: Callable[..., Pat
 
 @pytest.mark.long
 def test_memory_is_flat_over_millions_of_packets(make_artifact: Callable[..., Path]) -> None:
-    [held] = memory_over(MEMORY_PACKETS, ["--local", make_artifact(1, tokens=16)])
+    [held] = memory_over(MEMORY_PACKETS, ["--local", make_artifact(1, layers=1)])
     print(f"agent, local mode: {held[0]} to {max(held)} bytes over {MEMORY_PACKETS:,} packets")
     assert max(held) - held[0] < 1 << 20, f"{held[0]} to {max(held)} bytes"
 
@@ -333,22 +333,27 @@ def test_under_overload_what_it_can_do_is_done_in_time(make_artifact: Callable[.
 
 
 def test_bad_files_and_options_are_one_line(
-    make_artifact: Callable[..., Path], make_event_artifact: Callable[..., Path], tmp_path: Path
+    make_artifact: Callable[..., Path], tmp_path: Path, project: Path
 ) -> None:
-    local, listen = ["--local", str(make_artifact(1, tokens=16))], ["--listen", str(tmp_path / "s")]
+    local, listen = ["--local", str(make_artifact(1, layers=1))], ["--listen", str(tmp_path / "s")]
     broken = tmp_path / "broken"
     broken.write_bytes(frames.hello("x").tobytes() + b"\2" * 40)
     cut = tmp_path / "cut"
     cut.write_bytes(frames.hello("x").tobytes() + frames.blank(frames.SENT).tobytes()[:20])
     empty = tmp_path / "empty"
     empty.touch()
-    several = str(make_event_artifact(1, levels=[0.25, 0.5, 0.9]))
+    several = str(make_artifact(1, levels=[0.25, 0.5, 0.9]))
+    old = str(project / "tests/data/artifacts/v1-tiny")
     for arguments, line in (
         (["--replay", str(broken), *local], "frame at byte 80: its format is not 1"),
         (["--replay", str(cut), *local], "frame at byte 80: the file ends inside it"),
         (["--replay", str(empty), *local], "empty"),
         (["--replay", str(cut), "--local", str(tmp_path)], "model.json"),
         (["--replay", str(cut), "--local", several], f"{several}: gives 3 quantiles of each latency"),
+        (
+            ["--replay", str(cut), "--local", old],
+            f"{old}/model.json: is of the old form, a network over windows",
+        ),
         (["--listen", str(broken), *local], "is no socket"),
         (["--listen", "/" + "x" * 200, *local], "no path for a socket"),
         (["--synthetic-bps", "1e6", *local], "needs --seconds"),

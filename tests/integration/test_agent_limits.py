@@ -26,7 +26,7 @@ def test_a_burst_of_batches_holds_up_nobody(make_artifact: Callable[..., Path], 
     """More at once than can be answered in time: some are decided, all are ended when they are due."""
     path = tmp_path / "agent.sock"
     with (
-        AgentProgram("--listen", path, "--local", make_artifact(1, tokens=128)),
+        AgentProgram("--listen", path, "--local", make_artifact(1)),
         LiveSender(path) as sender,
     ):
         for _ in range(40):  # a window full of history
@@ -51,7 +51,7 @@ def test_without_a_descriptor_left_the_agent_rests(
     make_artifact: Callable[..., Path], tmp_path: Path
 ) -> None:
     path = tmp_path / "agent.sock"
-    with AgentProgram("--listen", path, "--local", make_artifact(1, tokens=16)) as agent:
+    with AgentProgram("--listen", path, "--local", make_artifact(1, layers=1)) as agent:
         process = psutil.Process(agent.process.pid)
         with LiveSender(path) as served:
             served.until_decided()
@@ -82,7 +82,7 @@ def test_a_record_that_cannot_be_written_is_an_error(make_artifact: Callable[...
         "--record=/dev/full",
     ]
     ran = subprocess.run(
-        [*map(str, command), f"--local={make_artifact(1, tokens=16)}"],
+        [*map(str, command), f"--local={make_artifact(1, layers=1)}"],
         capture_output=True,
         text=True,
         check=False,

@@ -64,7 +64,7 @@ def published(tmp_path: Path, network: Callable[[int], Path]) -> Callable[[int],
 def agent(
     tmp_path: Path, published: Callable[[int], Path], make_artifact: Callable[..., Path]
 ) -> Iterator[AgentProgram]:
-    latency, path = make_artifact(1, tokens=16), tmp_path / "agent.sock"
+    latency, path = make_artifact(1, layers=1), tmp_path / "agent.sock"
     with AgentProgram(
         "--listen", path, "--local", latency, "--local-rates", published(1), "--metrics-port", 0
     ) as agent:
@@ -206,14 +206,14 @@ def test_without_a_network_of_rates_there_is_no_model(
     tmp_path: Path, make_artifact: Callable[..., Path]
 ) -> None:
     path = tmp_path / "agent.sock"
-    with AgentProgram("--listen", path, "--local", make_artifact(1, tokens=16)), RateClient(path) as client:
+    with AgentProgram("--listen", path, "--local", make_artifact(1, layers=1)), RateClient(path) as client:
         assert asked(client, 1, flow(2e6, n=5)).outcome == "no_model"
 
 
 def test_a_folder_without_a_network_is_one_line(tmp_path: Path, make_artifact: Callable[..., Path]) -> None:
     import subprocess
 
-    latency = make_artifact(1, tokens=16)
+    latency = make_artifact(1, layers=1)
     given = ["--listen", tmp_path / "s", "--local", latency, "--local-rates"]
     for folder, line in (
         (tmp_path / "none", "is gone"),

@@ -29,17 +29,11 @@ def log(tmp_path: Path) -> Log:
     return open_log(str(tmp_path / "packets"), 0, None)
 
 
-@pytest.mark.parametrize("architecture", ["window", "event-stream"])
 def test_a_replay_decides_as_the_python_parts_do(
-    architecture: str,
-    log: Log,
-    make_artifact: Callable[..., Path],
-    make_event_artifact: Callable[..., Path],
-    tmp_path: Path,
+    log: Log, make_artifact: Callable[..., Path], tmp_path: Path
 ) -> None:
     """Windows, engine and controller are the same code: the same predictions and choices, bit for bit."""
-    artifact = make_event_artifact(1) if architecture == "event-stream" else make_artifact(1, tokens=64)
-    file, record = tmp_path / "frames", tmp_path / "record"
+    artifact, file, record = make_artifact(1), tmp_path / "frames", tmp_path / "record"
     file.write_bytes(b"".join(frames.replay_frames(log)))
     arguments = ("--replay", file, "--record", record, "--speed", 0, "--deadline-us", 10_000_000)
     margins = ("--margin-us", 0, "--margin-share", 0, "--max-moved-unacked", 40, "--max-moved-share", 0.5)
@@ -72,7 +66,7 @@ def test_swiftqueue_replay_in_local_mode(
         deadline_us=10_000_000,
         seconds=None,
         as_json=False,
-        local=make_artifact(1, tokens=64),
+        local=make_artifact(1),
     )
     assert code == 0
     assert "decided in time" in capsys.readouterr().out
@@ -86,7 +80,7 @@ def test_telemetry_is_what_happened(log: Log, make_artifact: Callable[..., Path]
     file, telemetry = tmp_path / "frames", tmp_path / "telemetry"
     file.write_bytes(b"".join(frames.replay_frames(log)))
     arguments = ("--replay", file, "--speed", 0, "--telemetry", telemetry)
-    with AgentProgram(*arguments, "--local", make_artifact(1, tokens=16)) as agent:
+    with AgentProgram(*arguments, "--local", make_artifact(1, layers=1)) as agent:
         assert agent.end(None)["telemetry_dropped"] == 0
     said = split_frames(file.read_bytes())
     heard = split_frames(telemetry.read_bytes())
@@ -109,7 +103,7 @@ def test_telemetry_to_a_socket(
         if telemetry_reader == "there":
             server.listen()
         arguments = ("--replay", file, "--speed", 0.2, "--telemetry", f"unix:{path}")
-        with AgentProgram(*arguments, "--local", make_artifact(1, tokens=16)) as agent:
+        with AgentProgram(*arguments, "--local", make_artifact(1, layers=1)) as agent:
             time.sleep(0.2)
             server.listen()
             reader, _ = server.accept()
@@ -133,7 +127,7 @@ def test_telemetry_that_is_not_read_is_dropped_and_counted(
         server.settimeout(20)
         server.listen()
         with (
-            AgentProgram(*arguments, "--local", make_artifact(1, tokens=16)) as agent,
+            AgentProgram(*arguments, "--local", make_artifact(1, layers=1)) as agent,
             LiveSender(feed, deadline_us=1_000_000) as sender,
             server.accept()[0] as reader,
         ):
@@ -177,7 +171,7 @@ def test_real_time_asks_a_deadline_ahead(
     file, record = tmp_path / "frames", tmp_path / "record"
     file.write_bytes(b"".join(frames.replay_frames(log)))
     arguments = ("--replay", file, "--record", record, "--speed", 2, "--deadline-us", 300_000)
-    with AgentProgram(*arguments, "--local", make_artifact(1, tokens=16)) as agent:
+    with AgentProgram(*arguments, "--local", make_artifact(1, layers=1)) as agent:
         summary = agent.end(None)
     length_s = (log.sent_ns[1592] - log.sent_ns[0]) / 1e9
     assert summary["decided"] >= 0.9 * summary["batches"] == 180

@@ -292,8 +292,9 @@ def test_a_backend_that_throws_costs_the_batches_it_throws_at(
     source = tmp_path / "overflows"
     shutil.copytree(make_artifact(1), source)
     described = json.loads((source / "model.json").read_text())
-    size = next(feature for feature in described["features"] if feature["name"] == "size_bytes")
-    size |= {"transform": "identity", "shift": 0.0, "scale": 1e-33}
+    for feature in (*described["features"], *described["queries"]):
+        if feature["name"] == "size_bytes":
+            feature |= {"transform": "identity", "shift": 0.0, "scale": 1e-33}
     (source / "model.json").write_text(json.dumps(described))
     write_model(tmp_path / "repository", MODEL, source, Backend.NATIVE)
     path = tmp_path / "agent.sock"
@@ -338,7 +339,7 @@ def test_a_model_that_cannot_be_asked_is_named_once(
 def test_memory_is_flat_over_many_packets_of_agent_and_server(
     serving_state: Path, tmp_path: Path, make_artifact: Callable[..., Path]
 ) -> None:
-    write_model(tmp_path / "repository", MODEL, make_artifact(1, tokens=16), Backend.NATIVE)
+    write_model(tmp_path / "repository", MODEL, make_artifact(1, layers=1), Backend.NATIVE)
     with served(tmp_path, [MODEL], name="triton-memory") as address:
         running = processes.running("triton-memory")
         server = running.process() if running else None

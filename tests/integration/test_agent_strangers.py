@@ -33,7 +33,7 @@ MAX_SENDERS = 256
 @pytest.fixture
 def agent(make_artifact: Callable[..., Path], tmp_path: Path) -> Iterator[tuple[AgentProgram, Path]]:
     path = tmp_path / "agent.sock"
-    arguments = ("--listen", path, "--local", make_artifact(1, tokens=16), "--metrics-port", 0)
+    arguments = ("--listen", path, "--local", make_artifact(1, layers=1), "--metrics-port", 0)
     with AgentProgram(*arguments) as program:
         yield program, path
 
@@ -131,9 +131,7 @@ def test_one_senders_flood_delays_no_other(
     context = multiprocessing.get_context("spawn")
     took_us = {}
     with (
-        AgentProgram(
-            "--listen", path, "--local", make_artifact(1, tokens=64), "--metrics-port", 0
-        ) as program,
+        AgentProgram("--listen", path, "--local", make_artifact(1), "--metrics-port", 0) as program,
         LiveSender(path, "honest", deadline_us=100_000) as honest,
     ):
         for name in ("alone", "flooded"):
@@ -169,14 +167,14 @@ def test_the_socket_is_its_owners_alone_whatever_the_umask(
         path = tmp_path / f"{umask:o}.sock"
         before = os.umask(umask)
         try:
-            with AgentProgram("--listen", path, "--local", make_artifact(1, tokens=16)):
+            with AgentProgram("--listen", path, "--local", make_artifact(1, layers=1)):
                 assert stat.S_IMODE(path.stat().st_mode) == 0o600
         finally:
             os.umask(before)
 
 
 def test_what_is_not_its_own_socket_stays(make_artifact: Callable[..., Path], open_folder: Path) -> None:
-    local = ("--local", make_artifact(1, tokens=16))
+    local = ("--local", make_artifact(1, layers=1))
     path = open_folder / "agent.sock"
 
     def refused(line: str) -> None:
@@ -246,7 +244,7 @@ def open_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 def test_another_user_is_refused(make_artifact: Callable[..., Path], open_folder: Path) -> None:
     user, path = nobody(), open_folder / "agent.sock"
-    local = ("--local", make_artifact(1, tokens=16))
+    local = ("--local", make_artifact(1, layers=1))
     with AgentProgram("--listen", path, *local) as program:
         assert "PermissionError" in says_hello_as(user, path)
         path.chmod(0o666)  # as a careless operator may do
@@ -314,11 +312,11 @@ def test_flows_are_bounded(agent: tuple[AgentProgram, Path]) -> None:
         good.until_decided()
 
 
-def test_receivers_are_bounded(make_event_artifact: Callable[..., Path], tmp_path: Path) -> None:
-    """An event model remembers the least latency of each."""
+def test_receivers_are_bounded(make_artifact: Callable[..., Path], tmp_path: Path) -> None:
+    """The least latency of each is remembered."""
     path, step = tmp_path / "agent.sock", 1 << 16
     with (
-        AgentProgram("--listen", path, "--local", make_event_artifact(1)),
+        AgentProgram("--listen", path, "--local", make_artifact(1)),
         LiveSender(path, "receivers") as sender,
     ):
         for first in range(0, (1 << 20) + 1, step):

@@ -84,7 +84,7 @@ def numbers(heard: list[np.void], sender: int) -> list[int]:
 def test_a_socket_that_is_not_there_is_waited_for_and_never_made(
     make_artifact: Callable[..., Path], tmp_path: Path
 ) -> None:
-    with agent_telling(tmp_path, make_artifact(1, tokens=16)) as (agent, listen, telemetry):
+    with agent_telling(tmp_path, make_artifact(1, layers=1)) as (agent, listen, telemetry):
         agent.complained(f"unix:{telemetry}: nobody listens there, telemetry waits")
         assert any(each.endswith("No such file or directory") for each in agent.complaints)
         with LiveSender(listen, deadline_us=1_000_000) as sender:
@@ -118,7 +118,7 @@ def test_an_address_that_cannot_be_is_one_line(
         other.bind(str(tmp_path / "other.sock"))
         other.listen()
         named = address.replace("SOCKET", str(tmp_path / "other.sock")).replace("FOLDER", str(tmp_path))
-        command = [agent_process.BINARY, "--local", make_artifact(1, tokens=16), option, named]
+        command = [agent_process.BINARY, "--local", make_artifact(1, layers=1), option, named]
         command += ["--synthetic-bps", "1e6", "--seconds", "0.1"]
         ended = subprocess.run(
             list(map(str, command)), capture_output=True, text=True, timeout=30, check=False
@@ -132,7 +132,7 @@ def test_an_address_that_cannot_be_is_one_line(
 def test_telemetry_files_are_their_owners_alone(make_artifact: Callable[..., Path], tmp_path: Path) -> None:
     file = tmp_path / "telemetry"
     arguments = ("--synthetic-bps", "1e6", "--seconds", "0.1", "--telemetry", file, "--speed", 0)
-    with AgentProgram(*arguments, "--local", make_artifact(1, tokens=16)) as agent:
+    with AgentProgram(*arguments, "--local", make_artifact(1, layers=1)) as agent:
         agent.end(None)
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
 
@@ -157,7 +157,7 @@ def test_a_new_reader_hears_who_is_there_and_all_that_happened(
     make_artifact: Callable[..., Path], tmp_path: Path
 ) -> None:
     """A sender that stayed while 1,100 came and went is known to each reader, and none misses an event."""
-    with agent_telling(tmp_path, make_artifact(1, tokens=16)) as (agent, listen, telemetry):
+    with agent_telling(tmp_path, make_artifact(1, layers=1)) as (agent, listen, telemetry):
         reader = Reader(telemetry)
         with LiveSender(listen, "stays", deadline_us=1_000_000) as sender:
             sender.until_decided()
@@ -197,7 +197,7 @@ def test_who_came_or_left_while_there_was_no_room_is_heard_of(
     make_artifact: Callable[..., Path], tmp_path: Path
 ) -> None:
     """Nobody listens until the buffer, and what of it is kept for HELLO and BYE, is full."""
-    with agent_telling(tmp_path, make_artifact(1, tokens=16)) as (agent, listen, telemetry):
+    with agent_telling(tmp_path, make_artifact(1, layers=1)) as (agent, listen, telemetry):
         left = LiveSender(listen, "leaves")
         with LiveSender(listen, "fills") as fills:
             sent = frames.blank(frames.SENT, 1000)
@@ -233,7 +233,7 @@ def test_who_came_or_left_while_there_was_no_room_is_heard_of(
 def test_a_reader_that_hangs_up_again_and_again_is_not_a_line_each(
     make_artifact: Callable[..., Path], tmp_path: Path
 ) -> None:
-    with agent_telling(tmp_path, make_artifact(1, tokens=16)) as (agent, listen, telemetry):
+    with agent_telling(tmp_path, make_artifact(1, layers=1)) as (agent, listen, telemetry):
         with socket.socket(socket.AF_UNIX) as listener, LiveSender(listen) as sender:
             listener.bind(str(telemetry))
             listener.listen()
@@ -253,7 +253,7 @@ def test_what_waits_at_the_end_is_told_or_counted_as_lost(
     make_artifact: Callable[..., Path], tmp_path: Path, listens: bool
 ) -> None:
     """Who begins to listen just before the end hears all of it; without anybody it is not passed over."""
-    with agent_telling(tmp_path, make_artifact(1, tokens=16)) as (agent, listen, telemetry):
+    with agent_telling(tmp_path, make_artifact(1, layers=1)) as (agent, listen, telemetry):
         with LiveSender(listen, deadline_us=1_000_000) as sender:
             sender.until_decided()
             events = 8 * len(sender.outcomes)
@@ -269,7 +269,7 @@ def test_what_waits_at_the_end_is_told_or_counted_as_lost(
 
 
 def test_senders_have_numbers_of_their_own(make_artifact: Callable[..., Path], tmp_path: Path) -> None:
-    with agent_telling(tmp_path, make_artifact(1, tokens=16)) as (agent, listen, telemetry):
+    with agent_telling(tmp_path, make_artifact(1, layers=1)) as (agent, listen, telemetry):
         reader = Reader(telemetry)
         with LiveSender(listen, "a") as one, LiveSender(listen, "b") as two:
             for _ in range(10):

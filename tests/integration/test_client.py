@@ -15,7 +15,7 @@ from triton_process import kill_server, paused_server
 from waiting import wait_until
 
 from benchmarks.served_models import IDENTITY, served, write_model
-from feature_store.events.windows import FEATURES
+from feature_store.events.definition import EVENTS
 from serving.agent import process as agent_process
 from serving.agent.reference_client import Decision, SenderAgent
 from serving.triton.endpoint import Triton
@@ -139,26 +139,19 @@ def test_a_model_with_another_window_is_taken_up(
     from serving.deploy.deployment import deploy_version, rollback_champion
 
     sender.until_decided()
-    folder = make_artifact(12, onnx=True, tokens=96)
+    folder = make_artifact(12, onnx=True, layers=1)
     version = add_version(folder)
     deploy_version(version)
     decision = sender.until_decided()
     while decision.version != version:
         decision = sender.until_decided()
-    assert sender.agent.window.tokens == 96
+    assert sender.agent.window.tokens == 72
     rollback_champion()
     while decision.version != champion:
         decision = sender.until_decided()
 
 
-def test_a_model_made_for_other_features_is_not_asked(champion: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("feature_store.events.definition.DEFINITIONS", ())
-    with SenderAgent(deadline_us=DEADLINE_US) as agent:
-        assert not agent.wait_for_model(0.5)
-        assert Sender(agent).batch().outcome == "no_model"
-        assert "the served model takes features" in agent.problem
-
-
+OLD_SCHEMA_HASH = "ed5cfb08984c5aee135616b101e817c99cfe962ea8aaabdd3d98516674f4bed3"
 # What makes a served model another one than a sender asks for: a change of its config.pbtxt, and the line.
 OTHER_MODELS = {
     "an input more": (
@@ -167,15 +160,15 @@ OTHER_MODELS = {
         "take FP32 windows",
     ),
     "another input": ('name: "window"', 'name: "windows"', "take FP32 windows"),
-    "doubles": ("data_type: TYPE_FP32 dims: [ 64", "data_type: TYPE_FP64 dims: [ 64", "take FP32 windows"),
+    "doubles": ("data_type: TYPE_FP32 dims: [ 136", "data_type: TYPE_FP64 dims: [ 136", "take FP32 windows"),
     "fewer features": (
-        f"dims: [ 64, {len(FEATURES)} ]",
-        f"dims: [ 64, {len(FEATURES) - 1} ]",
+        f"dims: [ 136, {len(EVENTS.features)} ]",
+        f"dims: [ 136, {len(EVENTS.features) - 1} ]",
         "take FP32 windows",
     ),
     "any number of tokens": (
-        f"dims: [ 64, {len(FEATURES)} ]",
-        f"dims: [ -1, {len(FEATURES)} ]",
+        f"dims: [ 136, {len(EVENTS.features)} ]",
+        f"dims: [ -1, {len(EVENTS.features)} ]",
         "take FP32 windows",
     ),
     "another output": ('name: "latency_us"', 'name: "latency_ms"', "answer with FP32 latency_us"),
@@ -187,6 +180,11 @@ OTHER_MODELS = {
     "fewer latencies": ("dims: [ 8 ]", "dims: [ 4 ]", "answer with FP32 latency_us"),
     "a window at a time": ("max_batch_size: 64", "max_batch_size: 1", "fewer than 2 windows in a request"),
     "other features": ('string_value: "', 'string_value: "0', "takes features"),
+    "the old form": (
+        EVENTS.schema_hash,
+        OLD_SCHEMA_HASH,
+        "is of the old form, a network over windows of packets",
+    ),
 }
 
 

@@ -314,6 +314,12 @@ def other_schema(folder: Path) -> None:
     (folder / "model.json").write_text(json.dumps(described | {"schema_hash": "f" * 64}))
 
 
+def old_form(folder: Path) -> None:
+    described = json.loads((folder / "model.json").read_text())
+    described["architecture"]["name"] = "transformer-encoder"
+    (folder / "model.json").write_text(json.dumps(described))
+
+
 def other_scaling(folder: Path) -> None:
     """The description no longer fits the network: outputs differ, nothing fails to load."""
     described = json.loads((folder / "model.json").read_text())
@@ -331,6 +337,10 @@ def other_scaling(folder: Path) -> None:
         ({"spoil_stored": truncated_onnx}, r"model\.onnx is not the file that was registered"),
         ({"spoil_stored": other_weights}, r"model\.safetensors is not the file that was registered"),
         ({"spoil": other_schema}, "made for features ffff"),
+        (
+            {"spoil": old_form},
+            r"model\.json: is of the old form, a network over windows of packets; commit ebbf31e4",
+        ),
         ({"spoil": other_scaling}, "answers differ from the local ones by 0.001"),
     ],
     ids=[
@@ -341,6 +351,7 @@ def other_scaling(folder: Path) -> None:
         "swapped-onnx",
         "swapped-weights",
         "other-schema",
+        "old-form",
         "other-scaling",
     ],
 )
@@ -367,13 +378,13 @@ def test_a_bad_version_never_reaches_a_client(triton: Path, registry, register, 
     last = next(deploy_log.newest_first())
     assert (last["version"], last["outcome"], last["previous"]) == (bad, "failed", good)
     with Triton() as connection:
-        assert connection.infer(np.zeros((1, 64, len(registry_features())), np.float32)).version == good
+        assert connection.infer(np.zeros((1, 136, len(registry_features())), np.float32)).version == good
 
 
 def registry_features() -> tuple[object, ...]:
-    from feature_store.events.windows import FEATURES
+    from feature_store.events.definition import EVENTS
 
-    return FEATURES
+    return EVENTS.features
 
 
 def test_a_server_with_another_version_than_the_last_deployed_is_named(

@@ -484,7 +484,7 @@ def test_the_agents_frames_reach_the_store_through_the_forwarder(
     try:
         wait_until(path.is_socket)
         arguments = ["--synthetic-bps", "1.2e7", "--flows", "4", "--seconds", "4", "--deadline-us", "1000000"]
-        local = ["--local", str(make_artifact(1, tokens=16)), f"--telemetry=unix:{path}"]
+        local = ["--local", str(make_artifact(1, layers=1)), f"--telemetry=unix:{path}"]
         for _ in range(2):  # the second agent's packets begin at 0 again: a session of its own
             with agent_process.running_agent([*arguments, *local]) as said:
                 summary = list(said)[-1]
@@ -532,7 +532,7 @@ def test_a_forwarder_that_ends_loses_nothing_and_what_a_killed_one_held_is_count
     def send(sender: LiveSender, until: Callable[[], bool]) -> None:
         wait_until(lambda: sender.batch() and until())  # while no forwarder is up, the agent holds what comes
 
-    arguments = ("--listen", listen, f"--telemetry=unix:{path}", "--local", make_artifact(1, tokens=16))
+    arguments = ("--listen", listen, f"--telemetry=unix:{path}", "--local", make_artifact(1, layers=1))
     with AgentProgram(*arguments) as agent, LiveSender(listen, "stays") as sender:
         with forwarding():
             send(sender, lambda: events_of(1) > 0)

@@ -24,14 +24,12 @@ from test_triton_predictor import Asking, Replica
 from tritonclient.utils import InferenceServerException
 from waiting import wait_until
 
-from benchmarks.inference_references import make_model
+from benchmarks.inference_references import save
 from benchmarks.served_models import IDENTITY, PROJECT, backends, build, served, write_model
-from feature_store.events.windows import schema_hash
 from infra.local import processes
 from infra.local.processes import free_ports
 from infra.local.servers import triton_command
 from infra.local.triton_tls import SERVER_CERT, SERVER_KEY, tls_flags
-from models.networks import artifact
 from serving.agent import process as agent_process
 from serving.agent.reference_client import SenderAgent
 from serving.triton.endpoint import (
@@ -117,8 +115,7 @@ def secured(serving_state: Path, tmp_path_factory: pytest.TempPathFactory) -> It
     subprocess.run(["make", "-s", "-C", str(PROJECT / "serving/triton/native")], check=True)
     ours, stranger = (Authority(tmp_path_factory.mktemp(name)) for name in ("ours", "stranger"))
     root = tmp_path_factory.mktemp("secured")
-    source = root / "artifact"
-    artifact.save(source, make_model(), artifact.Description(64, schema_hash(), "acked"))
+    source = save(root / "artifact")
     write_model(root / "repository", MODEL, source, IDENTITY)
     server = ours.issue("server")
     client = ours.issue("client")
@@ -320,8 +317,7 @@ class Rotated:
 @pytest.fixture
 def rotated(secured: Secured, tmp_path: Path) -> Iterator[tuple[Rotated, Rotated]]:
     """Two servers, not started."""
-    source = tmp_path / "artifact"
-    artifact.save(source, make_model(), artifact.Description(64, schema_hash(), "acked"))
+    source = save(tmp_path / "artifact")
     first, second = (Rotated(f"triton-rotated-{n}", tmp_path / str(n), source, n) for n in (1, 2))
     yield first, second
     for one in (first, second):

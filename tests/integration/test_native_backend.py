@@ -22,7 +22,6 @@ import numpy as np
 import pytest
 import toy_world
 import tritonclient.grpc as grpc
-import yaml
 from agent_program import AgentProgram, EngineSender, needs_agent
 from waiting import wait_until
 
@@ -38,16 +37,12 @@ from models.networks import artifact
 from models.networks.loop_network import named
 from models.networks.prediction import predict
 from models.networks.scaling import Target
-from models.networks.transformer import Architecture, Predictor
-from models.training.examples import pretraining_split
-from models.training.pretraining import Pretrainer, PretrainParams, ScaledPrediction, fit_scaling
-from models.training.protocol import Protocol
-from models.training.windows import load_windows
 from serving.agent import frames
 from serving.agent.packet_log import open_log
 from serving.agent.replay import decide_all
 from serving.deploy.checks import SMOKE_WINDOWS, DeployError, smoke_windows
 from serving.deploy.push import Pushed, push
+from serving.engine import Engine
 from serving.triton.config import CONTENT_FILE, GPU_CACHE, Backend, gpu_config_text
 from serving.triton.endpoint import LOOPBACK, Triton, TritonError, control_headers
 from serving.triton.limits import limits_of
@@ -101,29 +96,6 @@ def empty(native: Native) -> Iterator[None]:
         shutil.rmtree(native.repository.embedded / model, ignore_errors=True)
 
 
-@pytest.fixture(scope="module")
-def make(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """Untrained artifacts of the real size; the same `encoder` with another `head` is a fine-tuned one."""
-    import torch
-
-    from feature_store.events.windows import schema_hash
-
-    root = tmp_path_factory.mktemp("artifacts")
-
-    def build(encoder: int = 0, head: int = 0, tokens: int = 64, **sizes: Any) -> Path:
-        folder = root / f"{encoder}-{head}-{tokens}-{len(list(root.iterdir()))}"
-        torch.manual_seed(encoder)
-        model = Predictor(typical_features(), Target("log", 9.0, 0.5), Architecture(**sizes))
-        torch.manual_seed(1000 + head)
-        for parameter in model.head.parameters():
-            torch.nn.init.normal_(parameter, std=0.1)
-        protocol = {"name": "short", "pretrain_s": 5, "finetune_s": 1, "test_s": 2}
-        artifact.save(folder, model, artifact.Description(tokens, schema_hash(), "acked", protocol))
-        return folder
-
-    return build
-
-
 def windows(folder: Path, count: int, seed: int) -> np.ndarray:
     """Windows of plausible values, the first with padding."""
     loaded = artifact.load(folder)
@@ -143,7 +115,7 @@ def predicted(folder: Path, x_BWF: np.ndarray) -> np.ndarray:
 
 def stage(native: Native, folder: Path, version: int, backend: Backend = Backend.NATIVE) -> Path:
     """Put an artifact into the candidate's folder."""
-    limits = limits_of(artifact.load(folder).model.features)
+    limits = limits_of(EVENTS.features)
     return native.repository.stage(folder, limits, version, backend)
 
 
@@ -155,16 +127,11 @@ def served_folder(native: Native, folder: Path, version: int) -> Path:
     return native.repository.folder(version)
 
 
-@pytest.mark.parametrize("tokens", [8, 64, 136])
-@pytest.mark.parametrize(
-    "sizes",
-    [{"readout": "last"}, {"readout": "candidates", "anchor": "last_latency_flow_us", "layers": 3}],
-    ids=["last", "candidates"],
-)
+@pytest.mark.parametrize("layers", [1, 2, 3])
 def test_it_answers_what_pytorch_answers(
-    native: Native, make: Callable[..., Path], tokens: int, sizes: dict[str, Any]
+    native: Native, make_artifact: Callable[..., Path], layers: int
 ) -> None:
-    folder = make(tokens=tokens, **sizes)
+    folder = make_artifact(1, layers=layers)
     native.push(folder, 7)
     for batch in (1, 2, 7, 64):
         x_BWF = windows(folder, batch, seed=batch)
@@ -195,9 +162,9 @@ def send_all(native: Native, inputs: list[np.ndarray]) -> list[np.ndarray | str]
 
 
 def test_a_bad_request_gets_its_own_error_and_spoils_no_other(
-    native: Native, make: Callable[..., Path]
+    native: Native, make_artifact: Callable[..., Path]
 ) -> None:
-    folder = make()
+    folder = make_artifact(1)
     native.push(folder, 1)
     # As served, a call has one request; a configuration may collect them, and then each is still its own.
     config = native.repository.embedded / MODEL / "config.pbtxt"
@@ -258,8 +225,8 @@ def _statistics(native: Native, requests: int) -> Any:
         return wait_until(counted)
 
 
-def test_its_figures_are_counted(native: Native, make: Callable[..., Path]) -> None:
-    folder = make()
+def test_its_figures_are_counted(native: Native, make_artifact: Callable[..., Path]) -> None:
+    folder = make_artifact(1)
     native.push(folder, 41)
     labels = {"model": MODEL, "version": 41}
     native.triton.infer(windows(folder, 9, seed=0))
@@ -282,19 +249,19 @@ def test_its_figures_are_counted(native: Native, make: Callable[..., Path]) -> N
 
 
 def test_an_exception_while_predicting_ends_one_request_and_not_the_server(
-    native: Native, make: Callable[..., Path]
+    native: Native, make_artifact: Callable[..., Path], tmp_path: Path
 ) -> None:
     """A valid artifact whose scaling makes the network overflow on values in range: the engine throws."""
-    folder = make()
+    folder = shutil.copytree(make_artifact(1), tmp_path / "overflows")
     described = json.loads((folder / "model.json").read_text())
     flag = [feature["name"] for feature in described["features"]].index("size_bytes")
     described["features"][flag] |= {"transform": "identity", "shift": 0.0, "scale": 1e-36}
     (folder / "model.json").write_text(json.dumps(described))
     served_folder(native, folder, 1)
     native.triton.load(MODEL)
-    good = np.zeros((2, 64, len(described["features"])), np.float32)
+    good = np.zeros((2, described["window"]["tokens"], len(EVENTS.features)), np.float32)
     bad = good.copy()
-    bad[1, 40, flag] = 1e9
+    bad[1, 40:, flag] = 1e9
     answers = send_all(native, [good, bad] * 20)
     for first, second in zip(answers[::2], answers[1::2], strict=True):
         assert isinstance(first, np.ndarray)
@@ -333,20 +300,20 @@ def edit_config(old: str, new: str) -> Callable[[Path], None]:
         (lambda folder: (folder / "model.safetensors").unlink(), r"model\.safetensors: No such file"),
         (lambda folder: (folder / "limits.json").unlink(), r"limits\.json: No such file"),
         (lambda folder: (folder / "limits.json").write_text("{}"), r"limits\.json: .*key .* is missing"),
-        (edit_config("dims: [ 64,", "dims: [ 72,"), r"this version's window has dims \[64, "),
-        (edit_config("dims: [ 64,", "dims: [ -1,"), r"this version's window has dims \[64, "),
+        (edit_config("dims: [ 136,", "dims: [ 72,"), r"this version's window has dims \[136, "),
+        (edit_config("dims: [ 136,", "dims: [ -1,"), r"this version's window has dims \[136, "),
         (edit_config('_hash" value { string_value: "', '_hash" value { string_value: "0'), "schema_hash"),
         (edit_config("max_batch_size: 64", "max_batch_size: 0"), "max_batch_size must be at least 1"),
         (edit_config('name: "window"', 'name: "packets"'), "input must be one tensor, window"),
     ],
 )  # fmt: skip
 def test_a_version_that_is_not_right_is_refused_and_the_old_one_goes_on(
-    native: Native, make: Callable[..., Path], damage: Callable[[Path], None], line: str
+    native: Native, make_artifact: Callable[..., Path], damage: Callable[[Path], None], line: str
 ) -> None:
-    folder = make()
+    folder = make_artifact(1)
     native.push(folder, 1)
     x_BWF = windows(folder, 3, seed=5)
-    damage(served_folder(native, make(head=1), 2))
+    damage(served_folder(native, make_artifact(1, head=1), 2))
     with pytest.raises(TritonError, match=line):
         native.triton.load(MODEL)
     answer = native.triton.infer(x_BWF)
@@ -354,32 +321,13 @@ def test_a_version_that_is_not_right_is_refused_and_the_old_one_goes_on(
     np.testing.assert_allclose(answer.y_BH, predicted(folder, x_BWF), rtol=1e-4)
 
 
-def test_three_layers_trained_by_a_parameter_are_served_by_the_engine(native: Native, tmp_path: Path) -> None:
-    world = toy_world.write_windows(
-        tmp_path, [toy_world.bottleneck_table("t", 2.5, swing_ms=60)], protocol=Protocol("toy", 1.2, 0.3, 0.5)
-    )
-    opened = load_windows(world / "windows", world / "split.json")
-    section = yaml.safe_load((PROJECT / "params.yaml").read_text())["pretrain"]
-    params = PretrainParams(**section | {"layers": 3, "workers": 1})
-    train, validation = pretraining_split(opened)
-    features, target = fit_scaling(opened, train, params)
-    model = Predictor(features, target, params.sizes(opened.horizon))
-    Pretrainer(model, ScaledPrediction(model), train, validation, params).run_epoch()
-    described = artifact.Description(opened.tokens, opened.schema_hash, "acked", opened.protocol)
-    artifact.save(tmp_path / "three", model, described)
-    assert native.push(tmp_path / "three", 1).backend is Backend.NATIVE
-    x_BWF = np.array(opened.traces["t"].x_BWF[-4:])
-    answer = native.triton.infer(x_BWF)
-    np.testing.assert_allclose(answer.y_BH, predicted(tmp_path / "three", x_BWF), rtol=1e-4)
-
-
 def test_an_architecture_the_engine_does_not_know_is_refused_by_name(
-    native: Native, make: Callable[..., Path]
+    native: Native, make_artifact: Callable[..., Path]
 ) -> None:
     with pytest.raises(
         DeployError, match="width is 16, the engine knows only 64; serve this model with ONNX"
     ):
-        native.push(make(width=16, feed_forward=32), 1)
+        native.push(make_artifact(1, width=16), 1)
 
 
 @contextmanager
@@ -409,9 +357,9 @@ def asking(native: Native, answer_of: dict[int, np.ndarray], x_BWF: np.ndarray) 
 
 @pytest.mark.long
 def test_twenty_heads_are_swapped_under_a_client_without_a_failure_and_with_one_encoder(
-    native: Native, make: Callable[..., Path]
+    native: Native, make_artifact: Callable[..., Path]
 ) -> None:
-    folders = {version: make(head=version) for version in range(1, 22)}
+    folders = {version: make_artifact(1, head=version) for version in range(1, 22)}
     x_BWF = windows(folders[1], 2, seed=9)
     answers = {version: predicted(folder, x_BWF) for version, folder in folders.items()}
     assert not np.allclose(answers[1], answers[2], rtol=1e-2)  # else versions could not be told apart
@@ -425,7 +373,7 @@ def test_twenty_heads_are_swapped_under_a_client_without_a_failure_and_with_one_
     assert seen == sorted(seen)
     assert set(seen) >= {2, 10, 21}
     assert most_encoders == 1
-    encoder_2 = make(encoder=1)
+    encoder_2 = make_artifact(2)
     with asking(native, answers | {22: predicted(encoder_2, x_BWF)}, x_BWF) as seen:
         native.push(encoder_2, 22, 21)
     assert [error for error in seen if not isinstance(error, int)] == []
@@ -433,10 +381,10 @@ def test_twenty_heads_are_swapped_under_a_client_without_a_failure_and_with_one_
 
 
 def test_the_same_number_with_another_head_is_another_model(
-    native: Native, make: Callable[..., Path]
+    native: Native, make_artifact: Callable[..., Path]
 ) -> None:
     """A registry made anew counts from 1 again: what was served under that number must not answer."""
-    first, second = make(), make(head=1)
+    first, second = make_artifact(1), make_artifact(1, head=1)
     x_BWF = windows(first, 2, seed=4)
     native.push(first, 1)
     native.push(second, 1, previous=1)
@@ -446,9 +394,9 @@ def test_the_same_number_with_another_head_is_another_model(
     assert native.metric("swiftqueue_encoders") == [1]
 
 
-def test_several_instances_over_the_same_weights(native: Native, make: Callable[..., Path]) -> None:
+def test_several_instances_over_the_same_weights(native: Native, make_artifact: Callable[..., Path]) -> None:
     """Each has scratch memory of its own."""
-    folder = make()
+    folder = make_artifact(1)
     served_folder(native, folder, 1)
     text = native.repository.embedded / MODEL / "config.pbtxt"
     write_file(text, text.read_text().replace("count: 1", "count: 2"))
@@ -459,9 +407,10 @@ def test_several_instances_over_the_same_weights(native: Native, make: Callable[
         np.testing.assert_allclose(answer, predicted(folder, x_BWF), rtol=1e-4)
 
 
-def test_both_backends_serve_side_by_side_and_agree(native: Native, make: Callable[..., Path]) -> None:
-    folder, candidate = make(encoder=3), native.repository.candidate
-    artifact.export_onnx(folder)
+def test_both_backends_serve_side_by_side_and_agree(
+    native: Native, make_artifact: Callable[..., Path]
+) -> None:
+    folder, candidate = make_artifact(3, onnx=True), native.repository.candidate
     assert native.push(folder, 1).backend is Backend.NATIVE
     stage(native, folder, 1, Backend.PYTHON)
     native.triton.load(candidate)
@@ -476,10 +425,10 @@ def test_both_backends_serve_side_by_side_and_agree(native: Native, make: Callab
 
 
 def test_the_configuration_for_the_gpu_container_is_one_that_triton_takes(
-    native: Native, make: Callable[..., Path]
+    native: Native, make_artifact: Callable[..., Path]
 ) -> None:
     """All of it but the ONNX Runtime backend and the GPU, which this server has not."""
-    folder, candidate = stage(native, make(), 1), native.repository.candidate
+    folder, candidate = stage(native, make_artifact(1), 1), native.repository.candidate
     text = gpu_config_text(candidate, 1, folder)
     config = native.repository.embedded / candidate / "config.pbtxt"
     here = text.replace('platform: "onnxruntime_onnx"', 'backend: "swiftqueue"')
@@ -513,47 +462,67 @@ def test_a_backend_that_is_not_built_is_named(tmp_path: Path, monkeypatch: pytes
         with_native_backend(find_environment(), tmp_path / "backends")
 
 
-def test_an_event_stream_is_served_natively_and_by_onnx_runtime(
-    native: Native, make_event_artifact: Callable[..., Path], make: Callable[..., Path]
+def test_what_the_engine_does_not_compute_takes_its_place_by_onnx_runtime(
+    native: Native, make_artifact: Callable[..., Path]
 ) -> None:
-    """The contract is the window's; a version of the other architecture takes its place and gives it back."""
-    folder = make_event_artifact(1, onnx=True)
-    native.push(make(), 1)
-    pushed = native.push(folder, 2, previous=1)
+    folder, narrow = make_artifact(1), make_artifact(1, onnx=True, width=32)
+    pushed = native.push(folder, 1)
     assert (pushed.backend, pushed.reason) == (Backend.NATIVE, "")
     assert [list(each.dims) for each in native.triton.config().input] == [[136, len(EVENTS.features)]]
-    for batch in (1, 2, 64):
-        x_BWF = windows(folder, batch, seed=batch)
-        answer = native.triton.infer(x_BWF)
-        assert answer.version == 2
-        np.testing.assert_allclose(answer.y_BH, predicted(folder, x_BWF), rtol=1e-4)
-    other = make_event_artifact(1, head=5)
-    native.push(other, 3, previous=2)
-    np.testing.assert_allclose(native.triton.infer(x_BWF).y_BH, predicted(other, x_BWF), rtol=1e-4)
-    narrow = make_event_artifact(1, onnx=True, width=32)
-    pushed = native.push(narrow, 4, previous=3)
+    pushed = native.push(narrow, 2, previous=1)
     assert pushed.backend is Backend.PYTHON
     assert "the engine knows only 64" in pushed.reason
+    x_BWF = windows(folder, 64, seed=64)
     np.testing.assert_allclose(native.triton.infer(x_BWF).y_BH, predicted(narrow, x_BWF), rtol=1e-4)
-    native.push(make(), 5, previous=4)
-    assert native.triton.served_version() == 5
+    native.push(folder, 3, previous=2)
+    assert native.triton.served_version() == 3
+
+
+def test_a_version_that_sees_some_features_takes_whole_rows(native: Native, project: Path) -> None:
+    folder = served_folder(native, project / "tests/data/artifacts/some-features", 1)
+    native.triton.load(MODEL)
+    assert [list(each.dims) for each in native.triton.config().input] == [[72, len(EVENTS.features)]]
+    x_BWF = np.ones((2, 72, len(EVENTS.features)), np.float32)
+    ours = Engine(folder).forward(x_BWF)
+    np.testing.assert_array_equal(native.triton.infer(x_BWF).y_BH, ours)
+    x_BWF[1, 3, [feature.name for feature in EVENTS.features].index("send_rate")] = -1
+    with pytest.raises(TritonError, match="window 1, token 3: send_rate is NaN or outside"):
+        native.triton.infer(x_BWF)  # a row that no sender makes, whoever looks at it
+
+
+def test_the_old_form_is_refused_in_one_line(
+    native: Native, make_artifact: Callable[..., Path], project: Path
+) -> None:
+    """By the push, and by the backend where it lies in the repository already."""
+    old = project / "tests/data/artifacts/v1-tiny"
+    line = (
+        "model.json: is of the old form, a network over windows of packets; commit ebbf31e4 is the last one"
+    )
+    native.push(make_artifact(1), 1)
+    with pytest.raises(DeployError, match=f"^version 2 is not deployed: {line} that serves it$"):
+        native.push(old, 2, previous=1)
+    folder = served_folder(native, make_artifact(1), 3)
+    for file in ("model.json", "model.safetensors"):
+        shutil.copyfile(old / file, folder / file)
+    with pytest.raises(TritonError, match=line):
+        native.triton.load(MODEL)
+    assert native.triton.served_version() == 1
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", ["bilstm", "mlp"])
-def test_the_loops_other_networks_are_served_by_onnx_runtime(
-    native: Native, make: Callable[..., Path], tmp_path: Path, name: str
+def test_linear_layers_are_served_by_onnx_runtime(
+    native: Native, make_artifact: Callable[..., Path], tmp_path: Path
 ) -> None:
-    network = named(name)
+    network = named("mlp")
     form: Any = network.network()
-    model = form(typical_features(network.definition.features), Target("log", 9.0, 0.5), network.sizes()())
-    description = artifact.Description(64, network.definition.schema_hash, "acked", {"name": "short"})
+    model = form(typical_features(), Target("log", 9.0, 0.5), network.sizes()())
+    description = artifact.Description(64, EVENTS.schema_hash, "acked", {"name": "short"})
     artifact.save(tmp_path, model.eval(), description)
     artifact.export_onnx(tmp_path)
-    native.push(make(), 1)
+    native.push(make_artifact(1), 1)
     pushed = native.push(tmp_path, 2, previous=1)
     assert pushed.backend is Backend.PYTHON
-    assert f"unknown architecture '{network.stored}'" in pushed.reason
+    assert f"the engine knows no architecture '{network.stored}'" in pushed.reason.replace('"', "'")
     x_BWF = windows(tmp_path, 7, seed=1)
     answer = native.triton.infer(x_BWF)
     assert answer.version == 2
@@ -562,10 +531,10 @@ def test_the_loops_other_networks_are_served_by_onnx_runtime(
 
 @needs_agent
 def test_the_agent_asks_an_event_stream_what_a_local_engine_says(
-    native: Native, make: Callable[..., Path], make_event_artifact: Callable[..., Path], tmp_path: Path
+    native: Native, make_artifact: Callable[..., Path], tmp_path: Path
 ) -> None:
-    """The C++ agent finds out by the schema hash which rows to send, over Triton's stream."""
-    folder, packets, file, record = make_event_artifact(1), *(tmp_path / n for n in ("packets", "f", "r"))
+    """Over Triton's stream."""
+    folder, packets, file, record = make_artifact(1), *(tmp_path / n for n in ("packets", "f", "r"))
     native.push(folder, 2)
     toy_world.write_table(packets, toy_world.bottleneck_table("t", 2))
     log = open_log(str(packets), 0, None)

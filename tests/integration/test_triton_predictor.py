@@ -23,13 +23,13 @@ import tritonclient.grpc as grpc
 from grpc import server as grpc_server
 from tritonclient.grpc import model_config_pb2, service_pb2, service_pb2_grpc
 
-from benchmarks.inference_references import make_model, make_windows
+from benchmarks.inference_references import make_windows, save
 from benchmarks.served_models import IDENTITY, PROJECT, backends, build, served, write_model
-from feature_store.events.windows import HORIZON, schema_hash
+from feature_store.events.definition import EVENTS
+from feature_store.packets.schema import HORIZON
 from infra.local import processes
 from infra.local.processes import free_ports
 from infra.local.servers import triton_command
-from models.networks import artifact
 from serving.triton.config import Backend
 from serving.triton.endpoint import LOOPBACK, Triton, control_headers
 from serving.triton.repository import MODEL
@@ -50,9 +50,7 @@ def program() -> Path:
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An untrained artifact of the real size."""
-    folder = tmp_path_factory.mktemp("artifact")
-    artifact.save(folder, make_model(), artifact.Description(64, schema_hash(), "acked"))
-    return folder
+    return save(tmp_path_factory.mktemp("artifact") / "event-stream")
 
 
 @dataclass
@@ -183,7 +181,7 @@ class Answers(service_pb2_grpc.GRPCInferenceServiceServicer):
         fp32 = model_config_pb2.TYPE_FP32
         config.input.add(name="window", data_type=fp32, dims=make_windows(1).shape[1:])
         config.output.add(name="latency_us", data_type=fp32, dims=[HORIZON])
-        config.parameters["schema_hash"].string_value = schema_hash()
+        config.parameters["schema_hash"].string_value = EVENTS.schema_hash
         return service_pb2.ModelConfigResponse(config=config)
 
     def ModelInfer(self, request: Any, context: Any) -> Any:  # noqa: N802

@@ -1,113 +1,111 @@
-"""Models and windows for the tests of the inference engine, deterministic on any machine.
+"""An event stream that sees some features of a row, and its windows, the same on any machine.
 
-Run as a program, it writes the golden vectors anew: the predictor's answers in float64.
+Run as a program, it writes the committed artifact and its answers, PyTorch's in float64, anew.
 """
 
-# Shapes: B batch, W window tokens, F features.
+# Shapes: B batch, W window rows, F features of a row.
 
 from __future__ import annotations
 
 import copy
 import json
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
+from safetensors.numpy import load_file, save_file
 
+from feature_store.events.definition import EVENTS
 from models.networks import artifact
-from models.networks.artifact import Description
+from models.networks.event_transformer import EventArchitecture
+from models.networks.event_window import EventWindowPredictor, in_windows
 from models.networks.scaling import ScaledFeature, Target, transform_of
-from models.networks.transformer import Architecture, Predictor, Readout
 
-GOLDEN = Path(__file__).resolve().parent.parent / "data" / "engine" / "golden.json"
-UNITS = {
-    "flow_age_us": "us",
-    "latency_us": "us",
-    "latency_visible": "flag",
-    "size_bytes": "bytes",
-    "flow_code_0": "sign",
-    "in_flight": "packets",
-    "gap_us": "us",
-    "last_latency_us": "us",
-    "last_latency_flow_us": "us",
-}
-SIZE = list(UNITS).index("size_bytes")
+COMMITTED = Path(__file__).resolve().parent.parent / "data" / "artifacts" / "some-features"
+SIZES = EventArchitecture(layers=1, band=64, feed_forward=64, anchor="last_latency_queue_us")
+ROW = [feature.name for feature in EVENTS.features]
+# In the order of a row, and of a query not.
+EVENTS_SEEN = [
+    name for name in ROW if name in {"size_bytes", "queue_l4s", "hole_us", "in_flight", "latency_us", "ack"}
+]
+QUERIES_SEEN = ["place", "expected_latency_us", "queue_l4s", "gap_us", "flow_code_0"]
 
 
-def features(count: int) -> list[ScaledFeature]:
-    """Of the sorts that windows hold, log1p and identity; `count` may be more than there are names."""
-    named = list(UNITS.items()) + [(f"more_{i}", ("us", "flag")[i % 2]) for i in range(count - len(UNITS))]
-    return [
-        ScaledFeature(name, unit, transform_of(unit), *((5.0, 2.5) if transform_of(unit) == "log1p" else ()))
-        for name, unit in named[:count]
-    ]
+def scaled(names: Sequence[str]) -> list[ScaledFeature]:
+    """Features of a row, scaled to fit most traces."""
+    units = {feature.name: feature.unit for feature in EVENTS.features}
+    logs = {"log1p": (5.0, 2.5), "identity": (0.0, 1.0)}
+    sorts = {name: transform_of(units[name]) for name in names}
+    return [ScaledFeature(name, units[name], sorts[name], *logs[sorts[name]]) for name in names]
 
 
-def make_model(
-    count: int = 24,
-    target: Target | None = None,
-    layers: int = 2,
-    horizon: int = 8,
-    readout: Readout = "last",
-    anchor: str | None = None,
-) -> Predictor:
-    """Predictor whose weights are sines: the same numbers whatever generator a library has."""
-    sizes = Architecture(layers=layers, horizon=horizon, readout=readout, anchor=anchor)
-    model = Predictor(features(count), target or Target("log", 9.25, 1.125), sizes).eval()
+def make_model() -> EventWindowPredictor:
+    """Over whole rows, with weight 0 of what it does not see; weights are sines, whatever a library draws."""
+    events, queries = in_windows(scaled(EVENTS_SEEN)), in_windows(scaled(QUERIES_SEEN))
+    model = EventWindowPredictor(events, queries, Target("log", 9.25, 1.125), SIZES).eval()
+    seen = {"send.weight": EVENTS_SEEN, "ack.weight": EVENTS_SEEN, "ask_about.weight": QUERIES_SEEN}
     with torch.no_grad():
         for k, (name, value) in enumerate(model.state_dict().items()):
             wave = np.sin(np.arange(1, value.numel() + 1) * (1.37 + 0.61803 * k)) * 1.4
-            size = 0.3 if value.dim() == 1 else 1.0 / np.sqrt(value.shape[1])
-            centre = 1.0 if name.endswith(("norm1.weight", "norm2.weight")) else 0.0
+            size = 0.3 if value.dim() == 1 else 1.0 / np.sqrt(value.shape[-1])
+            centre = 1.0 if name.endswith(("norm.weight", "norm1.weight", "norm2.weight")) else 0.0
             value.copy_(torch.from_numpy(centre + size * wave).reshape(value.shape))
+            if name in seen:
+                value[:, [feature not in seen[name] for feature in ROW]] = 0
     return model
 
 
-def save(folder: Path, model: Predictor, tokens: int = 64, schema_hash: str = "a" * 64) -> Path:
-    artifact.save(folder, model, Description(tokens, schema_hash, "acked", {"name": "short"}))
+def save_whole(folder: Path, model: EventWindowPredictor) -> Path:
+    """Save it with all features of a row."""
+    described = artifact.Description(SIZES.reach + 8, EVENTS.schema_hash, "acked", {"name": "short"})
+    artifact.save(folder, model, described)
     return folder
 
 
-def windows(
-    batch: int, tokens: int, model: Predictor, padding: int = 0, seed: int = 0
-) -> npt.NDArray[np.float32]:
-    """Random windows in raw units, each left-padded by 0..padding tokens."""
-    rng = np.random.default_rng(seed)
-    x_BWF = np.empty((batch, tokens, len(model.features)), np.float32)
-    draw: dict[str, Any] = {
-        "us": lambda shape: rng.lognormal(8, 2.5, shape) * (rng.random(shape) > 0.1),
-        "bytes": lambda shape: rng.integers(52, 1501, shape),
-        "packets": lambda shape: rng.integers(0, 400, shape),
-        "flag": lambda shape: rng.integers(0, 2, shape),
-        "sign": lambda shape: rng.choice([-1, 1], shape),
-    }
-    for f, feature in enumerate(model.features):
-        x_BWF[..., f] = draw[feature.unit]((batch, tokens))
-    for window, pad in zip(x_BWF, rng.integers(0, padding + 1, batch), strict=True):
-        window[:pad] = 0
-    return x_BWF
+def save_part(
+    folder: Path, model: EventWindowPredictor, events: Sequence[str], queries: Sequence[str]
+) -> Path:
+    """Save it with these features alone, in this order."""
+    save_whole(folder, model)
+    described = json.loads((folder / "model.json").read_text())
+    state = load_file(folder / "model.safetensors")
+    for key, names, layers in (("features", events, ("send", "ack")), ("queries", queries, ("ask_about",))):
+        described[key] = [asdict(feature) for feature in scaled(names)]
+        for layer in layers:
+            columns = state[f"{layer}.weight"][:, [ROW.index(name) for name in names]]
+            state[f"{layer}.weight"] = np.ascontiguousarray(columns)
+    (folder / "model.json").write_text(json.dumps(described, indent=1) + "\n")
+    save_file(state, folder / "model.safetensors")
+    return folder
 
 
-def write_golden() -> None:
-    model = make_model()
-    x_BWF = np.round(windows(4, 20, model, 10, seed=7))
-    exact = copy.deepcopy(model).double()
+def windows(batch: int = 6) -> np.ndarray:
+    """Windows of whole numbers, by their units, the first ones with padding."""
+    tokens = SIZES.reach + 8
+    wave = np.abs(np.sin(np.arange(1, batch * tokens * len(ROW) + 1) * 0.7548))
+    x_BWF = wave.reshape(batch, tokens, len(ROW))
+    most = {"us": 60_000, "bytes": 1_448, "packets": 400}
+    for f, feature in enumerate(EVENTS.features):
+        if feature.unit in most:
+            x_BWF[..., f] = np.round(x_BWF[..., f] * most[feature.unit])
+        else:
+            x_BWF[..., f] = (x_BWF[..., f] > 0.6) * (2.0 if feature.unit == "sign" else 1.0)
+            x_BWF[..., f] -= feature.unit == "sign"
+    x_BWF[..., ROW.index("size_bytes")] += 52
+    for window, x_WF in enumerate(x_BWF):
+        x_WF[: max(0, tokens - 8 - 20 * window)] = 0
+    return x_BWF.astype(np.float32)
+
+
+def exact(model: EventWindowPredictor, x_BWF: np.ndarray) -> np.ndarray:
+    """Latencies in us by PyTorch in float64."""
     with torch.no_grad():
-        latency_BH = exact(torch.from_numpy(x_BWF).double())
-        feature_BD = exact.encode(torch.from_numpy(x_BWF).double())[:, 0]
-    cases = [
-        {
-            "window": x_WF.astype(int).tolist(),
-            "latency_us": [float(f"{v:.9g}") for v in latency_H],
-            "features": [float(f"{v:.9g}") for v in feature_D],
-        }
-        for x_WF, latency_H, feature_D in zip(x_BWF, latency_BH, feature_BD, strict=True)
-    ]
-    lines = ",\n".join(json.dumps(case, separators=(",", ":")) for case in cases)
-    GOLDEN.write_text(f"[\n{lines}\n]\n")
+        return np.asarray(copy.deepcopy(model).double()(torch.from_numpy(x_BWF).double()).numpy())
 
 
 if __name__ == "__main__":
-    write_golden()
+    save_part(COMMITTED, make_model(), EVENTS_SEEN[::-1], QUERIES_SEEN)
+    answers = [[float(f"{us:.9g}") for us in us_H] for us_H in exact(make_model(), windows())]
+    (COMMITTED / "answers.json").write_text(json.dumps(answers) + "\n")

@@ -5,18 +5,30 @@
 from __future__ import annotations
 
 import copy
+import json
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from conftest import PROJECT
+from engine_models import (
+    COMMITTED,
+    EVENTS_SEEN,
+    QUERIES_SEEN,
+    ROW,
+    make_model,
+    save_part,
+    save_whole,
+)
+from engine_models import exact as exact_of_part
+from engine_models import windows as windows_of_part
 from safetensors.torch import load_file, save_file
-from test_engine_parity import ISAS, RELATIVE, engine, worst
 from test_event_window import (
     LEVELS,
     PART,
-    TABLE,
     change_described,
     forecaster,
     quantile_forecaster,
@@ -24,11 +36,27 @@ from test_event_window import (
     windows,
 )
 
-from feature_store.events.windows import iter_windows
 from models.networks import artifact
 from models.networks.event_window import EventWindowPredictor, of_level, served
 from models.networks.prediction import encode, predict, quantiles
 from serving.engine import Engine, Isa
+
+ISAS: tuple[Isa, ...] = ("avx512", "avx2", "portable")
+RELATIVE = 1e-5
+
+
+def engine(folder: Path, isa: Isa) -> Engine:
+    """An engine for an instruction set, where this CPU has it."""
+    try:
+        return Engine(folder, isa)
+    except ValueError as error:
+        if "this CPU lacks" not in str(error):
+            raise
+        pytest.skip(f"this CPU lacks {isa}")
+
+
+def worst(ours: np.ndarray, theirs: np.ndarray) -> float:
+    return float(np.max(np.abs(ours - theirs) / np.abs(theirs)))
 
 
 def exact(model: EventWindowPredictor, x_BWF: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -125,17 +153,85 @@ def test_the_answers_are_pytorchs(tmp_path: Path, isa: Isa, changes: dict[str, o
     assert ours.shape == (reach + 8, x_BWF.shape[2])
 
 
-@pytest.mark.parametrize("name", ["figure8/rfc9332", "bed-figure8-flows/rfc9332"])
-def test_published_models_of_both_kinds_are_still_read_and_answered(name: str) -> None:
-    """A window model and an event stream, as they were committed: what a later version reads, too."""
-    folder = PROJECT / "docs/laboratory/models" / name
-    read, ours = artifact.load(folder), engine(folder, "auto")
-    tokens, of_events = ours.shape[0], isinstance(read.model, EventWindowPredictor)
-    assert of_events == name.startswith("bed-")
-    x_BWF = windows(tokens - 8) if of_events else np.concatenate(list(iter_windows(TABLE, tokens)))
-    with torch.no_grad():
-        wanted_BH = copy.deepcopy(read.model).double()(torch.from_numpy(x_BWF).double()).numpy()
-    assert worst(ours.forward(x_BWF), wanted_BH) <= RELATIVE
+@pytest.mark.parametrize("isa", ISAS)
+def test_an_artifact_may_name_some_features_in_any_order(isa: Isa) -> None:
+    """Committed answers of PyTorch in float64 (`python tests/model/engine_models.py` writes them)."""
+    ours = engine(COMMITTED, isa)
+    described = json.loads((COMMITTED / "model.json").read_text())
+    assert [each["name"] for each in described["features"]] == EVENTS_SEEN[::-1]
+    assert ours.shape == (72, len(ROW))
+    assert (
+        worst(ours.forward(windows_of_part()), np.array(json.loads((COMMITTED / "answers.json").read_text())))
+        <= RELATIVE
+    )
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_features_with_weight_0_and_features_that_are_not_named_are_the_same_bit_for_bit(
+    tmp_path: Path, isa: Isa
+) -> None:
+    """Where both name theirs in the order of a row."""
+    model, x_BWF = make_model(), windows_of_part(20)
+    in_order = sorted(QUERIES_SEEN, key=ROW.index)
+    whole = engine(save_whole(tmp_path / "whole", model), isa)
+    part = engine(save_part(tmp_path / "part", model, EVENTS_SEEN, in_order), isa)
+    np.testing.assert_array_equal(part.forward(x_BWF), whole.forward(x_BWF))
+    np.testing.assert_array_equal(part.features(x_BWF), whole.features(x_BWF))
+    assert worst(part.forward(x_BWF), exact_of_part(model, x_BWF)) <= RELATIVE
+
+
+def test_a_published_event_stream_is_read_and_answered() -> None:
+    """As it was committed: what a later version reads, too."""
+    folder = PROJECT / "docs/laboratory/models/bed-figure8-flows/rfc9332"
+    ours, model = Engine(folder), artifact.load(folder).model
+    assert isinstance(model, EventWindowPredictor)
+    x_BWF = windows(ours.shape[0] - 8)
+    assert worst(ours.forward(x_BWF), exact(model, x_BWF)[0]) <= RELATIVE
+
+
+def changed(**changes: Any) -> EventWindowPredictor:
+    """A network of random weights with another target."""
+    trained = forecaster().model
+    trained.target = replace(trained.target, **changes)
+    return served(trained)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_raw_latencies(tmp_path: Path, isa: Isa) -> None:
+    model = changed(transform="raw", shift=5_000.0, scale=15_000.0)
+    x_BWF = windows()
+    ours_BH, theirs_BH = engine(save(tmp_path / "m", model), isa).forward(x_BWF), exact(model, x_BWF)[0]
+    assert (theirs_BH == 0).any()  # the lower clamp is at work
+    np.testing.assert_allclose(ours_BH, theirs_BH, rtol=RELATIVE, atol=RELATIVE * 15_000)
+
+
+def test_latencies_are_clamped(tmp_path: Path) -> None:
+    model = changed(shift=17.0, scale=50.0)
+    x_BWF = windows()
+    ours_BH = Engine(save(tmp_path / "m", model)).forward(x_BWF)
+    assert ours_BH.min() == 1
+    assert ours_BH.max() == pytest.approx(60e6)
+    # A scale of 50 in the exponent makes 1e-6 of the network's output 5e-5 of the latency.
+    np.testing.assert_allclose(ours_BH, exact(model, x_BWF)[0], rtol=1e-3)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_extreme_values(tmp_path: Path, isa: Isa) -> None:
+    """Zeros, tiny, negative and huge inputs; queries without a size, an anchor that is not known."""
+    model = served(forecaster().model)
+    x_BWF = windows()[-9:]
+    age, size = ROW.index("flow_age_us"), ROW.index("size_bytes")
+    x_BWF[0] = 0
+    x_BWF[1, :, age] = 1e-7
+    x_BWF[2, :, age] = np.linspace(0, 1, x_BWF.shape[1])
+    x_BWF[3, :, age] = -5
+    x_BWF[4, :, age] = 3e38
+    x_BWF[5, -8:, size] = 0
+    x_BWF[6, -8:, [ROW.index("last_latency_flow_us"), ROW.index("last_latency_us")]] = 0
+    x_BWF[7, -8:, ROW.index("last_latency_flow_us")] = 0
+    x_BWF[8] = x_BWF[8, -1]
+    ours_BH = engine(save(tmp_path / "m", model), isa).forward(x_BWF)
+    assert worst(ours_BH, exact(model, x_BWF)[0]) <= RELATIVE
 
 
 def asked_in_turn() -> list[np.ndarray]:
@@ -194,18 +290,9 @@ def test_other_sizes_are_for_onnx_runtime(tmp_path: Path, changes: dict[str, obj
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
-        (
-            "architecture.name",
-            "lstm",
-            "unknown architecture 'lstm' .known: .*event-stream",
-        ),
-        ("architecture.name", "transformer-encoder", "unknown key 'queries'|'queries'"),
-        ("format", "swiftqueue-artifact/1", "format 'swiftqueue-artifact/1' knows no 'event-stream'"),
         ("architecture.layers", 2, r"the window must be 128 events \(a band for each layer\) and 8 queries"),
         ("architecture.layers", 17, "layers is 17, must be in 1..16"),
         ("architecture.band", 192, "the window must be 192 events"),
-        ("queries", None, "queries"),
-        ("queries", [], "queries must name the features, in their order"),
     ],
 )
 def test_a_description_that_cannot_be_is_refused_in_one_line(

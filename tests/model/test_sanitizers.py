@@ -14,10 +14,9 @@ from pathlib import Path
 import mutants
 import pytest
 from by_commit import tried
-from engine_models import make_model, save
 
+from feature_store.events.definition import EVENTS
 from infra.local.native_backend import SOURCES
-from models.networks import artifact
 from serving.agent import process as agent_process
 from serving.engine import LIBRARY
 from serving.triton.config import Backend
@@ -74,15 +73,9 @@ def test_capture_reader(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @minutes
-@pytest.mark.parametrize("network", ["window", "event stream"])
-def test_engine(tmp_path: Path, network: str, make_event_artifact: Callable[..., Path]) -> None:
+def test_engine(make_artifact: Callable[..., Path]) -> None:
     """Hostile artifacts and windows, some going on with the one before; heads swapped under predictions."""
-    if network == "window":
-        model = make_model(readout="candidates", anchor="last_latency_flow_us")
-        folder = save(tmp_path / "m", model, tokens=136)
-    else:
-        folder = make_event_artifact(1)
-    said = sanitize(LIBRARY.parent.parent, folder, 10_000)
+    said = sanitize(LIBRARY.parent.parent, make_artifact(1), 10_000)
     assert len(re.findall(r"of 10000 damaged artifacts refused", said)) == 1
     assert len(re.findall(r"^tensors: \d+ of 10000 files accepted", said, re.M)) == 1
     assert len(re.findall(r"^swap: 100 heads under \d+ predictions", said, re.M)) == 2
@@ -100,11 +93,10 @@ def test_rates_in_the_engine(project: Path, tmp_path: Path, monkeypatch: pytest.
 
 
 @minutes
-def test_native_backend(tmp_path: Path) -> None:
+def test_native_backend(make_artifact: Callable[..., Path], tmp_path: Path) -> None:
     """Hostile requests and versions, and versions swapped under predictions."""
-    folder = save(tmp_path / "m", make_model(readout="candidates", anchor="last_latency_flow_us"), tokens=64)
-    limits = limits_of(artifact.load(folder).model.features)
-    version = ModelRepository(tmp_path).stage(folder, limits, 1, Backend.NATIVE)
+    limits = limits_of(EVENTS.features)
+    version = ModelRepository(tmp_path).stage(make_artifact(1, layers=1), limits, 1, Backend.NATIVE)
     said = sanitize(SOURCES, version, 5000)
     assert len(re.findall(r"^requests: \d+ of 500 answered", said, re.M)) == 1
     assert len(re.findall(r"^limits: \d+ of 5000 damaged texts refused", said, re.M)) == 1
@@ -117,7 +109,7 @@ def test_native_backend(tmp_path: Path) -> None:
 def test_agent(make_artifact: Callable[..., Path]) -> None:
     """Hostile frames, streams and swaps; all of it is instrumented, the engine too."""
     sources = agent_process.BINARY.parent.parent
-    said = sanitize(sources, make_artifact(1, tokens=16), 10_000)
+    said = sanitize(sources, make_artifact(1, layers=1), 10_000)
     for line in (
         "live: 10000 batches",
         "without an allocation",

@@ -42,7 +42,7 @@ def test_a_profiles_queue_is_the_simulators(project: Path) -> None:
 
 def test_what_a_run_does_not_say_means_the_same_to_the_simulator(project: Path) -> None:
     run = project / "simulation" / "programs" / "laboratory" / "run.cc"
-    horizon = captured(project / "feature_store" / "events" / "window.h", r"kHorizon = (\d+);")
+    horizon = captured(project / "feature_store" / "events" / "sizes.h", r"kHorizon = (\d+);")
     simulated: dict[str, object] = {
         name: float(captured(run, rf'node.Has\("{name}"\) \? [^:]*? : (\w+)').replace("kHorizon", horizon))
         for name in UNSAID

@@ -1,6 +1,6 @@
 """The engine around its arithmetic: what it refuses, swapping the head, threads."""
 
-# Shapes: B batch, W window tokens, F features.
+# Shapes: B batch, W window rows, F features of a row.
 
 from __future__ import annotations
 
@@ -14,32 +14,33 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from feature_store.events.definition import EVENTS
 from serving.engine import Engine
 
-FEATURES = [("age_us", "us"), ("latency_us", "us"), ("latency_visible", "flag"), ("size_bytes", "bytes")]
+ROW = [feature.name for feature in EVENTS.features]
+FEATURES = ["ack", "latency_us", "latency_visible", "size_bytes"]  # that the network sees of an event
+QUERIES = ["queue_l4s", "size_bytes", "last_latency_us"]  # and of a query
 TOKENS = 24
+OLD_FORM = (
+    "is of the old form, a network over windows of packets; commit ebbf31e4 is the last one that serves it"
+)
 
 
 def shapes() -> dict[str, tuple[int, ...]]:
-    named: dict[str, tuple[int, ...]] = {"embedding.weight": (64, 4), "embedding.bias": (64,)}
-    for i in range(2):
-        named |= {
-            f"layers.{i}.self_attn.in_proj_weight": (192, 64),
-            f"layers.{i}.self_attn.in_proj_bias": (192,),
-            f"layers.{i}.self_attn.out_proj.weight": (64, 64),
-            f"layers.{i}.self_attn.out_proj.bias": (64,),
-            f"layers.{i}.linear1.weight": (256, 64),
-            f"layers.{i}.linear1.bias": (256,),
-            f"layers.{i}.linear2.weight": (64, 256),
-            f"layers.{i}.linear2.bias": (64,),
-        }
-        named |= {f"layers.{i}.norm{n}.{part}": (64,) for n in (1, 2) for part in ("weight", "bias")}
-    return named | {
+    named: dict[str, tuple[int, ...]] = {
+        "send.weight": (64, len(FEATURES)),
+        "ack.weight": (64, len(FEATURES)),
+        "ask_about.weight": (64, len(QUERIES)),
         "head.0.weight": (64, 64),
-        "head.0.bias": (64,),
-        "head.2.weight": (8, 64),
-        "head.2.bias": (8,),
+        "head.2.weight": (1, 64),
     }
+    for i in range(2):
+        inner = {"query": (64, 64), "key_value": (128, 64), "out": (64, 64), "linear1": (64, 64)}
+        named |= {f"layers.{i}.{name}.weight": shape for name, shape in inner.items()}
+        named |= {f"layers.{i}.linear2.weight": (64, 64), f"layers.{i}.sink": (2, 1, 64)}
+    named |= {name.replace("weight", "bias"): shape[:1] for name, shape in named.items() if "weight" in name}
+    norms = ("norm", *(f"layers.{i}.norm{n}" for i in range(2) for n in (1, 2)))
+    return named | {f"{norm}.{part}": (64,) for norm in norms for part in ("weight", "bias")}
 
 
 def write_artifact(folder: Path, head_seed: int = 0) -> Path:
@@ -50,24 +51,32 @@ def write_artifact(folder: Path, head_seed: int = 0) -> Path:
         for name, shape in shapes().items()
     }
     save_file(weights, folder / "model.safetensors")
+
+    def scaled(names: list[str]) -> list[dict[str, object]]:
+        units = {feature.name: feature.unit for feature in EVENTS.features}
+        return [
+            {"name": name, "unit": units[name], "transform": "log1p" if units[name] != "flag" else "identity"}
+            | {"shift": 1.5, "scale": 2.0}
+            for name in names
+        ]
+
     description = {
-        "format": "swiftqueue-artifact/1",
+        "format": "swiftqueue-artifact/2",
         "architecture": {
-            "name": "transformer-encoder",
+            "name": "event-stream",
             "width": 64,
             "heads": 4,
-            "feed_forward": 256,
+            "feed_forward": 64,
             "layers": 2,
+            "band": 8,
             "dropout": 0.2,
+            "anchor": None,
         },
         "window": {"tokens": TOKENS, "horizon": 8},
-        "features": [
-            {"name": name, "unit": unit, "transform": "log1p" if unit != "flag" else "identity"}
-            | {"shift": 1.5, "scale": 2.0}
-            for name, unit in FEATURES
-        ],
+        "features": scaled(FEATURES),
+        "queries": scaled(QUERIES),
         "target": {"transform": "log", "shift": 9.0, "scale": 1.0},
-        "schema_hash": "ab" * 32,
+        "schema_hash": EVENTS.schema_hash,
         "visibility": "acked",
         "protocol": {"name": "short", "note": 'µ \u2013 \\ "quoted" \U0001f600'},
     }
@@ -76,7 +85,7 @@ def write_artifact(folder: Path, head_seed: int = 0) -> Path:
 
 
 def windows(batch: int) -> np.ndarray:
-    return np.random.default_rng(0).uniform(0, 1500, (batch, TOKENS, len(FEATURES))).astype(np.float32)
+    return np.random.default_rng(0).uniform(1, 1500, (batch, TOKENS, len(ROW))).astype(np.float32)
 
 
 def edit_json(folder: Path, path: str, value: object) -> None:
@@ -86,10 +95,11 @@ def edit_json(folder: Path, path: str, value: object) -> None:
     place = described
     for parent in parents:
         place = place[int(parent) if parent.isdigit() else parent]
+    at = int(key) if key.isdigit() else key
     if value is None:
-        del place[key]
+        del place[at]
     else:
-        place[key] = value
+        place[at] = value
     file.write_text(json.dumps(described))
 
 
@@ -100,13 +110,14 @@ def folder(tmp_path: Path) -> Path:
 
 def test_what_it_says_of_itself(folder: Path) -> None:
     engine = Engine(folder, version=7)
-    assert (engine.version, engine.schema_hash, engine.shape) == (7, "ab" * 32, (TOKENS, 4))
+    said = engine.version, engine.schema_hash, engine.shape
+    assert said == (7, EVENTS.schema_hash, (TOKENS, len(ROW)))
     assert engine.isa in {"avx512", "avx2", "portable"}
     assert Engine(folder, "portable").isa == "portable"
     y_BH, version = engine.forward_versioned(windows(3))
     assert y_BH.shape == (3, 8)
     assert version == 7
-    assert engine.features(windows(3)).shape == (3, 1, 64)
+    assert engine.features(windows(3)).shape == (3, 8, 64)
     assert np.array_equal(engine.forward(windows(3)[1]), y_BH[1:2])  # one window, and not the others
 
 
@@ -115,7 +126,7 @@ def test_an_unknown_instruction_set_is_refused(folder: Path) -> None:
         Engine(folder, "sse")  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("shape", [(2, TOKENS, 5), (2, TOKENS + 1, 4), (2, 7, 4), (0, TOKENS, 4), (4,)])
+@pytest.mark.parametrize("shape", [(2, TOKENS, 4), (2, TOKENS + 1, 52), (2, 7, 52), (0, TOKENS, 52), (4,)])
 def test_wrong_shapes_are_refused(folder: Path, shape: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match="this model takes"):
         Engine(folder).forward(np.ones(shape, np.float32))
@@ -123,25 +134,26 @@ def test_wrong_shapes_are_refused(folder: Path, shape: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize("isa", ["auto", "portable"])
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("at", [(0, 0, 0), (2, 23, 3), (1, 11, 1)])
+@pytest.mark.parametrize("at", [(0, 0, 0), (2, 23, 51), (1, 11, 1)])
 def test_a_value_that_is_not_finite_is_named(
     folder: Path, isa: str, value: float, at: tuple[int, int, int]
 ) -> None:
     engine, x_BWF = Engine(folder, isa), windows(3)  # type: ignore[arg-type]
     expected_BH = engine.forward(x_BWF)
     x_BWF[at] = value
-    message = f"window {at[0]}: {FEATURES[at[2]][0]} of token {at[1]} is NaN or infinite"
+    message = f"window {at[0]}: {ROW[at[2]]} of token {at[1]} is NaN or infinite"
     with pytest.raises(ValueError, match=message):
         engine.forward(x_BWF)
     assert np.array_equal(engine.forward(windows(3)), expected_BH)  # and nothing stays behind
 
 
 @pytest.mark.parametrize("isa", ["auto", "portable"])
-@pytest.mark.parametrize("token", [0, 22, 23])
+@pytest.mark.parametrize("token", [8, 15, 22, 23])
 def test_values_too_large_to_predict_from_are_refused(folder: Path, isa: str, token: int) -> None:
-    edit_json(folder, "features/2/scale", 1e-3)
+    for key, place in (("features", 2), ("queries", 0)):
+        edit_json(folder, f"{key}/{place}/scale", 1e-3)
     x_BWF = windows(2)
-    x_BWF[1, token, 2] = 3e38
+    x_BWF[1, token, [ROW.index("latency_visible"), ROW.index("queue_l4s")]] = 3e38
     with pytest.raises(ValueError, match="window 1: its values are too large"):
         Engine(folder, isa).forward(x_BWF)  # type: ignore[arg-type]
 
@@ -152,30 +164,42 @@ def test_values_too_large_to_predict_from_are_refused(folder: Path, isa: str, to
         ("format", "swiftqueue-artifact/9", "format 'swiftqueue-artifact/9' is not"),
         ("target", None, "key 'target' is missing"),
         ("extra", 1, "unknown key 'extra'"),
-        ("architecture/name", "lstm", "unknown architecture 'lstm'"),
+        ("architecture/name", "lstm", "the engine knows no architecture 'lstm', only 'event-stream'; serve"),
+        ("architecture/name", "mlp", "architecture 'mlp', only 'event-stream'; serve this model with ONNX"),
         ("architecture/width", 128, "width is 128, the engine knows only 64; serve this model with ONNX"),
         ("architecture/heads", 8, "heads is 8"),
+        ("architecture/feed_forward", 96, "feed_forward is 96, the engine knows only multiples of 64"),
         ("architecture/layers", 0, r"layers is 0, must be in 1\.\.16"),
         ("architecture/layers", 1.5, "layers is not a whole number"),
         ("architecture/layers", "2", "layers is not a number"),
-        ("architecture/layers", 3, r"weight layers\.2\.linear1\.bias is missing"),
+        ("architecture/layers", 3, r"the window must be 24 events \(a band for each layer\) and 8 queries"),
+        ("architecture/anchor", "nothing_us", "feature 'nothing_us' is none of an event window's row"),
+        ("architecture/anchor", 3, "anchor is not a string"),
+        ("architecture/readout", "last", "unknown key 'readout'"),
         ("window/tokens", 4, r"tokens is 4, must be in 8\.\.4096"),
         ("window/tokens", 1e9, "tokens is 1000000000"),
-        ("window/horizon", 17, r"horizon is 17, must be in 1\.\.16"),
-        ("window/horizon", 4, r"weight head\.2\.bias has shape \(8\), expected \(4\)"),
+        ("window/horizon", 17, "the window must be 16 events .* and 8 queries"),
         ("features", 7, "features is not a list"),
-        ("features", [], "lack size_bytes"),
-        ("features/3/name", "age_us", "feature 'age_us' stands twice"),
-        ("features/3/name", "sizes", "lack size_bytes"),
-        ("features/0/transform", "sqrt", "feature 'age_us': unknown transform 'sqrt'"),
-        ("features/0/scale", 0, "feature 'age_us': the scale must be above zero"),
+        ("features", [], "features names no feature"),
+        ("features/3/name", "ack", "feature 'ack' stands twice"),
+        ("features/3/name", "sizes", "feature 'sizes' is none of an event window's row"),
+        ("features/3", None, r"weight ack\.weight has shape \(64, 4\), expected \(64, 3\)"),
+        ("features/1/transform", "sqrt", "feature 'latency_us': unknown transform 'sqrt'"),
+        ("features/1/scale", 0, "feature 'latency_us': the scale must be above zero"),
         ("features/0/shift", 1e300, "shift is out of range"),
         ("features/0/unit", None, "feature 0: key 'unit' is missing"),
+        ("queries", None, "key 'queries' is missing"),
+        ("queries", [], "queries names no feature"),
+        ("queries/2", None, r"weight ask_about\.weight has shape \(64, 3\), expected \(64, 2\)"),
+        ("queries/0/name", "age_us", "feature 'age_us' is none of an event window's row"),
         ("target/transform", "sqrt", "target: unknown transform 'sqrt'"),
         ("target/scale", -1, "target: the scale must be above zero"),
         ("schema_hash", 5, "schema_hash is not a string"),
-        ("architecture/readout", "last", "unknown key 'readout'"),
-        ("format", "swiftqueue-artifact/2", "key 'readout' is missing"),
+        (
+            "schema_hash",
+            "ab" * 32,
+            f"made for features 'abababababab', this engine reads {EVENTS.schema_hash[:12]}",
+        ),
     ],
 )
 def test_a_wrong_description_is_refused(folder: Path, path: str, value: object, message: str) -> None:
@@ -187,21 +211,22 @@ def test_a_wrong_description_is_refused(folder: Path, path: str, value: object, 
 
 
 @pytest.mark.parametrize(
-    ("readout", "anchor", "message"),
+    ("path", "value"),
     [
-        ("first", None, r"unknown readout 'first' \(known: last, candidates\)"),
-        (1, None, "readout is not a string"),
-        ("last", "nothing_us", "the features lack nothing_us"),
-        ("last", "latency_us", "the features lack last_latency_us"),
-        ("last", 3, "anchor is not a string"),
+        ("architecture/name", "transformer-encoder"),
+        ("architecture/name", "bilstm"),
+        ("schema_hash", "ed5cfb08984c5aee135616b101e817c99cfe962ea8aaabdd3d98516674f4bed3"),
     ],
 )
-def test_a_wrong_readout_is_refused(folder: Path, readout: object, anchor: object, message: str) -> None:
-    described = json.loads((folder / "model.json").read_text())
-    described["format"] = "swiftqueue-artifact/2"
-    described["architecture"] |= {"readout": readout, "anchor": anchor}
-    (folder / "model.json").write_text(json.dumps(described))
-    with pytest.raises(ValueError, match=message):
+def test_the_old_form_is_refused_in_one_line(folder: Path, path: str, value: str) -> None:
+    edit_json(folder, path, value)
+    with pytest.raises(ValueError, match=f"^{folder}/model.json: {OLD_FORM}$"):
+        Engine(folder)
+
+
+def test_an_artifact_of_the_old_form_as_it_was_committed_is_refused(project: Path) -> None:
+    folder = project / "tests/data/artifacts/v1-tiny"
+    with pytest.raises(ValueError, match=f"^{folder}/model.json: {OLD_FORM}$"):
         Engine(folder)
 
 
@@ -302,6 +327,29 @@ def test_wrong_weights_are_refused(folder: Path, name: str, change: object, mess
         Engine(folder)
 
 
+def test_columns_are_found_by_name(tmp_path: Path) -> None:
+    """Features in another order, their weights too, are the same network; other columns change nothing."""
+    folder, x_BWF = write_artifact(tmp_path / "a"), windows(3)
+    expected_BH = Engine(folder).forward(x_BWF)
+    other = shutil.copytree(folder, tmp_path / "b")
+    described, weights = (
+        json.loads((folder / "model.json").read_text()),
+        load_file(folder / "model.safetensors"),
+    )
+    for key, layers in (("features", ("send", "ack")), ("queries", ("ask_about",))):
+        described[key] = described[key][::-1]
+        for layer in layers:
+            weights[f"{layer}.weight"] = np.ascontiguousarray(weights[f"{layer}.weight"][:, ::-1])
+    (other / "model.json").write_text(json.dumps(described))
+    save_file(weights, other / "model.safetensors")
+    np.testing.assert_allclose(Engine(other).forward(x_BWF), expected_BH, rtol=1e-5)
+    seen = {*FEATURES, *QUERIES}
+    x_BWF[..., [name not in seen for name in ROW]] = 3
+    assert np.array_equal(Engine(folder).forward(x_BWF), expected_BH)
+    x_BWF[..., ROW.index("latency_us")] += 100
+    assert not np.array_equal(Engine(folder).forward(x_BWF), expected_BH)
+
+
 def test_swapping_the_head(tmp_path: Path) -> None:
     first, second = write_artifact(tmp_path / "1"), write_artifact(tmp_path / "2", head_seed=1)
     x_BWF = windows(4)
@@ -329,14 +377,14 @@ def test_a_head_that_does_not_fit_is_refused_and_the_old_one_stays(tmp_path: Pat
     weights = load_file(bad / "model.safetensors")
     weights["layers.1.linear2.bias"][3] += 1e-6
     save_file(weights, tmp_path / "encoder" / "model.safetensors")
-    shutil.copytree(bad, tmp_path / "schema")
-    edit_json(tmp_path / "schema", "schema_hash", "cd" * 32)
+    shutil.copytree(bad, tmp_path / "target")
+    edit_json(tmp_path / "target", "target/shift", 8.5)
     shutil.copytree(bad, tmp_path / "scaling")
-    edit_json(tmp_path / "scaling", "features/0/shift", 1.25)
+    edit_json(tmp_path / "scaling", "features/1/shift", 1.25)
     shutil.copytree(bad, tmp_path / "cut")
     whole = (bad / "model.safetensors").read_bytes()
     (tmp_path / "cut" / "model.safetensors").write_bytes(whole[:-4])
-    for name in ("encoder", "schema", "scaling"):
+    for name in ("encoder", "target", "scaling"):
         with pytest.raises(ValueError, match="differs from the served model in more than its head"):
             engine.swap_head(tmp_path / name, 2)
     with pytest.raises(ValueError, match="truncated"):

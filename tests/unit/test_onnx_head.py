@@ -28,7 +28,7 @@ FORMS = {
 
 def make_model(sizes: Architecture) -> Predictor:
     torch.manual_seed(1)
-    return Predictor(typical_features(), Target("log", 9.0, 0.5), sizes).eval()
+    return Predictor(typical_features(FEATURES), Target("log", 9.0, 0.5), sizes).eval()
 
 
 def changed(model: Predictor, part: str) -> Predictor:

@@ -11,14 +11,13 @@
 #include <span>
 #include <vector>
 
+#include "feature_store/events/sizes.h"
 #include "serving/triton/native/guard.h"
 #include "serving/triton/native/request.h"
 #include "serving/triton/native/triton_api.h"
 
 namespace swiftqueue::backend {
 namespace {
-
-constexpr std::int64_t kHorizon = 8;
 
 // Answers windows x_BWF, which lie in `pieces`, with the beginning of each.
 void answer(TRITONBACKEND_Request* request, TRITONBACKEND_Response* response) {

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdio>
+#include <utility>
 
 #include "serving/engine/error.h"
 #include "serving/engine/json.h"
@@ -11,21 +12,16 @@ namespace swiftqueue::backend {
 
 using engine::InvalidError;
 
-Limits::Limits(std::string_view json, const std::vector<engine::Scaling>& features) {
+Limits::Limits(std::string_view json, std::vector<std::string> names) : names_(std::move(names)) {
   const engine::json::Value described = engine::json::parse(json);
-  std::vector<std::string_view> keys;
-  for (const engine::Scaling& feature : features) keys.emplace_back(feature.name);
-  described.require_keys(keys, "the limits");
-  for (const engine::Scaling& feature : features) {
-    const engine::json::Value& range = described.at(feature.name, "the limits");
-    range.require_keys({"low", "high"}, feature.name);
-    names_.push_back(feature.name);
-    low_F_.push_back(
-        static_cast<float>(range.at("low", feature.name).number(feature.name + ": low")));
-    high_F_.push_back(
-        static_cast<float>(range.at("high", feature.name).number(feature.name + ": high")));
+  described.require_keys({names_.begin(), names_.end()}, "the limits");
+  for (const std::string& name : names_) {
+    const engine::json::Value& range = described.at(name, "the limits");
+    range.require_keys({"low", "high"}, name);
+    low_F_.push_back(static_cast<float>(range.at("low", name).number(name + ": low")));
+    high_F_.push_back(static_cast<float>(range.at("high", name).number(name + ": high")));
     if (!(low_F_.back() <= high_F_.back())) {
-      throw InvalidError(feature.name + ": low is above high");
+      throw InvalidError(name + ": low is above high");
     }
   }
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Which values of each feature a version accepts: `limits.json` beside the artifact, written from
-// serving/triton/limits.py.
+// Which values of each feature of a row a version accepts: `limits.json` beside the artifact,
+// written from serving/triton/limits.py.
 #ifndef SWIFTQUEUE_SERVING_TRITON_NATIVE_LIMITS_H_
 #define SWIFTQUEUE_SERVING_TRITON_NATIVE_LIMITS_H_
 
@@ -10,15 +10,13 @@
 #include <string_view>
 #include <vector>
 
-#include "serving/engine/artifact.h"
-
 namespace swiftqueue::backend {
 
 class Limits {
  public:
   // Of the text of `limits.json`, {"FEATURE": {"low": L, "high": H}, ...}. Throws InvalidError
-  // unless it names exactly the artifact's features.
-  Limits(std::string_view json, const std::vector<engine::Scaling>& features);
+  // unless it names exactly the features of a row, which `names` has in order.
+  Limits(std::string_view json, std::vector<std::string> names);
 
   // Throws InvalidError, naming the first value of x_BWF that is NaN or out of range.
   void check(const float* x_BWF, std::int64_t windows, std::int64_t tokens) const;

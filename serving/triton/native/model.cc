@@ -2,7 +2,9 @@
 #include "serving/triton/native/model.h"
 
 #include <cstring>
+#include <utility>
 
+#include "feature_store/events/event_window.h"
 #include "serving/engine/error.h"
 #include "serving/engine/json.h"
 #include "serving/engine/reading.h"
@@ -63,15 +65,16 @@ Model::Model(const std::string& folder, std::int64_t version, EncoderCache& enco
 Model::Model(const std::string& folder, const engine::Artifact& artifact, std::int64_t version,
              EncoderCache& encoders)
     : engine_(std::make_unique<engine::Engine>(artifact, encoders.get(artifact), "auto", version)),
-      limits_(read_limits(folder + "/limits.json", artifact.description.features)),
+      limits_(read_limits(folder + "/limits.json",
+                          {kEventWindowFeatures.begin(), kEventWindowFeatures.end()})),
       encoder_hash_(artifact.encoder_hash) {
   engine::require_one_latency(artifact.description);
 }
 
 void Model::check_config(std::string_view json) const {
   const engine::Description& description = engine_->description();
-  check_promised(json, {description.tokens, static_cast<std::int64_t>(description.features.size()),
-                        output(), description.horizon, description.schema_hash});
+  check_promised(json, {description.tokens, kEventWindowFeatureCount, output(), kHorizon,
+                        description.schema_hash});
 }
 
 std::unique_ptr<AnySession> Model::session() const { return std::make_unique<Session>(*this); }
@@ -93,10 +96,10 @@ void check_promised(std::string_view json, const Promised& promised) {
   }
 }
 
-Limits read_limits(const std::string& path, const std::vector<engine::Scaling>& features) {
+Limits read_limits(const std::string& path, std::vector<std::string> names) {
   const std::string text = engine::read_file(path, kMaxLimitsBytes);
   try {
-    return {text, features};
+    return {text, std::move(names)};
   } catch (const InvalidError& error) {
     throw InvalidError(path + ": " + error.what());
   }
@@ -136,12 +139,11 @@ std::size_t AnySession::bytes_of(std::span<const std::int64_t> shape, std::span<
 
 std::span<const float> Session::predict(std::span<const std::int64_t> shape,
                                         std::span<const Piece> pieces) {
-  const engine::Description& description = engine_->description();
-  const auto features = static_cast<std::int64_t>(description.features.size());
-  const float* x_BWF = gather(pieces, bytes_of(shape, pieces, description.tokens, features));
-  model_.limits().check(x_BWF, shape[0], shape[1]);
-  y_BH_.resize(static_cast<std::size_t>(shape[0] * description.horizon));
-  engine_->forward(x_BWF, shape[0], static_cast<int>(shape[1]), y_BH_.data(), nullptr);
+  const int tokens = engine_->description().tokens;
+  const float* x_BWF = gather(pieces, bytes_of(shape, pieces, tokens, kEventWindowFeatureCount));
+  model_.limits().check(x_BWF, shape[0], tokens);
+  y_BH_.resize(static_cast<std::size_t>(shape[0] * kHorizon));
+  engine_->forward(x_BWF, shape[0], tokens, y_BH_.data(), nullptr);
   return y_BH_;
 }
 

@@ -3,7 +3,7 @@
 // A served version and what a request may ask of it. Nothing here knows Triton, so that sanitizers
 // can drive it (stress.cc).
 //
-// Shapes: B windows, W tokens, F features, H horizon.
+// Shapes: B windows, W rows, F features of a row, H horizon.
 #ifndef SWIFTQUEUE_SERVING_TRITON_NATIVE_MODEL_H_
 #define SWIFTQUEUE_SERVING_TRITON_NATIVE_MODEL_H_
 
@@ -77,7 +77,8 @@ struct Promised {
 };
 void check_promised(std::string_view json, const Promised& promised);
 
-Limits read_limits(const std::string& path, const std::vector<engine::Scaling>& features);
+// Reads `limits.json` of rows with the features `names`; errors name the file.
+Limits read_limits(const std::string& path, std::vector<std::string> names);
 
 // One version: head and limits of its own, the encoder shared with the other versions that have it.
 class Model final : public AnyModel {

@@ -13,11 +13,17 @@ namespace {
 constexpr int kSamples = rate::kMostSamples;
 constexpr int kFields = rate::kFieldCount;
 
+std::vector<std::string> field_names() {
+  std::vector<std::string> names;
+  for (const auto& field : rate::kFields) names.emplace_back(field.name);
+  return names;
+}
+
 }  // namespace
 
 Rates::Rates(const std::string& folder)
     : model_(folder, "auto"),
-      limits_(read_limits(folder + "/limits.json", model_.features())),
+      limits_(read_limits(folder + "/limits.json", field_names())),
       hash_(std::hash<std::string>{}(
           engine::read_file(folder + "/model.safetensors", engine::kMaxWeightBytes))) {}
 

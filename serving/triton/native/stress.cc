@@ -83,7 +83,7 @@ std::int64_t any_size(Random& random, std::int64_t usual) {
 // What a request's shape must be, said in another way than in model.cc.
 bool fits(const std::vector<std::int64_t>& shape, const engine::Description& description,
           std::size_t bytes) {
-  const auto features = static_cast<std::int64_t>(description.features.size());
+  const std::int64_t features = kEventWindowFeatureCount;
   if (shape.size() != 3 || shape[0] < 1 || shape[0] > 1000 || shape[2] != features) return false;
   return shape[1] == description.tokens &&
          static_cast<std::size_t>(shape[0] * shape[1] * features) * sizeof(float) == bytes;
@@ -94,7 +94,7 @@ void hostile_requests(const std::string& folder, long rounds, Random& random) {
   const Model model(folder, 1, encoders);
   Session session(model);
   const engine::Description& description = model.engine().description();
-  const auto features = static_cast<std::int64_t>(description.features.size());
+  const std::int64_t features = kEventWindowFeatureCount;
   long answered = 0;
   for (long i = 0; i < rounds; ++i) {
     const auto windows = static_cast<std::int64_t>(1 + below(random, 4));
@@ -120,7 +120,7 @@ void hostile_requests(const std::string& folder, long rounds, Random& random) {
     try {
       const std::span<const float> y_BH = session.predict(request.shape, request.pieces());
       require(good, "a bad request is answered");
-      require(y_BH.size() == static_cast<std::size_t>(request.shape[0] * description.horizon),
+      require(y_BH.size() == static_cast<std::size_t>(request.shape[0] * kHorizon),
               "another number of latencies");
       const auto sane = [](float y) { return y >= 0 && y <= 6.1e7F; };
       require(std::all_of(y_BH.begin(), y_BH.end(), sane), "a latency out of range");
@@ -170,12 +170,14 @@ void hostile_texts(const std::string& folder, long rounds, Random& random) {
   const Model model(folder, 1, encoders);
   const engine::Description& description = model.engine().description();
   damaged_text("limits", engine::read_file(folder + "/limits.json", 1 << 20), rounds, random,
-               [&](const std::string& text) { Limits(text, description.features); });
+               [&](const std::string& text) {
+                 Limits(text, {kEventWindowFeatures.begin(), kEventWindowFeatures.end()});
+               });
   const std::string config =
       R"({"max_batch_size":64,"input":[{"name":"window","data_type":"TYPE_FP32","dims":[)" +
-      std::to_string(description.tokens) + "," + std::to_string(description.features.size()) +
+      std::to_string(description.tokens) + "," + std::to_string(kEventWindowFeatureCount) +
       R"(]}],"output":[{"name":"latency_us","data_type":"TYPE_FP32","dims":[)" +
-      std::to_string(description.horizon) + R"(]}],"parameters":{"schema_hash":{"string_value":")" +
+      std::to_string(kHorizon) + R"(]}],"parameters":{"schema_hash":{"string_value":")" +
       description.schema_hash + "\"}}}";
   damaged_text("config", config, rounds, random,
                [&](const std::string& text) { model.check_config(text); });
@@ -188,8 +190,7 @@ void versions_under_load(const std::string& folder, long versions) {
   std::mutex mutex;
   auto served = std::make_shared<const Model>(folder, 0, encoders);
   const engine::Description description = served->engine().description();
-  const std::vector<std::int64_t> shape = {2, description.tokens,
-                                           static_cast<std::int64_t>(description.features.size())};
+  const std::vector<std::int64_t> shape = {2, description.tokens, kEventWindowFeatureCount};
   const std::vector<float> x_BWF(static_cast<std::size_t>(shape[0] * shape[1] * shape[2]), 1);
   std::atomic<bool> done{false};
   std::atomic<long> predictions{0};

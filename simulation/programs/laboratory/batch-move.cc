@@ -60,9 +60,7 @@ BatchMove::BatchMove(const Batching& params, int tokens, bool logged, std::vecto
                                   .most_advantage = params.guardAdvantage,
                                   .most_growth = params.guardGrowth}}),
       m_x_BWF(static_cast<std::size_t>(agent::kMaxWindows * tokens * kEventWindowFeatureCount)),
-      m_logged(logged) {
-  m_sender.set_model(tokens, agent::Definition::kEvents);
-}
+      m_logged(logged) {}
 
 Candidate BatchMove::Known(const DataPacket& packet) {
   return {.size_bytes = static_cast<int32_t>(packet.sizeBytes),

@@ -15,13 +15,8 @@ std::unique_ptr<ModelMove> ModelMove::Make(const ModelControl& params, const Run
                                            const Network& network) {
   const std::string& folder = params.artifact;
   const engine::Description model = engine::load_artifact(folder).description;
-  if (model.schema_hash == kSchemaHash) {
-    throw engine::InvalidError(folder + ": is of the old form, over windows of packets; commit " +
-                               "ebbf31e4 is the last one that serves it");
-  }
-  const auto features = static_cast<int64_t>(model.features.size());
   const std::string why =
-      agent::why_not_usable(model.schema_hash, model.tokens, features, model.horizon, true);
+      agent::why_not_usable(model.schema_hash, model.tokens, kEventWindowFeatureCount, kHorizon);
   if (!why.empty()) {
     throw engine::InvalidError(folder + ": " + why);
   }
@@ -51,7 +46,7 @@ void ModelMove::SwapHead(const std::string& artifact, int64_t version) {
 void ModelMove::Forecast(const agent::Question& question, const float* x_BWF, float* y_BHL) {
   const auto started = std::chrono::steady_clock::now();
   const int64_t version = m_engine->forward(x_BWF, question.windows, Tokens(), y_BHL, nullptr,
-                                            false, static_cast<int>(Outputs()));
+                                            static_cast<int>(Outputs()));
   const std::chrono::duration<double> took = std::chrono::steady_clock::now() - started;
   if (m_told) {
     m_told->Correct(question, [this](const Candidate& of) { return FlowOf(of); }, y_BHL, Outputs());
