@@ -87,7 +87,7 @@ def _run(
 ) -> tuple[list[Measured], float, float]:
     from infra.local.loop import stop_stack
     from infra.local.servers import start_stack
-    from models.training.finetuning import FinetuneParams
+    from models.training.head import FinetuneParams
     from pipelines.live.command import round_params
     from pipelines.live.rounds import Rounds
     from serving.ingest.client import IngestClient

@@ -83,7 +83,7 @@ def walk(table: pl.DataFrame) -> Iterator[dict[str, Any]]:
 
     from models.networks.artifact import read_files
     from models.section import read
-    from models.training.finetuning import FinetuneParams
+    from models.training.head import FinetuneParams
     from pipelines.live.minute import Minute, tune
     from pipelines.live.rounds_log import DeclinedError
     from pipelines.live.watch import Pair, compare

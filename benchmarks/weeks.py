@@ -54,7 +54,7 @@ from models.registry.bars import Verdict
 from models.registry.retention import collect_garbage
 from models.section import read as read_section
 from models.section import read_all
-from models.training.finetuning import FinetuneParams
+from models.training.head import FinetuneParams
 from pipelines.live.command import round_params
 from pipelines.live.minute import Tuned
 from pipelines.live.rounds import Rounds

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import polars as pl
-from models.training.finetuning import FinetuneParams
+from models.training.head import FinetuneParams
 
 from models.networks import artifact, onnx_head
 from models.registry.decision import REFERENCE_TAG

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from models.training.finetuning import FinetuneParams
+from models.training.head import FinetuneParams
 
 from feature_store.settings import settings
 from feature_store.telemetry.recent import Latest, latest_minutes, next_sender, sender_weights

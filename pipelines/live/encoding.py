@@ -20,7 +20,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from feature_store.events import windows as fw
-from feature_store.events.definition import definition_of
+from feature_store.events.definition import EVENTS
 from models.networks.artifact import Artifact
 from models.networks.prediction import encode
 from models.say import say
@@ -61,10 +61,6 @@ def joined(parts: list[EncodedWindows]) -> EncodedWindows:
 class Encoder(Protocol):
     """What encodes windows: the engine, or PyTorch where the engine does not compute that network."""
 
-    @property
-    def schema_hash(self) -> str:
-        """Of the definition of its windows."""
-
     def share(self) -> Encoder:
         """One for another thread."""
 
@@ -77,7 +73,6 @@ class ByPyTorch:
 
     def __init__(self, found: Artifact) -> None:
         self._model = found.model
-        self.schema_hash = found.description.schema_hash
 
     def share(self) -> ByPyTorch:
         """Itself: nothing changes when it computes."""
@@ -106,7 +101,6 @@ class Encoding:
         """Encode all windows of W `tokens` from number `first` on, or one of `every` so many."""
         self._every = every
         self._packets, self._tokens, self._first = packets, tokens, first
-        self._definition = definition_of(encoder.schema_hash)
         self._cores = len(os.sched_getaffinity(0))
         self._encoders: SimpleQueue[Encoder] = SimpleQueue()
         for _ in range(self._cores):
@@ -158,7 +152,7 @@ class Encoding:
         try:
             done = 0
             made = fw.iter_windows(
-                self._packets, self._tokens, chunk=CHUNK, first=self._first, definition=self._definition
+                self._packets, self._tokens, chunk=CHUNK, first=self._first, definition=EVENTS
             )
             for all_BWF in made:
                 x_BWF = all_BWF[-done % self._every :: self._every]

@@ -21,16 +21,16 @@ from typing import Any, Final, Self
 import numpy as np
 import polars as pl
 import torch
-from models.training.finetuning import Finetuned, FinetuneParams, train_head
+from models.training.head import FinetuneParams, Tuning, train_head_on
 from numpy.typing import NDArray
 
 from feature_store.events import windows as fw
-from feature_store.events.definition import Definition, definition_of
+from feature_store.events.definition import EVENTS
 from feature_store.quality.distribution_shift import input_shift, sample_inputs
 from models.networks import artifact
 from models.networks.artifact import Artifact
 from models.networks.prediction import Encoded, latencies
-from models.networks.torch_scaling import WindowNetwork
+from models.networks.query_network import QueryNetwork
 from models.registry import gate
 from models.registry.bars import Verdict
 from models.scoring.baselines import Candidates, last_visible
@@ -123,7 +123,7 @@ def tune(minute: Minute) -> Tuned:
     slices = (*earlier, newest)
     seen = {own.encoder: [one.by(own.encoder, own.encodes, own.tokens) for one in slices]}
 
-    def scored(version: Version, head: WindowNetwork | None = None) -> gate.Scored:
+    def scored(version: Version, head: QueryNetwork | None = None) -> gate.Scored:
         if version.encoder not in seen:
             seen[version.encoder] = [
                 one.by(version.encoder, version.encodes, version.tokens) for one in slices
@@ -132,9 +132,9 @@ def tune(minute: Minute) -> Tuned:
         parts = [latencies(model, as_seen(model, one.windows)) for one in seen[version.encoder]]
         return gate.score(np.concatenate(parts), held_out)
 
-    held_out = _held_out(seen[own.encoder], own.definition, minute.change)
+    held_out = _held_out(seen[own.encoder], minute.change)
     naive = gate.score_naive(held_out, tuned.median_us)
-    scores = {"challenger": scored(own, tuned.head.model), "champion": scored(champion)}
+    scores = {"challenger": scored(own, tuned.model), "champion": scored(champion)}
     if minute.reference is not None:
         scores["reference"] = scored(Version.load(minute.reference))
     verdict = gate.judge(scores["challenger"], scores["champion"], naive, "", scores.get("reference"))
@@ -148,16 +148,15 @@ def tune(minute: Minute) -> Tuned:
         last_us_BH = last_visible(candidates, "last_flow", tuned.median_us)
         new = stretches(trace, decision_ns_B[learn_B], taught, tuned.y_BH, last_us_BH)
         reservoir = minute.reservoir.with_minute(own.encoder, new, minute.memory_windows)
-    comparable = minute.trained_on is not None and own.definition == champion.definition
-    trained_on = minute.trained_on if comparable and minute.trained_on is not None else sample
+    trained_on = sample if minute.trained_on is None else minute.trained_on
     clock.lap("judge")
     return Tuned(
-        files=_files(Artifact(tuned.head.model, own.found.description)),
+        files=_files(Artifact(tuned.model, own.found.description)),
         verdict=verdict,
         figures={name: asdict(one.figures) for name, one in (scores | naive).items()},
-        loss_before=tuned.head.loss[0],
-        loss_after=tuned.head.loss[-1],
-        psi=input_shift(trained_on, sample, own.definition),
+        loss_before=tuned.tuning.loss[0],
+        loss_after=tuned.tuning.loss[-1],
+        psi=input_shift(trained_on, sample),
         trained_on=trained_on,
         remembered=len(past.windows.features_BRD) if past else 0,
         reservoir=reservoir,
@@ -179,11 +178,6 @@ class Version:
         """W."""
         return self.found.description.tokens
 
-    @property
-    def definition(self) -> Definition:
-        """Of its windows."""
-        return definition_of(self.found.description.schema_hash)
-
     @classmethod
     def load(cls, files: Mapping[str, bytes]) -> Self:
         """Load it from its files by name."""
@@ -192,17 +186,16 @@ class Version:
             for name, content in files.items():
                 (folder / name).write_bytes(content)
             found = artifact.load(folder)
-            definition_of(found.description.schema_hash)  # refuses what is not computed here
             return cls(found, encoder_for(folder, found), encoder_of(found))
 
 
-def _held_out(slices: Sequence[JudgingSlice], definition: Definition, change: Change) -> gate.HeldOut:
-    """What judges, of all slices together, whose windows are of one definition."""
+def _held_out(slices: Sequence[JudgingSlice], change: Change) -> gate.HeldOut:
+    """Return what judges, of all slices together."""
     return gate.HeldOut(
         np.concatenate([one.windows.candidates_BHF for one in slices]),
         np.concatenate([one.y_BH for one in slices]),
         np.concatenate([one.decision_ns_B for one in slices]),
-        tuple(feature.name for feature in definition.features),
+        tuple(feature.name for feature in EVENTS.features),
         change,
     )
 
@@ -218,7 +211,7 @@ def _since(packets: pl.DataFrame, decision_ns_B: NDArray[np.int64], from_ns: int
 def _files(tuned: Artifact) -> dict[str, bytes]:
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) / "artifact"
-        artifact.save(folder, tuned.model, tuned.description)
+        artifact.save(folder, tuned.model, tuned.description.protocol)
         return artifact.read_files(folder)
 
 
@@ -275,13 +268,14 @@ def _with_flow_starts(packets: pl.DataFrame, flow_starts_ns: Mapping[int, int]) 
 
 @dataclass(frozen=True)
 class _Taught:
-    head: Finetuned
+    model: QueryNetwork
+    tuning: Tuning
     median_us: float  # of the minute's latencies
     y_BH: NDArray[np.float32]  # of the minute, µs as known then
 
 
 def _train(
-    model: WindowNetwork,
+    model: QueryNetwork,
     taught: EncodedWindows,
     targets: fw.Targets,
     learn_B: NDArray[np.bool_],
@@ -296,11 +290,11 @@ def _train(
     parts = [y_BH, *past.labels] if past else [y_BH]
     windows = joined([taught, past.windows]) if past else taught
     sharp_NH = np.concatenate([sharp_changes(part, minute.change) for part in parts])
-    head = train_head(model, as_seen(model, windows), np.concatenate(parts), sharp_NH, minute.params)
-    return _Taught(head, float(np.median(known)), y_BH)
+    tuned = train_head_on(model, as_seen(model, windows), np.concatenate(parts), sharp_NH, minute.params)
+    return _Taught(*tuned, float(np.median(known)), y_BH)
 
 
-def as_seen(model: WindowNetwork, windows: EncodedWindows) -> Encoded:
+def as_seen(model: QueryNetwork, windows: EncodedWindows) -> Encoded:
     """What was encoded, as the model's head sees it."""
     anchor_BH = model.anchor(torch.from_numpy(windows.candidates_BHF))
     return Encoded(torch.from_numpy(windows.features_BRD), anchor_BH)

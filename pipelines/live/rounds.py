@@ -22,7 +22,7 @@ from typing import Final
 
 import numpy as np
 import polars as pl
-from models.training.finetuning import FinetuneParams
+from models.training.head import FinetuneParams
 
 from feature_store.quality import expectations as ex
 from feature_store.quality.claims import believed

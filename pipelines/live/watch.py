@@ -16,6 +16,7 @@ import numpy as np
 import polars as pl
 
 from feature_store.events import windows as fw
+from feature_store.events.definition import EVENTS
 from models.networks.prediction import latencies
 from models.registry import gate
 from models.sharp import PAPERS, Change
@@ -72,7 +73,7 @@ def compare(pair: Pair) -> Compared:
         encoded[head.encoder].candidates_BHF,
         targets.y_BH[first::every],
         decision_ns_B,
-        tuple(feature.name for feature in head.definition.features),
+        tuple(feature.name for feature in EVENTS.features),
         pair.change,
     )
     ours, theirs = (
