@@ -120,14 +120,13 @@ def make_artifact(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Pat
     """
     import torch
 
-    from feature_store.events.definition import EVENTS
+    from toy_world import scaled_inputs
+
+    from models.event_stream.network import EventArchitecture, EventPredictor
     from models.networks import artifact
-    from models.networks.event_transformer import EventArchitecture
-    from models.networks.event_window import EventWindowPredictor
-    from models.networks.scaling import ScaledFeature, Target, transform_of
+    from models.networks.scaling import Target
 
     root = tmp_path_factory.mktemp("artifacts")
-    logs = {"log1p": (5.0, 2.5), "identity": (0.0, 1.0)}
     exported: dict[tuple[int, float, int], Path] = {}
 
     def make(
@@ -142,17 +141,14 @@ def make_artifact(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Pat
     ) -> Path:
         folder = root / f"{seed}-{head}-{layers}-{shift}-{width}-{len(levels)}"
         if not folder.exists():
-            rows = [(f.name, f.unit, transform_of(f.unit)) for f in EVENTS.features]
-            scaled = [ScaledFeature(*row, *logs[row[2]]) for row in rows]
             torch.manual_seed(seed)
             sizes = EventArchitecture(layers=layers, width=width)
-            model = EventWindowPredictor(scaled, scaled, Target("log", shift, 0.5), sizes, levels)
+            model = EventPredictor(*scaled_inputs(), Target("log", shift, 0.5), sizes, levels)
             torch.manual_seed(1000 + head)
             for parameter in model.head.parameters():
                 torch.nn.init.normal_(parameter, std=0.1)
             protocol = {"name": "short", "pretrain_s": 5, "finetune_s": 1, "test_s": 2}
-            described = artifact.Description(sizes.reach + 8, EVENTS.schema_hash, "acked", protocol)
-            artifact.save(folder, model.eval(), described)
+            artifact.save(folder, model.eval(), protocol)
         if onnx:
             _export(folder, exported.setdefault((layers, shift, width), folder))
         return folder

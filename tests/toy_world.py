@@ -16,12 +16,15 @@ import polars as pl
 import torch
 import yaml
 
+from feature_store.events.event_stream import EventInput
 from feature_store.packets.schema import PACKET_SCHEMA
 from models.event_stream.forecaster import EventStream
 from models.event_stream.parameters import EventStreamParams
 from models.event_stream.training import EventStreamCourse
 from models.forecasters import forecaster as door
+from models.forecasters.queries import EVENT_INPUTS, QUERY_INPUTS
 from models.forecasters.traces import Trace, decision_times, lessons, read_traces
+from models.networks.scaling import ScaledFeature, transform_of
 from models.sharp import PAPERS
 from models.training.head import FinetuneParams
 from models.training.protocol import Protocol, divide
@@ -45,9 +48,7 @@ TINY = {  # an event stream that trains in a second
     "weight_decay": 0.01,
     "sharp_weight": 10,
 }
-TUNING = FinetuneParams(
-    seed=1, workers=1, epochs=2, batch_size=512, learning_rate=1e-3, sharp_weight=1
-)
+TUNING = FinetuneParams(seed=1, workers=1, epochs=2, batch_size=512, learning_rate=1e-3, sharp_weight=1)
 
 
 def bottleneck_table(
@@ -170,6 +171,17 @@ def write_forecasters(folder: Path, sections: Path, traces: int) -> Path:
     few["mlp"] |= {"epochs": 1, "width": 8}
     (folder / "forecasters.yaml").write_text(yaml.safe_dump(few))
     return folder
+
+
+def scaled_inputs() -> tuple[list[ScaledFeature], list[ScaledFeature]]:
+    """Return plausible scalings of an event's inputs and of a query's."""
+    logs = {"log1p": (5.0, 2.5), "identity": (0.0, 1.0)}
+
+    def scaled(inputs: Iterable[EventInput]) -> list[ScaledFeature]:
+        each = [(one.name, one.unit, transform_of(one.unit)) for one in inputs]
+        return [ScaledFeature(*one, *logs[one[2]]) for one in each]
+
+    return scaled(EVENT_INPUTS), scaled(QUERY_INPUTS)
 
 
 def untrained(traces: Iterable[Trace], **sizes: Any) -> EventStream:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,18 +11,16 @@ import numpy as np
 import polars as pl
 import pytest
 import torch
-from toy_world import START_NS, bottleneck_table
+from toy_world import START_NS, bottleneck_table, write_artifact
 
-from benchmarks.inference_references import typical_features
-from feature_store.events import windows as fw
-from feature_store.events.definition import EVENTS
+from models.event_stream.forecaster import EventStream
+from models.forecasters import forecaster as door
+from models.forecasters.queries import INPUTS, replayed
+from models.forecasters.traces import Part, decision_times
 from models.networks import artifact
-from models.networks.prediction import predict
-from models.networks.scaling import Target
-from models.networks.transformer import Architecture, Predictor
 from models.registry import gate
-from models.training.examples import examples_from_arrays
-from models.training.finetuning import FinetuneParams, finetune_head
+from models.training.head import FinetuneParams
+from models.training.protocol import Slice
 from pipelines.live import DRIFT, watch
 from pipelines.live.encoding import Encoding
 from pipelines.live.minute import Minute, Tuned, tune
@@ -34,7 +31,8 @@ from serving.engine import Engine
 
 pytestmark = pytest.mark.slow  # it trains heads
 
-TOKENS = 64
+ENGINE = {"width": 64, "heads": 4, "feed_forward": 128}  # sizes that the engine computes
+TOKENS = 72
 PARAMS = FinetuneParams(seed=1, workers=1, epochs=3, batch_size=64, learning_rate=1e-3, sharp_weight=1)
 LONGER = PARAMS.model_copy(update={"epochs": 20})
 S = 1_000_000_000
@@ -42,11 +40,8 @@ S = 1_000_000_000
 
 @pytest.fixture(scope="module")
 def champion(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    torch.manual_seed(3)
-    sizes = Architecture(readout="candidates", anchor="last_latency_flow_us")
-    model = Predictor(typical_features(fw.FEATURES), Target("log", 10.0, 0.5), sizes)
     folder = tmp_path_factory.mktemp("champion") / "model"
-    artifact.save(folder, model, artifact.Description(TOKENS, fw.schema_hash(), "acked", {"name": "short"}))
+    write_artifact(folder, bottleneck_table("live", seconds=12), **ENGINE, anchor="last_latency_flow_us")
     return folder
 
 
@@ -84,39 +79,50 @@ def tuned(packets: pl.DataFrame, champion: Path) -> Tuned:
 def load(files: dict[str, bytes], folder: Path) -> artifact.Artifact:
     for name, content in files.items():
         (folder / name).write_bytes(content)
-    return artifact.load(folder, fw.schema_hash())
+    return artifact.load(folder)
+
+
+def whole(packets: pl.DataFrame, from_s: int, to_s: int = 100) -> Part:
+    """The decisions of some seconds, with the log before them."""
+    lo, hi = np.searchsorted(decision_times(packets), [START_NS + from_s * S, START_NS + to_s * S])
+    return Part("live", packets, Slice(int(lo), int(hi)))
 
 
 def test_the_head_is_the_one_that_offline_fine_tuning_gives(
     packets: pl.DataFrame, champion: Path, tuned: Tuned, tmp_path: Path
 ) -> None:
-    windows = fw.build_windows(packets, TOKENS)
-    learn = (windows.decision_ns_B >= START_NS + 2 * S) & (windows.decision_ns_B < START_NS + 9 * S)
-    y_BH = windows.y_BH.copy()
-    y_BH[windows.y_acked_ns_BH > START_NS + 9 * S] = np.nan
-    parent = artifact.load(champion, fw.schema_hash())
-    offline = finetune_head(parent.model, examples_from_arrays(windows.x_BWF[learn], y_BH[learn]), PARAMS)
+    parent = door.load(champion)
+    assert isinstance(parent, EventStream)
+    known = pl.col("acked_ns") <= START_NS + 9 * S
+    then = packets.with_columns(latency_us=pl.when(known).then("latency_us"))
+    learnt = whole(packets, 2, 9)
+    offline = parent.tuned_on(parent.encode(learnt), whole(then, 2, 9).latencies_us(), learnt.change, PARAMS)
     live = load(dict(tuned.files), tmp_path)
     for name, expected in offline.model.state_dict().items():
-        torch.testing.assert_close(live.model.state_dict()[name], expected, rtol=1e-3, atol=1e-5)
+        torch.testing.assert_close(live.model.state_dict()[name], expected, rtol=1e-3, atol=1e-4)
     assert tuned.loss_after < tuned.loss_before
     for name, expected in parent.model.encoder_state().items():
         assert torch.equal(live.model.encoder_state()[name], expected)
+    assert "send_rate_flow" in tuned.psi
+    again = tune(minute(packets, champion, earlier=tuned.slices, reference=artifact.read_files(champion)))
+    assert again.figures["reference"] == again.figures["champion"]
 
 
 def test_it_is_judged_on_the_slice_after_the_one_it_learned_from(
     packets: pl.DataFrame, champion: Path, tuned: Tuned
 ) -> None:
-    windows = fw.build_windows(packets, TOKENS)
-    judge = windows.decision_ns_B >= START_NS + 9 * S
-    names = tuple(feature.name for feature in fw.FEATURES)
-    x_BWF, decision_ns_B = windows.x_BWF[judge], windows.decision_ns_B[judge]
-    held_out = gate.HeldOut(x_BWF[:, -fw.HORIZON :], windows.y_BH[judge], decision_ns_B, names)
-    model = artifact.load(champion, fw.schema_hash()).model
-    expected = gate.score(predict(model, x_BWF), held_out).figures
+    judged = whole(packets, 9)
+    here = slice(judged.decisions.lo, judged.decisions.hi)
+    held_out = gate.HeldOut(
+        replayed(judged).x_DHF,
+        judged.latencies_us(),
+        decision_times(packets)[here],
+        tuple(each.name for each in INPUTS),
+    )
+    expected = gate.score(door.load(champion).predict(judged), held_out).figures
     assert tuned.figures["champion"]["log_mae"] == pytest.approx(expected.log_mae, rel=1e-4)
     assert tuned.figures["challenger"]["log_mae"] != tuned.figures["champion"]["log_mae"]
-    assert tuned.verdict.passed  # on this sender the last latency of the flow, the anchor, says it all
+    assert tuned.verdict.passed
     assert tuned.figures["champion"]["n"] == expected.n
 
 
@@ -224,13 +230,12 @@ def test_a_slice_is_the_same_for_whoever_encodes_it(
     (first,) = tune(at(long, champion, 9)).slices
     (later,) = tune(at(long, champion, 17)).slices  # begins with a lead-in of five seconds
     assert later.packets.height < long.height / 2
-    version = artifact.load(champion, fw.schema_hash())
     for one in (first, later):
         anew = one.by("anew", Engine(champion), TOKENS)
-        np.testing.assert_allclose(anew.windows.features_BRD, one.windows.features_BRD, rtol=1e-4, atol=1e-4)
-    torch.manual_seed(9)
-    other = Predictor(version.model.features, version.model.target, version.model.sizes)
-    artifact.save(tmp_path / "other", other, replace(version.description, tokens=2 * TOKENS))
+        # The least latencies of before the lead-in are not in it.
+        near = 1e-4 if one is first else 5e-3
+        np.testing.assert_allclose(anew.windows.features_BRD, one.windows.features_BRD, rtol=1e-4, atol=near)
+    write_artifact(tmp_path / "other", long, **ENGINE, layers=2, anchor="last_latency_flow_us")
     files = artifact.read_files(tmp_path / "other")
     judged = tune(at(long, champion, 17, earlier=(first,), retrained=files, params=LONGER))
     expected = tune(at(long, champion, 17, earlier=(first,)))
@@ -284,7 +289,7 @@ def spoilt(champion: Path, folder: Path) -> dict[str, bytes]:
     loaded = artifact.load(champion)
     with torch.no_grad():
         loaded.model.head[2].bias += np.log(5) / loaded.model.target.scale
-    artifact.save(folder, loaded.model, loaded.description)
+    artifact.save(folder, loaded.model, loaded.description.protocol)
     return artifact.read_files(folder)
 
 
@@ -321,46 +326,6 @@ def test_some_of_the_windows_are_those_that_all_would_be(
     monkeypatch.setattr(watch, "MOST_WINDOWS", 300)
     assert compare(pair).figures["head"]["n"] < 8 * 300
     assert compare(pair).figures["head"]["log_mae"] == pytest.approx(everything, rel=0.1)
-
-
-def test_an_event_streams_head_is_tuned_and_judged_likewise(
-    packets: pl.DataFrame, make_artifact: Callable[..., Path], tmp_path: Path
-) -> None:
-    """On the engine's features: the head that offline fine-tuning gives, and the encoder kept."""
-    champion = make_artifact(1)
-    parent = artifact.load(champion, EVENTS.schema_hash)
-    tokens = parent.description.tokens
-    x_BWF = np.concatenate(list(fw.iter_windows(packets, tokens, definition=EVENTS)))
-    targets = fw.targets(packets)
-    learn = (targets.decision_ns_B >= START_NS + 2 * S) & (targets.decision_ns_B < START_NS + 9 * S)
-    y_BH = targets.known_at(START_NS + 9 * S)[learn]
-    offline = finetune_head(parent.model, examples_from_arrays(x_BWF[learn], y_BH), PARAMS)
-    found = tune(minute(packets, champion))
-    for name, content in found.files.items():
-        (tmp_path / name).write_bytes(content)
-    live = artifact.load(tmp_path, EVENTS.schema_hash)
-    for name, expected in offline.model.state_dict().items():
-        torch.testing.assert_close(live.model.state_dict()[name], expected, rtol=1e-3, atol=1e-4)
-    for name, expected in parent.model.encoder_state().items():
-        assert torch.equal(live.model.encoder_state()[name], expected)
-    assert found.loss_after < found.loss_before
-    assert "send_rate_flow" in found.psi
-    again = tune(minute(packets, champion, earlier=found.slices, reference=artifact.read_files(champion)))
-    assert again.figures["reference"] == again.figures["champion"]
-
-
-def test_a_retrained_version_may_be_of_the_other_architecture(
-    packets: pl.DataFrame, champion: Path, make_artifact: Callable[..., Path]
-) -> None:
-    """Both are judged on the same packets; drift begins anew with its inputs."""
-    earlier = tune(minute(packets, champion))
-    retrained = artifact.read_files(make_artifact(1))
-    inputs_NF = np.ones((5, len(fw.FEATURES)), np.float32)  # of the champion's encoder
-    found = tune(minute(packets, champion, retrained=retrained, trained_on=inputs_NF, earlier=earlier.slices))
-    assert found.figures["champion"]["n"] == found.figures["challenger"]["n"]
-    assert found.figures["champion"]["log_mae"] != found.figures["challenger"]["log_mae"]
-    assert found.trained_on.shape[1] == len(EVENTS.features)
-    assert set(found.psi.values()) == {0.0}
 
 
 def test_a_reservoir_teaches_beside_the_minute_and_takes_it_in(

@@ -206,7 +206,7 @@ def test_a_held_version_is_replaced_by_nothing_until_it_is_released(
 ) -> None:
     from infra.cli_running import running_app
     from infra.local.status import print_status
-    from models.training.finetuning import FinetuneParams
+    from models.training.head import FinetuneParams
     from pipelines.live.rounds import RoundParams, Rounds
     from serving.deploy import hold
     from serving.deploy.deployment import deploy_version

@@ -26,7 +26,7 @@ from feature_store.telemetry.recent import Latest
 from models.networks import artifact
 from models.registry.registry import CHAMPION, Registry
 from models.registry.saving import INPUTS_FILE
-from models.training.finetuning import FinetuneParams
+from models.training.head import FinetuneParams
 from pipelines.live.metrics import Metrics
 from pipelines.live.minute import Tuned
 from pipelines.live.retrain import Retraining, scratch

@@ -209,7 +209,7 @@ def test_the_next_head_does_not_descend_from_a_refused_version(  # type: ignore[
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    from models.training.finetuning import FinetuneParams
+    from models.training.head import FinetuneParams
     from pipelines.live.rounds import RoundParams, Rounds
 
     bad = version_of(make_artifact, tmp_path, "parent")

@@ -18,19 +18,15 @@ import torch
 from safetensors.numpy import load_file, save_file
 
 from feature_store.events.definition import EVENTS
+from models.event_stream.network import EventArchitecture, EventPredictor
 from models.networks import artifact
-from models.networks.event_transformer import EventArchitecture
-from models.networks.event_window import EventWindowPredictor, in_windows
 from models.networks.scaling import ScaledFeature, Target, transform_of
 
 COMMITTED = Path(__file__).resolve().parent.parent / "data" / "artifacts" / "some-features"
 SIZES = EventArchitecture(layers=1, band=64, feed_forward=64, anchor="last_latency_queue_us")
 ROW = [feature.name for feature in EVENTS.features]
-# In the order of a row, and of a query not.
-EVENTS_SEEN = [
-    name for name in ROW if name in {"size_bytes", "queue_l4s", "hole_us", "in_flight", "latency_us", "ack"}
-]
-QUERIES_SEEN = ["place", "expected_latency_us", "queue_l4s", "gap_us", "flow_code_0"]
+EVENTS_SEEN = ["size_bytes", "queue_l4s", "hole_us", "in_flight", "latency_us"]
+QUERIES_SEEN = ["place", "last_latency_queue_us", "queue_l4s", "gap_us", "last_latency_us", "flow_code_0"]
 
 
 def scaled(names: Sequence[str]) -> list[ScaledFeature]:
@@ -41,41 +37,38 @@ def scaled(names: Sequence[str]) -> list[ScaledFeature]:
     return [ScaledFeature(name, units[name], sorts[name], *logs[sorts[name]]) for name in names]
 
 
-def make_model() -> EventWindowPredictor:
-    """Over whole rows, with weight 0 of what it does not see; weights are sines, whatever a library draws."""
-    events, queries = in_windows(scaled(EVENTS_SEEN)), in_windows(scaled(QUERIES_SEEN))
-    model = EventWindowPredictor(events, queries, Target("log", 9.25, 1.125), SIZES).eval()
-    seen = {"send.weight": EVENTS_SEEN, "ack.weight": EVENTS_SEEN, "ask_about.weight": QUERIES_SEEN}
+def make_model() -> EventPredictor:
+    """One whose weights are sines, whatever a library draws."""
+    model = EventPredictor(
+        scaled(EVENTS_SEEN), scaled(QUERIES_SEEN), Target("log", 9.25, 1.125), SIZES
+    ).eval()
     with torch.no_grad():
         for k, (name, value) in enumerate(model.state_dict().items()):
             wave = np.sin(np.arange(1, value.numel() + 1) * (1.37 + 0.61803 * k)) * 1.4
             size = 0.3 if value.dim() == 1 else 1.0 / np.sqrt(value.shape[-1])
             centre = 1.0 if name.endswith(("norm.weight", "norm1.weight", "norm2.weight")) else 0.0
             value.copy_(torch.from_numpy(centre + size * wave).reshape(value.shape))
-            if name in seen:
-                value[:, [feature not in seen[name] for feature in ROW]] = 0
     return model
 
 
-def save_whole(folder: Path, model: EventWindowPredictor) -> Path:
-    """Save it with all features of a row."""
-    described = artifact.Description(SIZES.reach + 8, EVENTS.schema_hash, "acked", {"name": "short"})
-    artifact.save(folder, model, described)
-    return folder
+def save_whole(folder: Path, model: EventPredictor) -> Path:
+    """Save it with all features of a row, as artifacts of before were: weight 0 of what it does not see."""
+    return save_part(folder, model, ROW, ROW)
 
 
-def save_part(
-    folder: Path, model: EventWindowPredictor, events: Sequence[str], queries: Sequence[str]
-) -> Path:
-    """Save it with these features alone, in this order."""
-    save_whole(folder, model)
+def save_part(folder: Path, model: EventPredictor, events: Sequence[str], queries: Sequence[str]) -> Path:
+    """Save it with these features, in this order; with weight 0 of those that it does not see."""
+    artifact.save(folder, model, {"name": "short"})
     described = json.loads((folder / "model.json").read_text())
     state = load_file(folder / "model.safetensors")
     for key, names, layers in (("features", events, ("send", "ack")), ("queries", queries, ("ask_about",))):
+        seen = [each["name"] for each in described[key]]
         described[key] = [asdict(feature) for feature in scaled(names)]
         for layer in layers:
-            columns = state[f"{layer}.weight"][:, [ROW.index(name) for name in names]]
-            state[f"{layer}.weight"] = np.ascontiguousarray(columns)
+            before = state[f"{layer}.weight"]
+            state[f"{layer}.weight"] = np.stack(
+                [before[:, seen.index(n)] if n in seen else np.zeros_like(before[:, 0]) for n in names], 1
+            )
     (folder / "model.json").write_text(json.dumps(described, indent=1) + "\n")
     save_file(state, folder / "model.safetensors")
     return folder
@@ -99,7 +92,7 @@ def windows(batch: int = 6) -> np.ndarray:
     return x_BWF.astype(np.float32)
 
 
-def exact(model: EventWindowPredictor, x_BWF: np.ndarray) -> np.ndarray:
+def exact(model: EventPredictor, x_BWF: np.ndarray) -> np.ndarray:
     """Latencies in us by PyTorch in float64."""
     with torch.no_grad():
         return np.asarray(copy.deepcopy(model).double()(torch.from_numpy(x_BWF).double()).numpy())

@@ -26,7 +26,7 @@ from engine_models import (
 from engine_models import exact as exact_of_part
 from engine_models import windows as windows_of_part
 from safetensors.torch import load_file, save_file
-from test_event_window import (
+from test_event_stream_network import (
     LEVELS,
     PART,
     change_described,
@@ -36,8 +36,8 @@ from test_event_window import (
     windows,
 )
 
+from models.event_stream.network import EventPredictor
 from models.networks import artifact
-from models.networks.event_window import EventWindowPredictor, of_level, served
 from models.networks.prediction import encode, predict, quantiles
 from serving.engine import Engine, Isa
 
@@ -59,7 +59,7 @@ def worst(ours: np.ndarray, theirs: np.ndarray) -> float:
     return float(np.max(np.abs(ours - theirs) / np.abs(theirs)))
 
 
-def exact(model: EventWindowPredictor, x_BWF: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def exact(model: EventPredictor, x_BWF: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Latencies and what the head reads, by PyTorch in float64."""
     double = copy.deepcopy(model).double()
     with torch.no_grad():
@@ -71,9 +71,9 @@ def exact(model: EventWindowPredictor, x_BWF: np.ndarray) -> tuple[np.ndarray, n
 def test_a_level_is_served_as_any_latency_is(tmp_path: Path, isa: Isa) -> None:
     """The engine's answer is the forecaster's quantile; it need not know which."""
     trained = quantile_forecaster()
-    spread = trained.spread(PART)
+    spread = trained.spread(trained.encode(PART))
     assert spread is not None
-    ours = engine(save(tmp_path / "m", served(trained.model, 0.99)), isa)
+    ours = engine(save(tmp_path / "m", artifact.of_level(trained.model, 0.99)), isa)
     np.testing.assert_allclose(ours.forward(windows()), spread.us_BHL[..., LEVELS.index(0.99)], rtol=1e-4)
 
 
@@ -81,7 +81,7 @@ def test_a_level_is_served_as_any_latency_is(tmp_path: Path, isa: Isa) -> None:
 def test_all_levels_are_served_ascending(tmp_path: Path, isa: Isa) -> None:
     """They are PyTorch's, and the forecaster's; sorted where they cross. One alone is what it was."""
     trained = quantile_forecaster()
-    model = served(trained.model, "all")
+    model = trained.model
     with torch.no_grad():
         model.head[2].bias[0] += 1.5  # the lowest level is above others now
     x_BWF = windows()
@@ -97,7 +97,7 @@ def test_all_levels_are_served_ascending(tmp_path: Path, isa: Isa) -> None:
     np.testing.assert_allclose(got_BHL, said, rtol=1e-4)
     np.testing.assert_array_equal(ours.forward(x_BWF), got_BHL[..., LEVELS.index(0.5)])
     np.testing.assert_array_equal(ours.forward_versioned(x_BWF)[0], ours.forward(x_BWF))
-    alone = engine(save(tmp_path / "one", of_level(model, 0.99)), isa)
+    alone = engine(save(tmp_path / "one", artifact.of_level(model, 0.99)), isa)
     assert (alone.levels, alone.quantiles(x_BWF).shape[2]) == ((), 1)
     assert (alone.forward(x_BWF)[..., None] == got_BHL).any(-1).all()
     with torch.no_grad():
@@ -109,7 +109,7 @@ def test_all_levels_are_served_ascending(tmp_path: Path, isa: Isa) -> None:
 
 
 def test_what_cannot_serve_all_levels_says_so_in_one_line(tmp_path: Path) -> None:
-    folder = save(tmp_path / "m", served(quantile_forecaster().model, "all"))
+    folder = save(tmp_path / "m", quantile_forecaster().model)
     with pytest.raises(ValueError, match=r"gives \d quantiles of each latency .*, and Triton serves one"):
         artifact.export_onnx(folder)
     for levels, line in (
@@ -123,8 +123,6 @@ def test_what_cannot_serve_all_levels_says_so_in_one_line(tmp_path: Path) -> Non
             with pytest.raises(ValueError, match=line) as refused:
                 read(folder)
             assert "\n" not in str(refused.value)
-    with pytest.raises(ValueError, match="level all cannot be served"):
-        served(forecaster().model, "all")
 
 
 @pytest.mark.long
@@ -140,7 +138,7 @@ def test_what_cannot_serve_all_levels_says_so_in_one_line(tmp_path: Path) -> Non
 )
 def test_the_answers_are_pytorchs(tmp_path: Path, isa: Isa, changes: dict[str, object]) -> None:
     """From an empty log, over one half full, to a full one; windows of fewer events, too."""
-    model = served(forecaster(**changes).model)
+    model = forecaster(**changes).model
     reach = model.sizes.reach
     x_BWF = windows(reach)
     ours = engine(save(tmp_path / "m", model), isa)
@@ -184,16 +182,16 @@ def test_a_published_event_stream_is_read_and_answered() -> None:
     """As it was committed: what a later version reads, too."""
     folder = PROJECT / "docs/laboratory/models/bed-figure8-flows/rfc9332"
     ours, model = Engine(folder), artifact.load(folder).model
-    assert isinstance(model, EventWindowPredictor)
+    assert isinstance(model, EventPredictor)
     x_BWF = windows(ours.shape[0] - 8)
     assert worst(ours.forward(x_BWF), exact(model, x_BWF)[0]) <= RELATIVE
 
 
-def changed(**changes: Any) -> EventWindowPredictor:
+def changed(**changes: Any) -> EventPredictor:
     """A network of random weights with another target."""
     trained = forecaster().model
     trained.target = replace(trained.target, **changes)
-    return served(trained)
+    return trained
 
 
 @pytest.mark.parametrize("isa", ISAS)
@@ -218,7 +216,7 @@ def test_latencies_are_clamped(tmp_path: Path) -> None:
 @pytest.mark.parametrize("isa", ISAS)
 def test_extreme_values(tmp_path: Path, isa: Isa) -> None:
     """Zeros, tiny, negative and huge inputs; queries without a size, an anchor that is not known."""
-    model = served(forecaster().model)
+    model = forecaster().model
     x_BWF = windows()[-9:]
     age, size = ROW.index("flow_age_us"), ROW.index("size_bytes")
     x_BWF[0] = 0
@@ -251,14 +249,14 @@ def asked_in_turn() -> list[np.ndarray]:
 @pytest.mark.parametrize("isa", ISAS)
 def test_no_bit_of_an_answer_depends_on_what_was_kept(tmp_path: Path, isa: Isa) -> None:
     """Whatever was asked before: each window alone is asked of an engine that has kept nothing."""
-    folder = save(tmp_path / "m", served(forecaster(layers=2).model))
+    folder = save(tmp_path / "m", forecaster(layers=2).model)
     ours = engine(folder, isa)
     for x_WF in asked_in_turn():
         np.testing.assert_array_equal(ours.forward(x_WF[None]), engine(folder, isa).forward(x_WF[None]))
 
 
 def test_a_head_is_swapped_and_another_encoder_refused(tmp_path: Path) -> None:
-    model = served(forecaster().model)
+    model = forecaster().model
     ours, x_BWF = Engine(save(tmp_path / "a", model), version=1), windows()[-30:]
     other = copy.deepcopy(model)
     with torch.no_grad():
@@ -282,7 +280,7 @@ def test_a_head_is_swapped_and_another_encoder_refused(tmp_path: Path) -> None:
     ],
 )
 def test_other_sizes_are_for_onnx_runtime(tmp_path: Path, changes: dict[str, object], message: str) -> None:
-    folder = save(tmp_path / "m", served(forecaster(**changes).model))
+    folder = save(tmp_path / "m", forecaster(**changes).model)
     with pytest.raises(ValueError, match=message):
         Engine(folder)
 
@@ -298,7 +296,7 @@ def test_other_sizes_are_for_onnx_runtime(tmp_path: Path, changes: dict[str, obj
 def test_a_description_that_cannot_be_is_refused_in_one_line(
     tmp_path: Path, key: str, value: object, message: str
 ) -> None:
-    folder = save(tmp_path / "m", served(forecaster().model))
+    folder = save(tmp_path / "m", forecaster().model)
     change_described(folder, key, value)
     with pytest.raises(ValueError, match=message) as refused:
         Engine(folder)
@@ -306,7 +304,7 @@ def test_a_description_that_cannot_be_is_refused_in_one_line(
 
 
 def test_weights_and_values_that_cannot_be_are_named(tmp_path: Path) -> None:
-    folder = save(tmp_path / "m", served(forecaster().model))
+    folder = save(tmp_path / "m", forecaster().model)
     x_BWF = windows()[-2:]
     x_BWF[1, 70, 12] = np.inf
     with pytest.raises(ValueError, match="window 1: in_flight of token 70 is NaN or infinite"):

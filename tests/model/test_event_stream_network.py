@@ -213,9 +213,7 @@ def test_an_artifacts_level_that_cannot_be_is_named(tmp_path: Path, level: objec
         artifact.load(folder)
 
 
-def test_the_artifact_gives_the_same_bits_and_knows_its_sizes(
-    tmp_path: Path, model: EventPredictor
-) -> None:
+def test_the_artifact_gives_the_same_bits_and_knows_its_sizes(tmp_path: Path, model: EventPredictor) -> None:
     folder = save(tmp_path / "model", model)
     found = artifact.load(folder)
     assert type(found.model) is EventPredictor
@@ -236,13 +234,18 @@ def test_an_artifact_of_before_that_lists_all_inputs_gives_the_same_answers(
 ) -> None:
     """Its weights of inputs that a row does not have are 0; any other number there is an error."""
     folder = save(tmp_path / "model", model)
-    described, state = json.loads((folder / "model.json").read_text()), load_file(folder / "model.safetensors")
+    described, state = (
+        json.loads((folder / "model.json").read_text()),
+        load_file(folder / "model.safetensors"),
+    )
     every = [feature.name for feature in EVENTS.features]
     for rows, layers in (("features", ("send", "ack")), ("queries", ("ask_about",))):
         seen = {each["name"]: each for each in described[rows]}
         columns = [every.index(name) for name in seen]
         plain = {"transform": "identity", "shift": 0.0, "scale": 1.0}
-        described[rows] = [seen.get(f.name, {"name": f.name, "unit": f.unit, **plain}) for f in EVENTS.features]
+        described[rows] = [
+            seen.get(f.name, {"name": f.name, "unit": f.unit, **plain}) for f in EVENTS.features
+        ]
         for layer in layers:
             whole = torch.zeros(model.sizes.width, len(every))
             whole[:, columns] = state[f"{layer}.weight"]
@@ -254,7 +257,9 @@ def test_an_artifact_of_before_that_lists_all_inputs_gives_the_same_answers(
     np.testing.assert_array_equal(predict(found, windows()[:40]), predict(model, windows()[:40]))
     state["ask_about.weight"][:, every.index("latency_us")] = 0.1
     save_file(state, folder / "model.safetensors")
-    with pytest.raises(ValueError, match=r"ask_about\.weight is not 0 for an input that its rows do not have"):
+    with pytest.raises(
+        ValueError, match=r"ask_about\.weight is not 0 for an input that its rows do not have"
+    ):
         artifact.load(folder)
 
 

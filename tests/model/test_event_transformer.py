@@ -102,7 +102,9 @@ def test_segments_do_not_see_each_other_and_no_decision_sees_what_follows() -> N
     changed_NF = torch.cat([x_NF[:cut], other_NF[cut:]])
     with torch.inference_mode():
         alone_QH = whole(model, x_NF[None], ack_N[None], cut_Q, x_QHP)
-        beside_QH = whole(model, torch.stack([other_NF, x_NF]), torch.stack([other_N, ack_N]), cut_Q + EVENTS, x_QHP)
+        beside_QH = whole(
+            model, torch.stack([other_NF, x_NF]), torch.stack([other_N, ack_N]), cut_Q + EVENTS, x_QHP
+        )
         changed_QH = whole(model, changed_NF[None], ack_N[None], cut_Q, x_QHP)
     torch.testing.assert_close(alone_QH, beside_QH, rtol=1e-5, atol=1e-3)
     assert torch.equal(changed_QH[cut_Q <= cut], alone_QH[cut_Q <= cut])

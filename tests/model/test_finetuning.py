@@ -95,9 +95,7 @@ def test_the_seed_orders_the_decisions(model: EventStream, part: Part) -> None:
     assert not torch.equal(one, other)
 
 
-def test_training_on_the_cache_is_training_through_the_frozen_encoder(
-    model: EventStream, part: Part
-) -> None:
+def test_training_on_the_cache_is_training_through_the_frozen_encoder(model: EventStream, part: Part) -> None:
     wanted, slow, came_BH = params(), copy.deepcopy(model.model), part.latencies_us()
     optimizer = torch.optim.Adam(
         slow.head.parameters(), lr=wanted.learning_rate, betas=ADAM_BETAS, eps=ADAM_EPSILON
@@ -200,9 +198,7 @@ def cluster_of_its_own() -> Iterator[str]:
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_a_killed_stage_keeps_its_finished_rounds(
-    world: Path, tmp_path: Path
-) -> None:
+def test_a_killed_stage_keeps_its_finished_rounds(world: Path, tmp_path: Path) -> None:
     """Also the path over `RAY_ADDRESS`: the stage joins the cluster that is already there."""
     with cluster_of_its_own() as address:
         kill_and_resume(world, tmp_path, address)

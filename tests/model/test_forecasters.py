@@ -210,10 +210,14 @@ def test_levels_are_moved_by_what_the_head_had_not_learned(
     if name == "event-stream-split":
         learnt, held_out = tuning.held_out(0.2)
         expected = [slice_missed(tuned.model, tuned, held_out)]
-        assert torch.equal(tuned.model.head[2].weight, plain.tuned(learnt, toy_world.TUNING).model.head[2].weight)
+        assert torch.equal(
+            tuned.model.head[2].weight, plain.tuned(learnt, toy_world.TUNING).model.head[2].weight
+        )
     else:
         expected = [*model.past, slice_missed(model.model, model, tuning)]
-        assert torch.equal(tuned.model.head[2].weight, plain.tuned(tuning, toy_world.TUNING).model.head[2].weight)
+        assert torch.equal(
+            tuned.model.head[2].weight, plain.tuned(tuning, toy_world.TUNING).model.head[2].weight
+        )
     assert [each.tolist() for each in tuned.past] == [each.tolist() for each in expected]
 
 
@@ -231,7 +235,9 @@ def test_calibration_reads_nothing_that_was_acknowledged_later(
         return replace(toy, packets=toy.packets.with_columns(latency_us=latency))
 
     part = toy.to_predict(toy.slices.rounds[0].test)
-    every = [model.tuned(each.to_learn(slice_), toy_world.TUNING) for each in (toy, slower(late), slower(~late))]
+    every = [
+        model.tuned(each.to_learn(slice_), toy_world.TUNING) for each in (toy, slower(late), slower(~late))
+    ]
     spreads = [each.spread(each.encode(part)) for each in every]
     same, later, known = (each.us_BHL for each in spreads if each)
     np.testing.assert_array_equal(same, later)
@@ -295,7 +301,10 @@ def test_saved_and_loaded_it_forecasts_the_same(
     if name in ("xgboost", "paper-xgboost"):  # which draws other rows when it goes on boosting loaded trees
         return
     tuning = toy.to_learn(toy.slices.rounds[0].finetune)
-    np.testing.assert_array_equal(model.tuned(tuning, toy_world.TUNING).predict(part), again.tuned(tuning, toy_world.TUNING).predict(part))
+    np.testing.assert_array_equal(
+        model.tuned(tuning, toy_world.TUNING).predict(part),
+        again.tuned(tuning, toy_world.TUNING).predict(part),
+    )
 
 
 @pytest.mark.parametrize("name", ["event-stream", "mlp"])
@@ -521,9 +530,7 @@ def test_an_unknown_name_or_size_is_one_line(
     change: dict[str, Any], line: str, quick: Path, tmp_path: Path
 ) -> None:
     sections = yaml.safe_load(quick.read_text())
-    kept = (
-        {k: v for k, v in sections["mlp"].items() if k != "name"} if change.get("name") == "mlp" else {}
-    )
+    kept = {k: v for k, v in sections["mlp"].items() if k != "name"} if change.get("name") == "mlp" else {}
     path = tmp_path / "forecasters.yaml"
     path.write_text(yaml.safe_dump({"mlp": {**kept, **change}}))
     with pytest.raises(ValueError, match=re.escape(line)) as caught:
@@ -610,9 +617,7 @@ def test_what_was_saved_is_refused_when_it_is_not_whole(
         door.load(folder)
 
 
-def test_the_smoothed_latency_is_rfc_6298s(
-    fitted: dict[str, tuple[Variant, Forecaster]], toy: Trace
-) -> None:
+def test_the_smoothed_latency_is_rfc_6298s(fitted: dict[str, tuple[Variant, Forecaster]], toy: Trace) -> None:
     """Read a second time, from the table: SRTT <- 7/8 SRTT + 1/8 R of the flow's acknowledged latencies."""
     part = Part("t", toy.packets, Slice(0, 300))
     known = toy.packets.drop_nulls("latency_us").sort("acked_ns", maintain_order=True)

@@ -17,7 +17,7 @@ from feature_store.telemetry.recent import Latest
 from models.lock import HeldError
 from models.networks.files import DESCRIPTION_FILE, WEIGHTS_FILE
 from models.registry.saving import INPUTS_FILE
-from models.training.finetuning import FinetuneParams
+from models.training.head import FinetuneParams
 from models.training.warm_worker import WarmWorkerError
 from pipelines.live import probation, runner
 from pipelines.live import rounds as live

@@ -16,7 +16,7 @@ from feature_store.packets.schema import scan_packets
 from infra.study import PROJECT, Study, run_study, study_params
 from models.registry.register_params import RegisterParams
 from models.section import read
-from models.training.finetuning import FinetuneParams
+from models.training.head import FinetuneParams
 from models.training.protocol import PROTOCOLS
 from pipelines.extract import ExtractParams
 from pipelines.params.document import load_yaml, save_yaml
