@@ -1,19 +1,18 @@
-"""Fine-tuning the head on one minute of 100 Mbit/s: cached encoder outputs against the uncached encoder.
+"""Fine-tuning the head on one minute of 100 Mbit/s: encoder outputs computed once, or in every epoch.
 
 Beside it a live round's encoding of packets as `pipelines/live` does it, on all cores: by the engine, and by
 PyTorch, which takes its place where the engine does not compute a network.
 
-Ours is `models.training.finetuning.finetune_head` as the stage runs it, the one pass through the encoder
-included, on all cores. The reference is what one writes first: torch's own `TransformerEncoder` on every
-batch of every epoch, frozen (eval mode, no gradient), same weights, batches, loss, optimizer and threads.
+Ours is what stage `finetune` does for a round: the forecaster encodes the minute's log once, then its head is
+trained. The reference is what one writes first: the same network, frozen, on the rows of each decision of
+every batch of every epoch, with the same weights, loss, optimizer and threads.
 
-Shapes: N windows, B batch, W window tokens, F features, H horizon (8 packets), P packets.
+Shapes: B decisions, W rows, F inputs of a row, H horizon (8 packets), P packets.
 """
 
 from __future__ import annotations
 
 import copy
-import itertools
 import os
 import tempfile
 import time
@@ -27,19 +26,15 @@ from feature_store.packets.schema import HORIZON
 
 if TYPE_CHECKING:
     import polars as pl
-    from torch import nn
 
-    from models.networks.transformer import Predictor
-    from models.training.examples import Examples
-    from models.training.finetuning import FinetuneParams
+    from models.event_stream.network import EventPredictor
+    from models.forecasters.traces import Part
+    from models.training.head import FinetuneParams
 
 PACKETS: Final = 500_000  # 100 Mbit/s · 60 s / (8 bit/byte · 1500 bytes/packet)
-WINDOWS: Final = PACKETS // HORIZON
-TOKENS: Final = 128  # window and inputs of the default traces
-FEATURES: Final = 24
+DECISIONS: Final = PACKETS // HORIZON
 EPOCHS: Final = 10
 BATCH: Final = 512
-DISTINCT: Final = 4096  # made-up windows; the minute repeats them, which changes no time measured
 REFERENCE_BATCHES: Final = 8  # measured of an epoch's 123; equal batches cost the same each
 ENCODED: Final = 100_000  # packets that a round encodes here; time grows with their number
 SPACING_NS: Final = 120_000  # of packets of 1500 bytes at 100 Mbit/s
@@ -60,32 +55,35 @@ def measure(rounds: int) -> list[Row]:
 
 
 def _row(rounds: int) -> Row:
-    from models.training.finetuning import FinetuneParams, finetune_head
+    from benchmarks.inference_references import event_stream
+    from models.event_stream.forecaster import EventStream
+    from models.forecasters.traces import Part
+    from models.training.head import FinetuneParams
+    from models.training.protocol import Slice
 
-    examples, model = _minute()
+    forecaster = EventStream(event_stream())
+    part = Part("minute", _packets(PACKETS), Slice(0, DECISIONS))
     params = FinetuneParams(
         seed=1, workers=1, epochs=EPOCHS, batch_size=BATCH, learning_rate=1e-3, sharp_weight=10
     )
 
     def ours_s() -> float:
         started = time.perf_counter()
-        finetune_head(model, examples, params)
+        forecaster.tuned(part, params)
         return time.perf_counter() - started
 
     def reference_s() -> float:
-        return _reference_s(model, examples, params) * EPOCHS * WINDOWS / (REFERENCE_BATCHES * BATCH)
+        seconds = _reference_s(forecaster.model, part, params)
+        return seconds * EPOCHS * DECISIONS / (REFERENCE_BATCHES * BATCH)
 
-    finetune_head(
-        model, examples, params.model_copy(update={"epochs": 1})
-    )  # warm: first-use imports, page cache
     ours, reference = interleaved_medians(rounds, ours_s, reference_s)
     return Row(
-        name=f"fine-tune the head: {EPOCHS} epochs, {PACKETS:,} packets = {WINDOWS:,} windows of {TOKENS} "
-        f"tokens x {FEATURES} features, the one encoder pass included",
+        name=f"fine-tune the head: {EPOCHS} epochs, {PACKETS:,} packets = {DECISIONS:,} decisions, the one "
+        "encoder pass included",
         ours=ours,
         reference=reference,
-        reference_name=f"the same epochs through torch's TransformerEncoder, uncached (eval, no_grad), "
-        f"{REFERENCE_BATCHES} of {EPOCHS}·{WINDOWS / BATCH:.0f} batches measured, scaled linearly",
+        reference_name=f"the same epochs through the frozen network, uncached, {REFERENCE_BATCHES} of "
+        f"{EPOCHS}·{DECISIONS / BATCH:.0f} batches measured, scaled linearly",
         ratio=reference / ours,
         unit="s",
         rounds=rounds,
@@ -98,7 +96,7 @@ def _encoding_row(rounds: int) -> Row:
     from pipelines.live.encoding import ByPyTorch, Encoder, Encoding
     from serving.engine import Engine
 
-    packets = _packets()
+    packets = _packets(ENCODED)
     with tempfile.TemporaryDirectory() as root:
         folder = save(Path(root) / "event-stream")
         found = artifact.load(folder)
@@ -123,22 +121,22 @@ def _encoding_row(rounds: int) -> Row:
     )
 
 
-def _packets() -> pl.DataFrame:
-    """A made-up packet table (P rows) at 100 Mbit/s: several flows and receivers, latencies about 20 ms."""
+def _packets(count: int) -> pl.DataFrame:
+    """Return a made-up packet table (P rows) at 100 Mbit/s: several flows and receivers, latencies about 20 ms."""
     import polars as pl
 
     rng = np.random.default_rng(1)
-    packet_P = np.arange(ENCODED)
+    packet_P = np.arange(count)
     sent_ns_P = packet_P * SPACING_NS
-    latency_us_P = rng.lognormal(np.log(20_000), 0.3, ENCODED).astype(np.float32)
-    flow_P = rng.integers(FLOWS, size=ENCODED)
+    latency_us_P = rng.lognormal(np.log(20_000), 0.3, count).astype(np.float32)
+    flow_P = rng.integers(FLOWS, size=count)
     return pl.DataFrame(
         {
             "packet": packet_P,
             "sent_ns": sent_ns_P,
             "flow_id": flow_P,
             "receiver_id": flow_P % RECEIVERS,
-            "size_bytes": np.full(ENCODED, 1500),
+            "size_bytes": np.full(count, 1500),
             "queue": np.where(flow_P % 2 > 0, "l4s", "classic"),
             "acked_ns": sent_ns_P + (latency_us_P * 1e3).astype(np.int64),
             "latency_us": latency_us_P,
@@ -146,62 +144,34 @@ def _packets() -> pl.DataFrame:
     )
 
 
-def _minute() -> tuple[Examples, Predictor]:
-    """One minute of made-up windows, and a full-size model for them."""
-    from models.networks.scaling import ScaledFeature, fit_target
-    from models.networks.transformer import Architecture, Predictor
-    from models.sharp import sharp_changes
-    from models.training.examples import Examples
-    from models.training.protocol import Slice
-
-    rng = np.random.default_rng(1)
-    x_NWF = rng.lognormal(0, 1, (DISTINCT, TOKENS, FEATURES)).astype(np.float32)
-    y_us_NH = rng.lognormal(10, 0.5, (WINDOWS, HORIZON)).astype(np.float32)
-    names = ["size_bytes", *(f"input_{i}_us" for i in range(1, FEATURES))]
-    whole, rest = divmod(WINDOWS, DISTINCT)
-    parts = tuple((x_NWF, Slice(0, count)) for count in [DISTINCT] * whole + [rest])
-    inputs = [ScaledFeature(name, "us", "log1p") for name in names]
-    model = Predictor(inputs, fit_target(y_us_NH, "log"), Architecture(readout="candidates"))
-    return Examples(parts, y_us_NH, sharp_changes(y_us_NH)), model
-
-
-def _reference_s(model: Predictor, examples: Examples, params: FinetuneParams) -> float:
-    """Seconds of `REFERENCE_BATCHES` batches of head fine-tuning through torch's frozen encoder."""
+def _reference_s(model: EventPredictor, part: Part, params: FinetuneParams) -> float:
+    """Return the seconds of `REFERENCE_BATCHES` batches of head training through the frozen network."""
     import torch
 
-    from models.training.examples import epoch_batches
+    from feature_store.events.definition import EVENTS
+    from feature_store.events.windows import iter_windows
+    from models.sharp import sharp_changes
+    from models.training.head import ADAM_BETAS, ADAM_EPSILON
     from models.training.loss import example_weights, weighted_squared_error
-    from models.training.pretraining import ADAM_BETAS, ADAM_EPSILON
 
-    encoder, head = torch_encoder(model), copy.deepcopy(model.head)
+    tuned = copy.deepcopy(model)
     optimizer = torch.optim.Adam(
-        head.parameters(), lr=params.learning_rate, betas=ADAM_BETAS, eps=ADAM_EPSILON
+        tuned.head.parameters(), lr=params.learning_rate, betas=ADAM_BETAS, eps=ADAM_EPSILON
     )
-    target_NH = torch.from_numpy(model.target.apply(examples.y_us_NH))
-    weight_NH = torch.from_numpy(example_weights(examples.y_us_NH, examples.sharp_NH, params.sharp_weight))
-    started = time.perf_counter()
-    batches = epoch_batches(len(examples), params.batch_size, params.seed, 0)
-    for batch_N in itertools.islice(batches, REFERENCE_BATCHES):
-        x_BWF = torch.from_numpy(examples.gather(batch_N))
+    few = part.packets.head(REFERENCE_BATCHES * BATCH * HORIZON)
+    y_BH = part.latencies_us()[: REFERENCE_BATCHES * BATCH]
+    target_BH = torch.from_numpy(model.target.apply(y_BH))
+    weight_BH = torch.from_numpy(example_weights(y_BH, sharp_changes(y_BH), params.sharp_weight))
+    seconds, first = 0.0, 0
+    for x_BWF in iter_windows(few, model.rows, chunk=BATCH, definition=EVENTS):  # making them is not counted
+        here = slice(first, first + len(x_BWF))
+        started = time.perf_counter()
+        rows = torch.from_numpy(x_BWF)
         with torch.no_grad():
-            padding_BW = x_BWF[..., model.size_index] == 0
-            h_BWD = encoder(model.embedding(model.scale(x_BWF)), src_key_padding_mask=padding_BW)
+            read_BHD, anchor_BH = tuned.encode(rows), tuned.anchor(rows)
         optimizer.zero_grad()
-        read_BRD = h_BWD[:, -model.sizes.horizon :] if model.sizes.readout == "candidates" else h_BWD[:, -1:]
-        loss = weighted_squared_error(head(read_BRD), target_NH[batch_N], weight_NH[batch_N])
-        (loss / len(batch_N)).backward()  # type: ignore[no-untyped-call]
+        loss = weighted_squared_error(tuned.head(read_BHD) + anchor_BH, target_BH[here], weight_BH[here])
+        (loss / len(x_BWF)).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
-    return time.perf_counter() - started
-
-
-def torch_encoder(model: Predictor) -> nn.TransformerEncoder:
-    """Torch's own encoder with the model's weights by name, in eval mode, its fast path left on."""
-    from torch import nn
-
-    sizes = model.sizes
-    layer = nn.TransformerEncoderLayer(
-        sizes.width, sizes.heads, sizes.feed_forward, sizes.dropout, batch_first=True
-    )
-    encoder = nn.TransformerEncoder(layer, sizes.layers, enable_nested_tensor=False)
-    encoder.layers.load_state_dict(model.layers.state_dict())
-    return encoder.eval()
+        seconds, first = seconds + time.perf_counter() - started, first + len(x_BWF)
+    return seconds

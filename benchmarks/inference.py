@@ -41,8 +41,7 @@ from benchmarks.served_models import build
 from feature_store.packets.schema import HORIZON
 
 if TYPE_CHECKING:
-    from models.networks.event_transformer import EventArchitecture
-    from models.networks.event_window import EventWindowPredictor
+    from models.event_stream.network import EventArchitecture, EventPredictor
     from serving.engine import Engine, Isa
 
 CALLS: Final = 400  # per round and contestant
@@ -79,7 +78,7 @@ def measure(rounds: int) -> list[Row]:
     try:
         with tempfile.TemporaryDirectory() as folder, torch.inference_mode():
             path = save(Path(folder) / "event-stream")
-            model, _ = event_stream()
+            model = event_stream()
             engine = Engine(path)
             contestants = _contestants(engine, model, path)
             peak_flops, peak = _peak_flops(engine.isa), list[float]()
@@ -95,7 +94,7 @@ def measure(rounds: int) -> list[Row]:
         torch.set_num_threads(threads)
 
 
-def _contestants(engine: Engine, model: EventWindowPredictor, path: Path) -> dict[str, Callable[[], Times]]:
+def _contestants(engine: Engine, model: EventPredictor, path: Path) -> dict[str, Callable[[], Times]]:
     """Times of one round by name; every contestant's answers are checked first."""
     from models.networks import artifact
     from serving.engine import Engine
@@ -124,7 +123,7 @@ def _contestants(engine: Engine, model: EventWindowPredictor, path: Path) -> dic
     return timed
 
 
-def _call_module(model: EventWindowPredictor, x_BWF: Windows) -> Windows:
+def _call_module(model: EventPredictor, x_BWF: Windows) -> Windows:
     import torch
 
     return np.asarray(model(torch.from_numpy(x_BWF)).numpy())
@@ -198,7 +197,7 @@ def _peak_row(
     )
 
 
-def _feature_rows(engine: Engine, model: EventWindowPredictor, rounds: int) -> list[Row]:
+def _feature_rows(engine: Engine, model: EventPredictor, rounds: int) -> list[Row]:
     """Encoder features of a batch of windows, as the fine-tuner caches them."""
     import torch
 

@@ -16,9 +16,8 @@ import numpy.typing as npt
 from feature_store.packets.schema import HORIZON
 
 if TYPE_CHECKING:
-    from feature_store.events.window_library import Feature
-    from models.networks.artifact import Description
-    from models.networks.event_window import EventWindowPredictor
+    from feature_store.events.event_stream import EventInput
+    from models.event_stream.network import EventPredictor
     from models.networks.scaling import ScaledFeature
 
 WINDOWS: Final = 16  # different ones, taken in turn: more than the engine keeps events of
@@ -28,20 +27,19 @@ Windows = npt.NDArray[np.float32]
 Call = Callable[[Windows], Any]
 
 
-def typical_features(features: Sequence[Feature] | None = None) -> list[ScaledFeature]:
-    """Return features (default: a row's), scaled to fit most traces: for models nobody trained."""
-    from feature_store.events.definition import EVENTS
+def typical_features(inputs: Sequence[EventInput]) -> list[ScaledFeature]:
+    """Return scalings of inputs that fit most traces: for models nobody trained."""
     from models.networks.scaling import ScaledFeature, transform_of
 
     return [
         ScaledFeature(f.name, f.unit, "log1p", 6.0, 2.0)
         if transform_of(f.unit) == "log1p"
         else ScaledFeature(f.name, f.unit)
-        for f in (EVENTS.features if features is None else features)
+        for f in inputs
     ]
 
 
-def event_stream(head: int | None = None) -> tuple[EventWindowPredictor, Description]:
+def event_stream(head: int | None = None) -> EventPredictor:
     """Return an event stream of the sizes in params.yaml with random weights.
 
     Args:
@@ -49,46 +47,43 @@ def event_stream(head: int | None = None) -> tuple[EventWindowPredictor, Descrip
     """
     import torch
 
-    from feature_store.events.definition import EVENTS
-    from models.networks.artifact import Description
-    from models.networks.event_transformer import EventArchitecture
-    from models.networks.event_window import EventWindowPredictor
+    from models.event_stream.network import EventArchitecture, EventPredictor
+    from models.forecasters.queries import EVENT_INPUTS, QUERY_INPUTS
     from models.networks.scaling import Target
 
     sizes = EventArchitecture(anchor="expected_latency_us")
-    features = typical_features()
     torch.manual_seed(0)
-    model = EventWindowPredictor(features, features, Target("log", 9.0, 1.0), sizes).eval()
+    inputs = typical_features(EVENT_INPUTS), typical_features(QUERY_INPUTS)
+    model = EventPredictor(*inputs, Target("log", 9.0, 1.0), sizes).eval()
     torch.manual_seed(0 if head is None else head)
     with torch.no_grad():
         for parameter in model.head.parameters():
             parameter.normal_(std=0.1)  # as it begins, it would give the anchor alone
-    return model, Description(sizes.reach + HORIZON, EVENTS.schema_hash, "acked")
+    return model
 
 
 def save(folder: Path, head: int | None = None) -> Path:
     """Save the artifact of `event_stream`; return its folder."""
     from models.networks import artifact
 
-    artifact.save(folder, *event_stream(head))
+    artifact.save(folder, event_stream(head), {})
     return folder
 
 
 def make_windows(batch: int = WINDOWS) -> Windows:
     """Return windows full of real events, no two of which have any in common, in raw units."""
-    _, description = event_stream()
-    return _rows(batch * description.tokens).reshape(batch, description.tokens, -1)
+    rows = event_stream().rows
+    return _rows(batch * rows).reshape(batch, rows, -1)
 
 
 def windows_of_a_sender(questions: int) -> Windows:
     """Return the windows of a sender's questions one after another: most events of each were in the last."""
-    _, description = event_stream()
-    reach = description.tokens - HORIZON
+    reach = event_stream().events
     events_NF, queries_QF = _rows(reach + STEP * (questions - 1)), _rows(questions * HORIZON)
     parts = []
     for q in range(questions):
         parts += [events_NF[q * STEP : q * STEP + reach], queries_QF[q * HORIZON : (q + 1) * HORIZON]]
-    return np.concatenate(parts).reshape(questions, description.tokens, -1)
+    return np.concatenate(parts).reshape(questions, reach + HORIZON, -1)
 
 
 def _rows(count: int) -> Windows:

@@ -277,8 +277,7 @@ def first_champion(folder: Path, name: str) -> None:
     from serving.deploy.deployment import deploy_version
 
     torch.manual_seed(0)
-    model, description = event_stream()
-    artifact.save(folder, model, description)
+    artifact.save(folder, event_stream(), {})
     artifact.export_onnx(folder)
     judged = Decision(True, "random weights of a bench", None)
     deploy_version(Registry(name).add(folder, judged=judged, tags={}, params={}, metrics={}))

@@ -19,7 +19,7 @@ from benchmarks.simulated_traces import given, simulated
 from feature_store.state import private_dir, state_dir
 
 if TYPE_CHECKING:
-    from models.forecasters.forecaster import Part
+    from models.forecasters.traces import Part
 
 PACKETS: Final = 1_500_000
 SECONDS: Final = 660.0  # of a simulated trace
@@ -71,7 +71,7 @@ def measure(rounds: int, packets: str | None = None) -> list[Row]:
 def _parts(packets: str | None, folder: Path) -> Iterator[Part]:
     """Whole traces to learn from, PACKETS in all where there are so many."""
     from feature_store.packets.schema import HORIZON
-    from models.forecasters.forecaster import Part
+    from models.forecasters.traces import Part
     from models.training.protocol import Slice
 
     seeds = range(FIRST_SEED, FIRST_SEED + MOST_TRACES)
@@ -118,7 +118,8 @@ def learn(config: dict[str, Any]) -> None:
     import ray.train
     import torch
 
-    from models.forecasters.event_stream import Course, EventStreamParams
+    from models.event_stream.parameters import EventStreamParams
+    from models.event_stream.training import EventStreamCourse
     from models.training.epochs import run_in_job
 
     params = EventStreamParams(**config["params"])
@@ -126,4 +127,4 @@ def learn(config: dict[str, Any]) -> None:
     context = ray.train.get_context()
     share = context.get_world_rank(), context.get_world_size()
     parts = list(_parts(config["packets"], Path(config["folder"])))
-    run_in_job(config, Course(parts, params, config["seed"], *share).trainer)
+    run_in_job(config, EventStreamCourse(parts, params, config["seed"], *share).trainer)

@@ -142,7 +142,7 @@ class Compressed(Rounds):
                 parameter.add_(torch.randn_like(parameter) * MOVED)
         with tempfile.TemporaryDirectory() as temporary:
             folder = Path(temporary) / "artifact"
-            artifact.save(folder, found.model, found.description)
+            artifact.save(folder, found.model, found.description.protocol)
             files = artifact.read_files(folder)
         figures = asdict(gate.Figures(0.5, 0.08, 4.0, 10_000, 100, 120, 30))
         return Tuned(
