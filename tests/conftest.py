@@ -119,7 +119,6 @@ def make_artifact(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Pat
     one is served by the Python backend.
     """
     import torch
-
     from toy_world import scaled_inputs
 
     from models.event_stream.network import EventArchitecture, EventPredictor

@@ -39,6 +39,7 @@ def finetune_round(run: Path, span_ns: tuple[int, int], parent: Path, output: Pa
     from laboratory.learning.packet_table import packets_of
     from models.forecasters.forecaster import load
     from models.forecasters.traces import Part, decision_times
+    from models.networks.parameters import ALL
     from models.section import read
     from models.sharp import change_of
     from models.training.head import FinetuneParams
@@ -50,7 +51,7 @@ def finetune_round(run: Path, span_ns: tuple[int, int], parent: Path, output: Pa
     part = Part(TRACE, packets, Slice(int(first), int(last)), change=change_of(PARAMS)).to_learn()
     tuned = load(parent).tuned(part, read(PARAMS, FinetuneParams))
     with new_folder(output) as partial:
-        tuned.export(partial)
+        tuned.export(partial, ALL)  # as many quantiles as it had
     known = int(np.isfinite(part.latencies_us()).sum())
     return f"{len(part)} decisions, {known} latencies" if known else "no latency is known: the head is kept"
 

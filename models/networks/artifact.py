@@ -239,7 +239,7 @@ def _to_json(model: QueryNetwork, protocol: Mapping[str, Any]) -> dict[str, Any]
 def _check_served(path: Path, described: Mapping[str, Any]) -> None:
     """Refuse an artifact of a former form, or of other inputs, in one line."""
     architecture = described["architecture"]
-    name = architecture.get("name") if isinstance(architecture, dict) else None
+    name = str(architecture.get("name")) if isinstance(architecture, dict) else ""
     if name in _FORMER or "queries" not in described:
         raise ValueError(
             f"{path}: holds a network of a former form ({name}); the last commit that serves it is "

@@ -13,11 +13,11 @@ import numpy as np
 import polars as pl
 import pytest
 import yaml
+from models.training.windows import load_windows
 from toy_world import bottleneck_table, write_table
 
 from feature_store.events.definition import WINDOW
 from feature_store.events.windows import FEATURES, HORIZON, build_windows, schema_hash
-from models.training.windows import load_windows
 from pipelines import split as split_stage
 from pipelines import windows as stage
 from pipelines.stage import StageError

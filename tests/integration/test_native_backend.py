@@ -23,6 +23,7 @@ import pytest
 import toy_world
 import tritonclient.grpc as grpc
 from agent_program import AgentProgram, EngineSender, needs_agent
+from models.networks.loop_network import named
 from waiting import wait_until
 
 from benchmarks.inference_references import typical_features
@@ -34,7 +35,6 @@ from infra.local.processes import free_ports
 from infra.local.servers import triton_command
 from infra.local.triton_environment import find_environment
 from models.networks import artifact
-from models.networks.loop_network import named
 from models.networks.prediction import predict
 from models.networks.scaling import Target
 from serving.agent import frames

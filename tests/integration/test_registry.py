@@ -313,8 +313,9 @@ def data(tmp_path: Path, make_artifact: Callable[..., Path]) -> Path:
 
 
 def run_stage(data: Path, model_name: str) -> dict[str, object]:
-    from models.registry.register_params import RegisterParams
     from models.training.windows import load_windows
+
+    from models.registry.register_params import RegisterParams
     from pipelines.register import register
 
     params: dict[str, Any] = {
@@ -451,9 +452,9 @@ def traced(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def other_champion(traced: Path, folder: Path, *, inputs: int = 100, new: str = "", **described: Any) -> Path:
     """An artifact that takes other windows: the first so many inputs, the last of them by a new name."""
     import torch
+    from models.networks.transformer import Predictor
 
     from models.networks import artifact
-    from models.networks.transformer import Predictor
 
     torch.manual_seed(5)
     ours = artifact.load(traced / "pretrained")
@@ -483,13 +484,14 @@ OTHER_SCHEMA = "0" * 64
 def test_a_champion_that_takes_other_windows_is_judged_on_the_same_packets(
     sqlite: None, traced: Path, tmp_path: Path, described: dict[str, Any]
 ) -> None:
+    from models.training.windows import load_windows
+
     from feature_store.events import windows as fw
     from feature_store.packets.schema import scan_packets
     from models.networks import artifact
     from models.networks.prediction import predict
     from models.registry import gate
     from models.registry.registry import Decision, Registry
-    from models.training.windows import load_windows
     from pipelines.register import held_out_slices, judging, predictions
 
     champion = artifact.load(other_champion(traced, tmp_path / "other", **described))

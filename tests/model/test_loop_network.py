@@ -16,27 +16,27 @@ import pytest
 import torch
 import toy_world
 import yaml
+from models.forecasters.query_job import parts_of
+from models.networks.event_transformer import EventArchitecture
+from models.networks.event_window import EventWindowPredictor
+from models.networks.loop_network import ArchitectureParams, Data, LoopNetwork, chosen, named, names
+from models.networks.transformer import Predictor
+from models.training.examples import finetuning_examples, pretraining_split
+from models.training.finetuning import FinetuneParams, finetune_head
+from models.training.pretraining import Pretrainer, PretrainParams, ScaledPrediction, fit_scaling
+from models.training.windows import WindowSet, load_windows
 
 from feature_store.events.definition import EVENTS, WINDOW
 from laboratory.learning import judged_models
 from laboratory.learning.train import IN_THE_ENGINE
 from models import loop
-from models.forecasters.query_job import parts_of
 from models.networks import artifact, scaling
 from models.networks.artifact import Artifact
-from models.networks.event_transformer import EventArchitecture
-from models.networks.event_window import EventWindowPredictor
-from models.networks.loop_network import ArchitectureParams, Data, LoopNetwork, chosen, named, names
 from models.networks.prediction import predict
 from models.networks.scaling import ScaledFeature, Target
-from models.networks.transformer import Predictor
 from models.registry import gate
 from models.section import read
 from models.sharp import PAPERS
-from models.training.examples import finetuning_examples, pretraining_split
-from models.training.finetuning import FinetuneParams, finetune_head
-from models.training.pretraining import Pretrainer, PretrainParams, ScaledPrediction, fit_scaling
-from models.training.windows import WindowSet, load_windows
 from pipelines import dependencies
 from pipelines import pretrain as pretrain_stage
 from pipelines import register as register_stage

@@ -397,12 +397,12 @@ PACKET_US = 12.1  # of 1,502 bytes on S1's link of 1 Gbit/s
 def event_artifact(folder: Path, quantiles: Sequence[float] = ()) -> Path:
     """An event stream of random weights, scaled to a toy trace; all of its quantiles are served."""
     import torch
+    from models.forecasters.event_stream import EventStreamParams, _untrained
+    from models.networks.event_window import served
 
     from feature_store.events.definition import EVENTS
-    from models.forecasters.event_stream import EventStreamParams, _untrained
     from models.forecasters.forecaster import Part
     from models.networks import artifact
-    from models.networks.event_window import served
     from models.section import read_all
     from models.training.protocol import Slice
 

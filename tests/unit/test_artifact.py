@@ -1,45 +1,43 @@
 """The artifact: what was saved is what is loaded, and anything else is refused by one clear line."""
 
 import json
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+import toy_world
 from safetensors.torch import load_file, save_file
 
+from feature_store.events.definition import EVENTS
+from models.event_stream.network import EventArchitecture, EventPredictor
 from models.networks import artifact
-from models.networks.artifact import Description
-from models.networks.scaling import ScaledFeature, Target
-from models.networks.transformer import Architecture, Predictor
+from models.networks.scaling import Target
 
-COMMITTED = Path(__file__).resolve().parent.parent / "data" / "artifacts" / "v1-tiny"
-TOKENS = 16
-FEATURES = [
-    ScaledFeature("age_us", "us", "log1p", 9.5, 2.0),
-    ScaledFeature("latency_us", "us", "log1p", 4.0, 3.0),
-    ScaledFeature("latency_visible", "flag"),
-    ScaledFeature("size_bytes", "bytes", "log1p", 7.0, 0.5),
-]
-TINY = Architecture(width=8, heads=2, feed_forward=16)
-DESCRIPTION = Description(TOKENS, "a" * 64, "acked", {"name": "small", "pretrain_s": 30})
+ARTIFACTS = Path(__file__).resolve().parent.parent / "data" / "artifacts"
+TINY = EventArchitecture(layers=1, band=64, width=8, heads=2, feed_forward=16)
+PROTOCOL = {"name": "small", "pretrain_s": 30}
+TOKENS = 72
 
 
-def make_model(seed: int = 0) -> Predictor:
+def make_model(seed: int = 0, sizes: EventArchitecture = TINY) -> EventPredictor:
     torch.manual_seed(seed)
-    return Predictor(FEATURES, Target("log", 9.0, 1.0), TINY).eval()
+    model = EventPredictor(*toy_world.scaled_inputs(), Target("log", 9.0, 1.0), sizes)
+    torch.nn.init.normal_(model.head[2].weight, std=0.1)
+    return model.eval()
 
 
 def window(batch: int, padding: int = 0) -> torch.Tensor:
     rng = np.random.default_rng(batch)
-    x_BWF = rng.uniform(0, 1500, (batch, TOKENS, len(FEATURES))).astype(np.float32)
+    x_BWF = rng.uniform(0, 1500, (batch, TOKENS, len(EVENTS.features))).astype(np.float32)
     x_BWF[:, :padding] = 0
     return torch.from_numpy(x_BWF)
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    artifact.save(tmp_path / "model", make_model(), DESCRIPTION)
+    artifact.save(tmp_path / "model", make_model(), PROTOCOL)
     return tmp_path / "model"
 
 
@@ -67,9 +65,9 @@ def edit_weights(folder: Path, **changes: torch.Tensor | None) -> None:
 
 
 def test_round_trip_keeps_every_bit(folder: Path) -> None:
-    loaded = artifact.load(folder, "a" * 64)
-    assert loaded.description == DESCRIPTION
-    assert loaded.model.features == tuple(FEATURES)
+    loaded = artifact.load(folder)
+    assert loaded.description == artifact.Description(TOKENS, EVENTS.schema_hash, "acked", PROTOCOL)
+    assert loaded.model.scalings() == make_model().scalings()
     assert not loaded.model.training
     x_BWF = window(5, 3)
     with torch.no_grad():
@@ -79,24 +77,43 @@ def test_round_trip_keeps_every_bit(folder: Path) -> None:
 
 def test_saving_again_replaces_all_of_it(folder: Path) -> None:
     (folder / "model.onnx").write_bytes(b"of the old weights")
-    artifact.save(folder, make_model(1), DESCRIPTION)
+    artifact.save(folder, make_model(1), PROTOCOL)
     assert sorted(p.name for p in folder.iterdir()) == ["model.json", "model.safetensors"]
     assert [p.name for p in folder.parent.iterdir()] == ["model"]
-    assert torch.equal(artifact.load(folder).model.embedding.weight, make_model(1).embedding.weight)
+    assert torch.equal(artifact.load(folder).model.send.weight, make_model(1).send.weight)
 
 
 def test_a_model_trained_to_nan_is_not_saved(tmp_path: Path) -> None:
     model = make_model()
     with torch.no_grad():
-        model.embedding.bias[0] = torch.nan
-    with pytest.raises(ValueError, match=r"weight embedding\.bias holds NaN"):
-        artifact.save(tmp_path / "model", model, DESCRIPTION)
+        model.send.bias[0] = torch.nan
+    with pytest.raises(ValueError, match=r"weight send\.bias holds NaN"):
+        artifact.save(tmp_path / "model", model, PROTOCOL)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_another_schema_hash_is_refused(folder: Path) -> None:
-    with pytest.raises(ValueError, match=f"made for features {'a' * 64}, but this code computes bbb"):
-        artifact.load(folder, "bbb")
+    edit_json(folder, schema_hash="bbb")
+    with pytest.raises(
+        ValueError, match=f"made for features bbb, but this code computes {EVENTS.schema_hash}"
+    ):
+        artifact.load(folder)
+
+
+@pytest.mark.parametrize(
+    "old", [{"name": "transformer-encoder"}, {"name": "bilstm"}, {"name": "query-mlp"}, {"queries": None}]
+)
+def test_a_network_of_a_former_form_names_the_commit_that_serves_it(
+    folder: Path, old: dict[str, str | None]
+) -> None:
+    described = json.loads((folder / "model.json").read_text())
+    if "name" in old:
+        edit_json(folder, architecture={**described["architecture"], **old})
+    else:
+        edit_json(folder, **old)
+    with pytest.raises(ValueError, match=r"of a former form .* that serves it is ebbf31e4") as refused:
+        artifact.load(folder)
+    assert "\n" not in str(refused.value)
 
 
 @pytest.mark.parametrize(
@@ -105,7 +122,7 @@ def test_another_schema_hash_is_refused(folder: Path) -> None:
         ({"target": None}, "key 'target' is missing"),
         ({"extra": 1}, "unknown key 'extra'"),
         ({"format": "swiftqueue-artifact/9"}, "format 'swiftqueue-artifact/9' is not"),
-        ({"window": {"tokens": 4, "horizon": 8}}, "shorter than its horizon"),
+        ({"window": {"tokens": 4, "horizon": 8}}, "the window must be 64 events and 8 queries"),
         ({"window": {"tokens": 64}}, "window: key 'horizon' is missing"),
         ({"target": {"transform": "sqrt", "shift": 0, "scale": 1}}, "unknown transform 'sqrt'"),
         ({"target": {"transform": "log", "shift": 0, "scale": 0}}, "scale above zero|scale 0"),
@@ -125,7 +142,7 @@ def test_a_wrong_description_is_refused(folder: Path, changes: dict[str, object]
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"embedding__bias": None}, r"weight embedding\.bias is missing"),
+        ({"send__bias": None}, r"weight send\.bias is missing"),
         ({"stranger": torch.zeros(1)}, "unknown weight stranger"),
         ({"head__0__bias": torch.zeros(9)}, r"weight head\.0\.bias is torch\.float32 \(9,\), expected"),
         ({"head__0__bias": torch.zeros(8, dtype=torch.float64)}, r"is torch\.float64 \(8,\), expected"),
@@ -157,13 +174,21 @@ def test_a_missing_file_is_named(folder: Path, name: str) -> None:
         artifact.load(folder)
 
 
+def test_an_artifact_of_windows_that_was_committed_is_refused_in_one_line() -> None:
+    with pytest.raises(ValueError, match=r"of a former form \(transformer-encoder\)") as refused:
+        artifact.load(ARTIFACTS / "v1-tiny")
+    assert "\n" not in str(refused.value)
+
+
 def test_yesterdays_artifact_still_loads_and_predicts_the_same() -> None:
-    """Backward compatibility: a committed artifact with the answers it gave when it was written."""
-    loaded = artifact.load(COMMITTED)
-    expected = json.loads((COMMITTED / "answers.json").read_text())
-    with torch.no_grad():
-        latency_BH = loaded.model(torch.tensor(expected["window"], dtype=torch.float32))
-    torch.testing.assert_close(latency_BH, torch.tensor(expected["latency_us"]), rtol=1e-4, atol=0)
+    """A committed artifact that lists some inputs in any order, with the answers that it gave."""
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "model"))
+    import engine_models  # what wrote it
+
+    committed = ARTIFACTS / "some-features"
+    expected_BH = np.array(json.loads((committed / "answers.json").read_text()))
+    got_BH = engine_models.exact(artifact.load(committed).model, engine_models.windows())  # type: ignore[arg-type]
+    np.testing.assert_allclose(got_BH, expected_BH, rtol=1e-6)
 
 
 @pytest.mark.long
@@ -173,10 +198,12 @@ def test_onnx_answers_as_the_model_does(folder: Path) -> None:
 
     path = artifact.export_onnx(folder)
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    assert [(i.name, i.shape[1:]) for i in session.get_inputs()] == [("window", [TOKENS, len(FEATURES)])]
+    assert [(i.name, i.shape[1:]) for i in session.get_inputs()] == [
+        ("window", [TOKENS, len(EVENTS.features)])
+    ]
     assert [(o.name, o.shape[1:]) for o in session.get_outputs()] == [("latency_us", [8])]
     model = artifact.load(folder).model
-    for batch, padding in ((1, 0), (2, 5), (7, 8), (64, 3), (3, TOKENS)):
+    for batch, padding in ((1, 0), (2, 5), (7, 8), (64, 3), (3, TOKENS - 8)):
         x_BWF = window(batch, padding)
         with torch.no_grad():
             ours_BH = model(x_BWF).numpy()
@@ -189,10 +216,10 @@ def test_onnx_answers_as_the_model_does(folder: Path) -> None:
 def test_onnx_of_a_full_size_model_answers_as_the_model_does(tmp_path: Path) -> None:
     import onnxruntime
 
-    torch.manual_seed(3)
-    artifact.save(tmp_path / "m", Predictor(FEATURES, Target("raw", 2e4, 1e4)), DESCRIPTION)
+    model = make_model(3, EventArchitecture(anchor=None))
+    artifact.save(tmp_path / "m", model, PROTOCOL)
     session = onnxruntime.InferenceSession(str(artifact.export_onnx(tmp_path / "m")))
-    x_BWF = window(9, 4)
+    rows = np.repeat(window(9, 4).numpy(), 2, axis=1)[:, : model.rows]
     with torch.no_grad():
-        ours_BH = artifact.load(tmp_path / "m").model(x_BWF).numpy()
-    np.testing.assert_allclose(session.run(None, {"window": x_BWF.numpy()})[0], ours_BH, rtol=1e-4)
+        ours_BH = artifact.load(tmp_path / "m").model(torch.from_numpy(rows)).numpy()
+    np.testing.assert_allclose(session.run(None, {"window": rows})[0], ours_BH, rtol=1e-4)

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from models.forecasters.spread import Spread
+from models.mlp.network import MlpArchitecture, QueryMlp
 from models.networks.prediction import Encoded, answers, quantiles
-from models.networks.query_predictor import MlpArchitecture, QueryMlp
 from models.networks.scaling import ScaledFeature, Target
 from models.scoring.choice import RULES, rule_name, score_choice, score_sooner
 from models.training.calibration import SLICES, calibrated, missed, shifts
@@ -26,12 +26,13 @@ TARGET = Target("log", 10.0, 0.5)
 def network() -> QueryMlp:
     torch.manual_seed(1)
     model = QueryMlp(
+        (),
         [ScaledFeature("size_bytes", "bytes")],
         TARGET,
         MlpArchitecture(layers=1, width=8, dropout=0.0, anchor=None),
         LEVELS,
     )
-    return model.eval()  # type: ignore[no-any-return]
+    return model.eval()
 
 
 def lesson(seed: int) -> tuple[Encoded, np.ndarray]:

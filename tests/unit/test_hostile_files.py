@@ -27,7 +27,7 @@ import pytest
 import yaml
 
 PROJECT = Path(__file__).resolve().parents[2]
-TINY = PROJECT / "tests/data/artifacts/v1-tiny"
+TINY = PROJECT / "tests/data/artifacts/some-features"
 PLACED = b"values "  # an input that begins so has other values at places it chooses by its bytes
 
 # What no reader may stumble over, wherever it stands.
@@ -169,10 +169,10 @@ def read_scenario(data: bytes) -> None:
 
 def read_params(data: bytes) -> None:
     from models.section import read
-    from pipelines.windows import WindowsParams
+    from pipelines.validate import ValidateParams
 
     document = yaml.safe_load((PROJECT / "params.yaml").read_text())
-    read(written("params.yaml", placed(document, data)), WindowsParams)
+    read(written("params.yaml", placed(document, data)), ValidateParams)
 
 
 def packet_tables(data: bytes) -> Path:
@@ -294,52 +294,44 @@ def read_metrics(data: bytes) -> None:
     assert all(np.isfinite(value) for value in headline_figures(state() / "evaluation").values())
 
 
-WINDOWS = {
-    "schema_hash": "a",
-    "tokens": 4,
-    "horizon": 2,
-    "features": [{"name": "age_us", "unit": "us"}],
-    "visibility": ["acked"],
-    "traces": {"t": {"windows": 3}},
-}
 LENGTHS = {"name": "small", "pretrain_s": 30, "finetune_s": 6, "test_s": 10}
 ROUNDS = [{"finetune": [0, 1], "test": [1, 3]}]
 SLICES = {"protocol": LENGTHS, "duration_s": 1.0, "pretrain": [0, 1], "rounds": ROUNDS}
 SPLIT = {"traces": {"t": SLICES}}
 
 
-@cache
-def arrays() -> dict[str, bytes]:
-    import io
-
-    shapes = {"x_acked": (3, 4, 1), "y_us": (3, 2), "y_acked_ns": (3, 2), "decision_ns": (3,)}
-    files = {}
-    for name, shape in shapes.items():
-        buffer = io.BytesIO()
-        np.save(buffer, np.zeros(shape, np.int64 if name.endswith("_ns") else np.float32))
-        files[name] = buffer.getvalue()
-    return files
-
-
-def open_windows(meta: bytes, split: bytes, **changed: bytes) -> None:
-    from models.training.windows import load_windows
-
-    for name, content in (arrays() | changed).items():
-        written(f"windows/t/{name}.npy", content)
-    load_windows(written("windows/meta.json", meta).parent, written("split.json", split))
-
-
-def read_windows(data: bytes) -> None:
-    open_windows(placed(WINDOWS, data), dumped(SPLIT))
-
-
 def read_split(data: bytes) -> None:
-    open_windows(dumped(WINDOWS), placed(SPLIT, data))
+    from models.forecasters.traces import read_traces
+    from models.sharp import PAPERS
+
+    read_traces(packet_tables(packets()), written("split.json", placed(SPLIT, data)), PAPERS)
 
 
-def read_window_arrays(data: bytes) -> None:
-    name = random.Random(data).choice(("x_acked", "y_us", "y_acked_ns", "decision_ns"))
-    open_windows(dumped(WINDOWS), dumped(SPLIT), **{name: data})
+def read_forecaster(data: bytes) -> None:
+    """A saved forecaster whose description, or whose trees, are damaged."""
+    from models.forecasters import forecaster
+
+    described = json.loads(forecaster_files()["forecaster.json"])
+    for name, content in forecaster_files().items():
+        written(f"forecaster/{name}", content)
+    if data[:1] == b"{":
+        forecaster.load(written("forecaster/forecaster.json", placed(described, data)).parent)
+    else:
+        forecaster.load(written("forecaster/trees.ubj", data).parent)
+
+
+@cache
+def forecaster_files() -> dict[str, bytes]:
+    from models.forecasters import forecaster
+    from models.trees.boosting import BoostedTrees
+    from models.trees.forecaster import Trees, TreesParams
+
+    rng = np.random.default_rng(1)
+    trees = BoostedTrees.fit(rng.random((50, 3), np.float32), rng.random(50) + 1, rounds=2, seed=1)
+    made = folder() / "trees"
+    if not made.exists():
+        forecaster.save(made, Trees(trees, TreesParams(rounds=2)))
+    return {path.name: path.read_bytes() for path in made.iterdir()}
 
 
 def read_origin(data: bytes) -> None:
@@ -416,9 +408,11 @@ CASES: dict[Callable[[bytes], None], tuple[Callable[[], list[bytes]], int]] = {
     read_deploy_log: (lambda: good(log_of(DEPLOYED)), 4),
     read_rounds: (lambda: good(log_of(round_entry())), 4),
     read_metrics: (lambda: good(dumped(METRICS)), 10),
-    read_windows: (lambda: good(dumped(WINDOWS)), 10),
-    read_split: (lambda: good(dumped(SPLIT)), 10),
-    read_window_arrays: (lambda: list(arrays().values()), 10),
+    read_split: (lambda: good(dumped(SPLIT)), 20),
+    read_forecaster: (
+        lambda: [*good(forecaster_files()["forecaster.json"]), forecaster_files()["trees.ubj"]],
+        20,
+    ),
     read_origin: (lambda: good(dumped({"acks": "selective"})), 10),
     read_dvc_lock: (lambda: good(dumped(LOCK)), 10),
 }

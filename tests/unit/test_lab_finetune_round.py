@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 import pytest
-import torch
 import toy_world
 from safetensors.numpy import load_file
 
@@ -19,10 +18,9 @@ from feature_store.packets.truth import TRUTH
 from laboratory.learning import finetune_round
 from laboratory.learning.packet_table import packets_of
 from laboratory.runs.execution import TRACE_METADATA
-from models.forecasters.forecaster import Forecaster, Part, decision_times
-from models.forecasters.queries import EVENT_INPUTS, QUERY_INPUTS
+from models.forecasters import forecaster as door
+from models.forecasters.traces import Part, decision_times
 from models.networks import artifact
-from models.networks.event_window import EventWindowPredictor
 from models.networks.files import WEIGHTS_FILE
 from models.training.protocol import Slice
 from serving.engine import Engine
@@ -68,26 +66,13 @@ def a_run(folder: Path, seconds: float = SECONDS) -> tuple[Path, int]:
 
 
 @pytest.fixture
-def event_stream(make_event_artifact: Callable[..., Path], tmp_path: Path) -> Callable[..., Path]:
-    """Artifacts that are served of a network: what it does not see has weight 0."""
+def event_stream(make_artifact: Callable[..., Path]) -> Callable[..., Path]:
+    """Artifacts of untrained event streams."""
 
     def make(levels: tuple[float, ...] = ()) -> Path:
-        found = artifact.load(make_event_artifact(1, levels=levels))
-        names = [feature.name for feature in EVENTS.features]
-        with torch.no_grad():
-            for layer, seen in (("send", EVENT_INPUTS), ("ack", EVENT_INPUTS), ("ask_about", QUERY_INPUTS)):
-                unseen = set(names) - {each.name for each in seen}
-                getattr(found.model, layer).weight[:, [names.index(name) for name in unseen]] = 0
-        artifact.save(folder := tmp_path / f"served-{len(levels)}", found.model, found.description)
-        return folder
+        return make_artifact(1, levels=levels)
 
     return make
-
-
-def forecaster_of(folder: Path) -> Forecaster:
-    model = artifact.load(folder).model
-    assert isinstance(model, EventWindowPredictor)
-    return finetune_round._forecaster(model)
 
 
 @pytest.mark.parametrize("levels", [(), (0.25, 0.5, 0.9)])
@@ -100,7 +85,7 @@ def test_the_forecaster_answers_as_its_artifact_is_served(
     x_BWF = np.concatenate(list(rows.iter_windows(packets, tokens, definition=EVENTS)))
     came_BH = Engine(folder).forward(x_BWF)  # of levels the median
     part = Part("s1", packets, Slice(0, len(x_BWF)))
-    said_BH = forecaster_of(folder).predict(part)
+    said_BH = door.load(folder).predict(part)
     np.testing.assert_allclose(said_BH, came_BH, rtol=1e-3)
 
 
@@ -122,7 +107,7 @@ def test_a_round_tunes_the_head_alone_and_forecasts_the_span_better(
     assert changed == {name for name in before if name.startswith("head.")}
     wrong = []
     for folder in (parent, tuned):
-        said_BH = forecaster_of(folder).predict(part)
+        said_BH = door.load(folder).predict(part)
         wrong.append(np.nanmean(np.log(said_BH / came_BH) ** 2))
     assert wrong[1] < 0.95 * wrong[0]
     assert artifact.load(tuned).description == artifact.load(parent).description

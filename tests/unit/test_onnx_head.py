@@ -10,28 +10,29 @@ import onnx
 import onnxruntime
 import pytest
 import torch
+import toy_world
 
-from benchmarks.inference_references import typical_features
-from feature_store.events.windows import FEATURES, schema_hash
+from feature_store.events.definition import EVENTS
+from models.event_stream.network import EventArchitecture, EventPredictor
+from models.mlp.network import MlpArchitecture, QueryMlp
 from models.networks import artifact, onnx_head
+from models.networks.query_network import QueryNetwork
 from models.networks.scaling import Target
-from models.networks.transformer import Architecture, Predictor
 
 pytestmark = pytest.mark.slow  # exports take seconds
 
-DESCRIPTION = artifact.Description(64, schema_hash(), "acked", {"name": "small"})
-FORMS = {
-    "the served form": Architecture(readout="candidates", anchor="last_latency_flow_us"),
-    "the paper's form": Architecture(),
-}
+TARGET = Target("log", 9.0, 0.5)
 
 
-def make_model(sizes: Architecture) -> Predictor:
+def make_model(name: str) -> QueryNetwork:
     torch.manual_seed(1)
-    return Predictor(typical_features(FEATURES), Target("log", 9.0, 0.5), sizes).eval()
+    events, queries = toy_world.scaled_inputs()
+    if name == "mlp":
+        return QueryMlp((), queries, TARGET, MlpArchitecture()).eval()
+    return EventPredictor(events, queries, TARGET, EventArchitecture(layers=1)).eval()
 
 
-def changed(model: Predictor, part: str) -> Predictor:
+def changed(model: QueryNetwork, part: str) -> QueryNetwork:
     torch.manual_seed(2)
     other = copy.deepcopy(model)
     with torch.no_grad():
@@ -41,10 +42,10 @@ def changed(model: Predictor, part: str) -> Predictor:
     return other
 
 
-@pytest.fixture(scope="module", params=list(FORMS))
+@pytest.fixture(scope="module", params=["event-stream", "mlp"])
 def parent(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("parent") / "model"
-    artifact.save(folder, make_model(FORMS[request.param]), DESCRIPTION)
+    artifact.save(folder, make_model(request.param), {})
     artifact.export_onnx(folder)
     return folder
 
@@ -59,8 +60,8 @@ def test_a_new_head_gives_the_network_that_a_whole_export_gives(
     parent: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tuned = changed(artifact.load(parent).model, "head.")
-    artifact.save(tmp_path / "tuned", tuned, DESCRIPTION)
-    artifact.save(tmp_path / "whole", tuned, DESCRIPTION)
+    artifact.save(tmp_path / "tuned", tuned, {})
+    artifact.save(tmp_path / "whole", tuned, {})
     whole = tensors(artifact.export_onnx(tmp_path / "whole"))
     monkeypatch.setattr(artifact, "export_onnx", lambda folder: pytest.fail("a whole export was made"))
     path = onnx_head.export_onnx(tmp_path / "tuned", parent)
@@ -71,9 +72,11 @@ def test_a_new_head_gives_the_network_that_a_whole_export_gives(
     check_answers(path, tuned)
 
 
-def check_answers(network: Path, model: Predictor) -> None:
+def check_answers(network: Path, model: QueryNetwork) -> None:
     """The exported network computes what the model does."""
-    x_BWF = np.abs(np.random.default_rng(0).normal(0, 100, (5, 64, len(FEATURES)))).astype(np.float32)
+    x_BWF = np.abs(np.random.default_rng(0).normal(0, 100, (5, model.rows, len(EVENTS.features)))).astype(
+        np.float32
+    )
     session = onnxruntime.InferenceSession(str(network), providers=["CPUExecutionProvider"])
     with torch.no_grad():
         expected_BH = model(torch.from_numpy(x_BWF)).numpy()
@@ -83,8 +86,9 @@ def check_answers(network: Path, model: Predictor) -> None:
 
 @pytest.mark.long
 def test_another_encoder_means_a_whole_export(parent: Path, tmp_path: Path) -> None:
-    other = changed(artifact.load(parent).model, "embedding.")
-    artifact.save(tmp_path / "other", other, DESCRIPTION)
+    loaded = artifact.load(parent).model
+    other = changed(loaded, "send." if isinstance(loaded, EventPredictor) else "body.")
+    artifact.save(tmp_path / "other", other, {})
     check_answers(onnx_head.export_onnx(tmp_path / "other", parent), other)
 
 
