@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from toy_world import bottleneck_table, write_table
 
 from feature_store.events.definition import EVENTS
+from feature_store.events.event_stream import INPUTS, replay_events
 from feature_store.packets.extract import Job, extract_trace
 from feature_store.packets.schema import HORIZON
 from feature_store.quality.distribution_shift import (
@@ -29,38 +30,38 @@ from feature_store.quality.distribution_shift import (
     sample_inputs,
     slice_shifts,
 )
-from feature_store.quality.expectations import Failure, Validation
-from pipelines import windows
+from feature_store.quality.expectations import (
+    Failure,
+    Validation,
+    inputs_check,
+    query_frame,
+    shift_check,
+)
+from models.forecasters.traces import about, read_traces
+from models.sharp import PAPERS
 from pipelines.split import SplitParams, split
+from pipelines.split import main as split_main
 from pipelines.stage import StageError
 from pipelines.validate import ValidateParams, validate
 
-WINDOWS: dict[str, Any] = {
-    "visibility": ["acked"],
-    "tokens": 32,
-    "tokens_min": 32,
-    "tokens_max": 128,
-}
 LIMITS: dict[str, Any] = {"max_unknown_latency": 0.1, "max_latency_s": 10, "max_shift_psi": 4.0}
 CHECKED = ValidateParams(**LIMITS)
 Damage = Callable[[pl.DataFrame], pl.DataFrame]
 
 
 @pytest.fixture(scope="module")
-def sound(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """Folders of packets and of windows, of two traces."""
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with packets of two traces, and their division."""
     folder = tmp_path_factory.mktemp("sound")
     for name, seed in (("a", 1), ("b", 2)):
         write_table(folder / "packets", bottleneck_table(name, 45, packets_per_s=200, seed=seed))
-    windows.make_windows(folder / "packets", folder / "windows", windows.WindowsParams(**WINDOWS))
-    divide(folder / "windows", "small")
-    return folder / "packets", folder / "windows"
+    divide(folder, "small")
+    return folder
 
 
-def divide(windows_dir: Path, protocol: str) -> Path:
-    path = windows_dir.with_name("split.json")
-    path.write_text(json.dumps(split(SplitParams(protocol=protocol), windows_dir)))
-    return path
+def divide(folder: Path, protocol: str) -> None:
+    divided = split(SplitParams(protocol=protocol), folder / "packets")
+    (folder / "split.json").write_text(json.dumps(divided))
 
 
 @settings(max_examples=30)
@@ -121,13 +122,13 @@ def test_a_failure_is_one_line() -> None:
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_sound_tables_meet_all_expectations(sound: tuple[Path, Path]) -> None:
-    validation = validate(*sound, sound[1].with_name("split.json"), CHECKED)
+def test_sound_tables_meet_all_expectations(sound: Path) -> None:
+    validation = checked(sound)
     assert validation.failures == []
     assert sorted(validation.report) == [
         "distribution-shift",
-        "features-a",
-        "features-b",
+        "inputs-a",
+        "inputs-b",
         "packets-a",
         "packets-b",
         "schema",
@@ -135,19 +136,16 @@ def test_sound_tables_meet_all_expectations(sound: tuple[Path, Path]) -> None:
 
 
 def checked(folder: Path) -> Validation:
-    return validate(folder / "packets", folder / "windows", folder / "split.json", CHECKED)
+    return validate(folder / "packets", folder / "split.json", CHECKED)
 
 
-def alone(sound: tuple[Path, Path], folder: Path, damage: Damage = lambda table: table) -> None:
-    """Put packets and windows of trace `a` only under `folder`, its packet table damaged."""
-    packets_dir, windows_dir = sound
-    table = pl.read_parquet(packets_dir / "trace=a" / "minute=0" / "part-0.parquet")
+def alone(sound: Path, folder: Path, damage: Damage = lambda table: table) -> None:
+    """Put the packets of trace `a` only under `folder`, its packet table damaged; divided as the sound one."""
+    table = pl.read_parquet(sound / "packets" / "trace=a" / "minute=0" / "part-0.parquet")
     write_table(folder / "packets", damage(table))
-    shutil.copytree(windows_dir, folder / "windows")
-    meta = json.loads((windows_dir / "meta.json").read_text())
-    del meta["traces"]["b"]
-    (folder / "windows" / "meta.json").write_text(json.dumps(meta))
-    divide(folder / "windows", "small")
+    divided = json.loads((sound / "split.json").read_text())
+    del divided["traces"]["b"]
+    (folder / "split.json").write_text(json.dumps(divided))
 
 
 def at(packets: list[int], **columns: pl.Expr) -> Damage:
@@ -219,7 +217,7 @@ HARMS: dict[str, list[tuple[Damage, str]]] = {  # what is done to the packet tab
 @pytest.mark.slow
 @pytest.mark.parametrize("harms", HARMS.values(), ids=HARMS)
 def test_damage_to_the_packet_table_is_named(
-    sound: tuple[Path, Path], tmp_path: Path, harms: list[tuple[Damage, str]]
+    sound: Path, tmp_path: Path, harms: list[tuple[Damage, str]]
 ) -> None:
     alone(sound, tmp_path, lambda table: functools.reduce(lambda t, harm: harm[0](t), harms, table))
     failures = [str(f) for f in checked(tmp_path).failures]
@@ -229,21 +227,29 @@ def test_damage_to_the_packet_table_is_named(
 
 
 @pytest.mark.slow
-def test_damage_to_the_features_is_named(sound: tuple[Path, Path], tmp_path: Path) -> None:
-    alone(sound, tmp_path)
-    path = tmp_path / "windows" / "a" / "features.parquet"
-    features = pl.read_parquet(path)
+def test_damage_to_the_inputs_is_named(sound: Path) -> None:
+    """What no packet table gives, each in an event's row and in a query's."""
+    packets = pl.read_parquet(sound / "packets" / "trace=a" / "minute=0" / "part-0.parquet")
+    events = replay_events(packets)
+    queries = query_frame("a", packets, events)
     for column, packet, value in (("in_flight", 16, np.nan), ("gap_us", 16, np.inf), ("queue_l4s", 17, 0.5)):
-        features = at([packet], **{column: pl.lit(value)})(features)
+        queries = at([packet], **{column: pl.lit(value)})(queries)
+        events.x_EF[packet, [each.name for each in INPUTS].index(column)] = value
     late = pl.when(pl.col("packet") > 6500)
-    features.with_columns(
+    queries = queries.with_columns(
         ack_silence_us=late.then(pl.col("ack_silence_us") * 1e6 + 1e6).otherwise("ack_silence_us")
-    ).write_parquet(path)
-    failures = [str(f) for f in checked(tmp_path).failures]
+    )
+    slices = json.loads((sound / "split.json").read_text())["traces"]["a"]
+    shifts = slice_shifts("a", queries, slices["pretrain"], [each["test"] for each in slices["rounds"]])
+    validation = Validation()
+    for check in (inputs_check("a", events, queries), shift_check(shifts, 4.0)):
+        validation.run(check)
+    failures = [str(f) for f in validation.failures]
     messages = (
-        "not_be_null of in_flight failed in 1 rows: trace a packet 16",
-        "to_be_between of gap_us failed in 1 rows: trace a packet 16",
-        "to_be_in_set of queue_l4s failed in 1 rows: trace a packet 17",
+        "inputs-a: .* of missing failed in 2 rows: rows events input in_flight packet .*"
+        "rows queries input in_flight packet 16",
+        "inputs-a: .* of wrong failed in 4 rows: .*rows queries input queue_l4s packet 17 .*"
+        "rows queries input gap_us packet 16",
         "distribution-shift: .* of psi failed in 1 rows: trace a feature ack_silence_us worst_round 1",
     )
     assert len(failures) == len(messages), failures
@@ -258,10 +264,9 @@ def assert_offline(page: str) -> None:
     assert "<style>" in page
 
 
-def run_stage(cwd: Path, packets_dir: Path, windows_dir: Path, limits: dict[str, Any], project: Path) -> Any:
+def run_stage(cwd: Path, limits: dict[str, Any], project: Path) -> Any:
     (cwd / "params.yaml").write_text(yaml.safe_dump({"validate": limits}))
-    paths = ["--packets", str(packets_dir), "--windows", str(windows_dir), "--output", "validation"]
-    paths += ["--split", str(windows_dir.with_name("split.json"))]
+    paths = ["--packets", "packets", "--split", "split.json", "--output", "validation"]
     command = [sys.executable, "-m", "pipelines.validate", "--params", "params.yaml", *paths]
     return subprocess.run(
         command,
@@ -275,24 +280,21 @@ def run_stage(cwd: Path, packets_dir: Path, windows_dir: Path, limits: dict[str,
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_the_stage_stops_the_pipeline_and_writes_the_docs(
-    sound: tuple[Path, Path], tmp_path: Path, project: Path
-) -> None:
+def test_the_stage_stops_the_pipeline_and_writes_the_docs(sound: Path, tmp_path: Path, project: Path) -> None:
     alone(sound, tmp_path)
-    folders = (tmp_path / "packets", tmp_path / "windows")
-    done = run_stage(tmp_path, *folders, LIMITS, project)
+    done = run_stage(tmp_path, LIMITS, project)
     assert done.returncode == 0, done.stderr
     report = json.loads((tmp_path / "validation" / "report.json").read_text())
     assert report["success"] is True
     page = (tmp_path / "validation" / "docs" / "index.html").read_text()
     assert "Validation of office" in page  # the run
     assert "All expectations are" in page
-    for table in ("schema", "packets-a", "features-a", "distribution-shift"):
+    for table in ("schema", "packets-a", "inputs-a", "distribution-shift"):
         assert f'<h2 id="{table}">' in page
     assert_offline(page)
     assert not (tmp_path / "var").exists()
 
-    done = run_stage(tmp_path, *folders, {**LIMITS, "max_latency_s": 0.03}, project)
+    done = run_stage(tmp_path, {**LIMITS, "max_latency_s": 0.03}, project)
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
     assert "see var/validation/docs/index.html" in done.stderr
@@ -308,31 +310,20 @@ def test_the_stage_stops_the_pipeline_and_writes_the_docs(
     # What passed before is not overwritten by what failed.
     assert json.loads((tmp_path / "validation" / "report.json").read_text())["success"] is True
 
-    done = run_stage(tmp_path, *folders, {**LIMITS, "max_shift_psi": 0.01}, project)
+    done = run_stage(tmp_path, {**LIMITS, "max_shift_psi": 0.01}, project)
     assert done.returncode == 1
     assert (
         "than validate.max_shift_psi (0.01) allows; short captures do: raise it in params.yaml" in done.stderr
     )
 
 
-def test_windows_of_other_traces_are_refused(sound: tuple[Path, Path], tmp_path: Path) -> None:
-    packets_dir, windows_dir = sound
+def test_a_division_of_other_traces_is_refused(sound: Path, tmp_path: Path) -> None:
     write_table(tmp_path / "packets", bottleneck_table("c", 1))
-    with pytest.raises(StageError, match="packet tables are of c, windows of a, b; run the stage `windows`"):
-        validate(tmp_path / "packets", windows_dir, windows_dir.with_name("split.json"), CHECKED)
-    with pytest.raises(FileNotFoundError, match=r"meta\.json: no such file; run the stage `windows` first"):
-        validate(packets_dir, tmp_path / "none", windows_dir.with_name("split.json"), CHECKED)
-
-
-@pytest.mark.slow
-def test_windows_of_another_definition_are_refused(sound: tuple[Path, Path], tmp_path: Path) -> None:
-    packets_dir, windows_dir = sound
-    shutil.copytree(windows_dir, tmp_path / "windows")
-    meta = json.loads((windows_dir / "meta.json").read_text())
-    (tmp_path / "windows" / "meta.json").write_text(json.dumps({**meta, "schema_hash": "0" * 64}))
-    again = divide(tmp_path / "windows", "small")
-    (failure,) = validate(packets_dir, tmp_path / "windows", again, CHECKED).failures
-    assert "trace windows column schema_hash (found = 0000" in str(failure)
+    line = r"packet tables are of c, and .*split\.json divides a, b; run the stage `split` again"
+    with pytest.raises(StageError, match=line):
+        validate(tmp_path / "packets", sound / "split.json", CHECKED)
+    with pytest.raises(StageError, match=r"divides none; run the stage `split` again"):
+        validate(sound / "packets", tmp_path / "none.json", CHECKED)
 
 
 @pytest.mark.slow
@@ -342,9 +333,54 @@ def test_real_captures_meet_the_default_limits(captures: Path, project: Path, tm
     for name in names:
         extract_trace(Job(captures / name, Path(name).name.split(".")[0]), packets_dir)
     params = yaml.safe_load((project / "params.yaml").read_text())
-    windows.make_windows(packets_dir, tmp_path / "windows", windows.WindowsParams(**params["windows"]))
-    divided = divide(tmp_path / "windows", "short")
+    divide(tmp_path, "short")
     limits = ValidateParams(**params["validate"])
-    validation = validate(packets_dir, tmp_path / "windows", divided, limits)
+    validation = validate(packets_dir, tmp_path / "split.json", limits)
     assert [str(f) for f in validation.failures] == []
     assert len(validation.report) == 6
+
+
+# The stage `split`
+
+
+@pytest.fixture(scope="module")
+def short(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Packet tables of two traces of ten seconds."""
+    folder = tmp_path_factory.mktemp("short") / "packets"
+    for name, seed in (("a", 1), ("b", 2)):
+        write_table(folder, bottleneck_table(name, 10, seed=seed))
+    return folder
+
+
+def test_a_division_that_cannot_be_is_named(short: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"split\.protocol is 'long'; it must be one of short, small, paper"):
+        SplitParams(protocol="long")
+    with pytest.raises(
+        ValueError, match=r"trace a lasts .* s, and protocol 'small' needs .*; protocol 'short'"
+    ):
+        split(SplitParams(protocol="small"), short)
+    with pytest.raises(StageError, match="run the stage `extract` first"):
+        split(SplitParams(protocol="small"), tmp_path / "none")
+    with pytest.raises(StageError, match="no packet table of gone under"):
+        split(SplitParams(protocol="short"), short, wanted=["a", "gone"])
+    with pytest.raises(StageError, match="so nothing is tested"):
+        split(SplitParams(protocol="short"), short, {"a": "teach", "b": "teach"})
+
+
+def test_a_trace_may_have_a_protocol_of_its_own(
+    short: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_table(tmp_path / "packets", bottleneck_table("long", 40, packets_per_s=200, seed=3))
+    write_table(tmp_path / "packets", bottleneck_table("left", 40, packets_per_s=200, seed=4))
+    shutil.copytree(short, tmp_path / "packets", dirs_exist_ok=True)
+    entry: dict[str, Any] = {"file": "x.pcap", "sender": None, "latency": "acks"}
+    traces = {"long": entry, "a": entry | {"protocol": "short"}, "b": entry | {"protocol": "short"}}
+    params = {"split": {"protocol": "small"}, "extract": {"traces": traces}}
+    (tmp_path / "params.yaml").write_text(yaml.safe_dump(params))
+    split_main(tmp_path / "params.yaml", tmp_path / "packets", tmp_path / "split.json")
+    assert "rounds of short" in (said := capsys.readouterr().out)
+    assert "s, 1 rounds of small" in said
+    found = read_traces(tmp_path / "packets", tmp_path / "split.json", PAPERS)
+    assert sorted(found) == ["a", "b", "long"]  # DVC leaves the table of one that is not named any more
+    assert about(found) == {"name": "short+small"}
+    assert found["a"].slices.protocol.name == "short"
