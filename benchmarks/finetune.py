@@ -122,7 +122,7 @@ def _encoding_row(rounds: int) -> Row:
 
 
 def _packets(count: int) -> pl.DataFrame:
-    """Return a made-up packet table (P rows) at 100 Mbit/s: several flows and receivers, latencies about 20 ms."""
+    """Return a made-up packet table (P rows) at 100 Mbit/s: several flows and receivers, about 20 ms."""
     import polars as pl
 
     rng = np.random.default_rng(1)

@@ -28,10 +28,10 @@ from models.forecasters.queries import QUERY_INPUTS, column
 from models.rate import flows as rate_flows
 from models.rate.flows import Flows
 from models.rate.predictors import Fit, derived, log_mlp, mlp, xgboost
-from models.trees.boosting import BoostedTrees
-from models.trees.forecaster import BY_HEART
 from models.scoring.intervals import LEVEL, Estimate, corrected, estimate
 from models.scoring.metrics import score_predictions
+from models.trees.boosting import BoostedTrees
+from models.trees.forecaster import BY_HEART
 
 Floats = NDArray[np.float64]
 OWN, EXCHANGED, PLACEBO = "own", "exchanged", "placebo"

@@ -194,7 +194,7 @@ def untrained(traces: Iterable[Trace], **sizes: Any) -> EventStream:
 
 
 def write_models(folder: Path, **sizes: Any) -> EventStream:
-    """Write forecasters for the traces in `folder`: `pretrained`, `finetuned/NAME/round-K` with other heads."""
+    """Write forecasters for the traces in `folder`: `pretrained`, and `finetuned/NAME/round-K`."""
     traces = read_traces(folder / "packets", folder / "split.json", PAPERS)
     base = untrained(traces.values(), **sizes)
     door.save(folder / "pretrained", base)

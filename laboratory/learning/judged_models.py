@@ -12,7 +12,6 @@ from laboratory.learning.champion import MODELS, champion_folder
 from laboratory.runs.resolve import Model, cells
 from laboratory.scenarios.files import environment_at
 from laboratory.scenarios.schema import FORMER_PROFILES, PROFILES, Scenario
-from models.json_file import read_object
 from models.registry.registry import CHAMPION
 
 ORIGIN: Final = "origin.json"  # beside a model that `lab train` made: what it was trained on

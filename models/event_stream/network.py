@@ -103,7 +103,7 @@ class EventLayer(nn.Module):
         return keys, values
 
     def forward(self, x: Tensor, keys: Tensor, values: Tensor, seen: Tensor) -> Tensor:
-        """Return rows x (…, R, D) after attending to (…, S, D) where `seen` (…, R or 1, S), and to the sink."""
+        """Return rows x (…, R, D) after attending to (…, S, D) where `seen` (…, R or 1, S) and the sink."""
         lead = keys.shape[:-2]
         sink_key, sink_value = (part.expand(*lead, 1, -1) for part in self.sink)
         seen = torch.cat([seen.new_ones(*seen.shape[:-1], 1), seen], -1).unsqueeze(-3)

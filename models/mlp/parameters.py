@@ -25,7 +25,7 @@ class MlpParams(QueryNetworkParams):
     def _serves_one_level(self) -> Self:
         if self.served_level == ALL:
             raise ValueError(
-                f"{self.section}.served_level is {ALL!r}; the engine alone gives all levels, and ONNX Runtime "
+                f"{self.section}.served_level is {ALL!r}; only the engine gives all levels, and ONNX Runtime "
                 "serves this network"
             )
         return self

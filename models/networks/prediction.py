@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from models.networks.parameters import MEDIAN
-from models.networks.scaling import Target
 from models.networks.query_network import QueryNetwork
+from models.networks.scaling import Target
 from models.networks.torch_scaling import anchored
 
 BATCH: Final = 512  # windows per forward pass

@@ -64,7 +64,7 @@ class TreesParams(BoostingParams):
     """Boosted trees on a query's inputs."""
 
     section: ClassVar = "trees"
-    left_out: LeftOut = list(BY_HEART)
+    left_out: LeftOut = Field(default=list(BY_HEART))
     """Names of inputs that the trees do not see (docs/EVENTS.md)."""
 
 

@@ -53,6 +53,16 @@ class TrainingParams(Section):
     """Alpha of the loss, on sharp changes; the paper's 10 costs accuracy here (docs/MODEL.md)."""
 
 
+class RawWindows(Protocol):
+    """Raw windows (B, W, F), read as they are needed: an array, `Windows`, or `Examples`."""
+
+    def __len__(self) -> int:
+        """B."""
+
+    def __getitem__(self, which: slice, /) -> Floats:
+        """Some that follow each other."""
+
+
 @dataclass(frozen=True)
 class Examples:
     """Windows of some slices with their labels; N examples in all, slice after slice."""
@@ -77,6 +87,10 @@ class Examples:
 
     def __len__(self) -> int:
         return len(self.y_us_NH)
+
+    def __getitem__(self, which: slice) -> Floats:
+        """Make the raw windows of examples that follow each other."""
+        return self.gather(np.arange(len(self))[which])
 
     def gather(self, which_N: Ints) -> Floats:
         """Make the raw windows (N, W, F) of some examples."""

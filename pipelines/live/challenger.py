@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import polars as pl
-from models.training.head import FinetuneParams
 
 from models.networks import artifact, onnx_head
 from models.registry.decision import REFERENCE_TAG
@@ -14,6 +13,7 @@ from models.registry.entering import inherited
 from models.registry.lineage import content_hash, git_commit
 from models.registry.registry import CHALLENGER, ITSELF, LIVE, Decision, Registry
 from models.registry.saving import INPUTS_FILE
+from models.training.head import FinetuneParams
 from pipelines.live.minute import Tuned
 from pipelines.live.retrain import Retrained
 

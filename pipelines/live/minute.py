@@ -21,7 +21,6 @@ from typing import Any, Final, Self
 import numpy as np
 import polars as pl
 import torch
-from models.training.head import FinetuneParams, Tuning, train_head_on
 from numpy.typing import NDArray
 
 from feature_store.events import windows as fw
@@ -35,6 +34,7 @@ from models.registry import gate
 from models.registry.bars import Verdict
 from models.scoring.baselines import Candidates, last_visible
 from models.sharp import PAPERS, Change, sharp_changes
+from models.training.head import FinetuneParams, Tuning, train_head_on
 from pipelines.live.encoding import EncodedWindows, Encoder, Encoding, encoder_for, joined
 from pipelines.live.reservoir import EMPTY, Past, Reservoir, stretches
 from pipelines.live.rounds_log import DeclinedError

@@ -22,7 +22,6 @@ from typing import Final
 
 import numpy as np
 import polars as pl
-from models.training.head import FinetuneParams
 
 from feature_store.quality import expectations as ex
 from feature_store.quality.claims import believed
@@ -33,6 +32,7 @@ from models.registry.saving import INPUTS_FILE
 from models.registry.store import RegistryError
 from models.say import say
 from models.sharp import PAPERS, Change
+from models.training.head import FinetuneParams
 from models.training.warm_worker import WarmWorkerError
 from pipelines.live import challenger
 from pipelines.live.minute import Minute, Tuned

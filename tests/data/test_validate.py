@@ -140,7 +140,7 @@ def checked(folder: Path) -> Validation:
 
 
 def alone(sound: Path, folder: Path, damage: Damage = lambda table: table) -> None:
-    """Put the packets of trace `a` only under `folder`, its packet table damaged; divided as the sound one."""
+    """Put the packets of trace `a` only under `folder`, damaged, and divided as the sound one."""
     table = pl.read_parquet(sound / "packets" / "trace=a" / "minute=0" / "part-0.parquet")
     write_table(folder / "packets", damage(table))
     divided = json.loads((sound / "split.json").read_text())

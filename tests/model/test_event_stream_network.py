@@ -1,4 +1,4 @@
-"""The event stream's one network in both its forms: over a whole log, and from the last rows without state."""
+"""The event stream's one network in both its forms: over a whole log, and from its last rows alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The stages over forecasters: split, training, heads, evaluation, gate; each kind by the same door; bad input."""
+"""The stages over forecasters: split, training, heads, evaluation, gate, bad input; one door."""
 
 from __future__ import annotations
 
