@@ -86,7 +86,7 @@ class QueryNetwork(nn.Module):
 
     @property
     def features(self) -> tuple[ScaledFeature, ...]:
-        """Return the scaling of every input of a row, in the row's order; what it does not see stays as it is."""
+        """Return the scaling of each input of a row, in its order; one that is not seen has none."""
         seen = {each.name: each for each in (*self.query_inputs, *self.event_inputs)}
         return tuple(seen.get(each.name, ScaledFeature(each.name, each.unit)) for each in EVENTS.features)
 
