@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -677,17 +678,11 @@ def test_a_broken_run_file_an_old_result_and_a_mismatched_artifact(
     make_artifact: Callable[..., Path],
     tmp_path: Path,
 ) -> None:
-    from models.networks import artifact
-
     assert "out.json: the text ends early" in refused(program, '{"format": 1', tmp_path / "out")
-    loaded = artifact.load(make_event_artifact(5))
-    described = loaded.description
     other = tmp_path / "other-windows"
-    artifact.save(
-        other,
-        loaded.model,
-        artifact.Description(described.tokens, "f" * 64, described.visibility, described.protocol),
-    )
+    shutil.copytree(make_event_artifact(5), other)
+    described = json.loads((other / "model.json").read_text())
+    (other / "model.json").write_text(json.dumps(described | {"schema_hash": "f" * 64}))
     line = refused(program, figure8(control=model(other)), tmp_path / "out")
     assert "other-windows: takes features ffffffffffff, this sender makes" in line
     line = refused(program, figure8(control=model(make_artifact(5))), tmp_path / "out")
