@@ -136,7 +136,6 @@ def test_no_stage_outlives_its_dvc(tmp_path: Path, project: Path, how: str) -> N
         process.send_signal({"SIGT": signal.SIGTERM, "SIGK": signal.SIGKILL}.get(how[:4], signal.SIGINT))
     process.wait()
     wait_until(lambda: gone(started), "a process goes on without DVC")
-    process, started = start()  # it is not "busy"
-    process.kill()
+    process, _ = start()  # it is not "busy"
+    os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-    wait_until(lambda: gone(started), "a process goes on without DVC")
