@@ -77,8 +77,8 @@ def connect() -> MlflowClient:
     class Client(mlflow.MlflowClient):  # type: ignore[misc]  # MLflow has no types
         """MLflow's client without its look at a registered model before each change of it or of a version.
 
-        It looks whether the model is a prompt, and reads all versions for that, those deleted long ago too: with
-        105,000 of them, a year's, in 2.7 s. Who wants to know of a model searches for it.
+        It looks whether the model is a prompt, and reads all versions for that, those deleted long ago too:
+        2.7 s where there are 105,000, a year's. Who wants to know of a model searches for it.
         """
 
         def get_registered_model(self, name: str) -> Any:
