@@ -43,4 +43,11 @@ def one_line(name: str, expected: tuple[type[Exception], ...] = EXPECTED) -> Ite
     try:
         yield
     except expected as error:
-        sys.exit(f"{name}: {redacted(str(error))}")
+        sys.exit(f"{name}: {redacted(_in_words(error))}")
+
+
+def _in_words(error: Exception) -> str:
+    """Return an error's message; the system's without its number, and with the file first."""
+    if isinstance(error, OSError) and error.strerror and error.filename is not None:
+        return f"{error.filename}: {error.strerror}"
+    return str(error)

@@ -354,6 +354,11 @@ def _in_words(result: Any, failure: Failure | None) -> dict[str, Any]:
         "met": result.success,
         "column": _columns_of(asked) or "the table",
         "expectation": asked.type.removeprefix("expect_").replace("_", " "),
-        "wanted": ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in wanted.items()),
+        "wanted": ", ".join(
+            f"{name.replace('_', ' ')} {value:g}"
+            if isinstance(value, float)
+            else f"{name.replace('_', ' ')} {value}"
+            for name, value in wanted.items()
+        ),
         "found": found,
     }

@@ -136,8 +136,9 @@ class Registry:
     def aliases(self) -> dict[str, int]:
         """Every alias and its version."""
         with clear_errors("aliases"):
-            found = self._client.get_registered_model(self.model).aliases
-            return {str(name): _number(version) for name, version in found.items()}
+            found = self._client.search_registered_models(f"name = '{self.model}'", max_results=1)
+            named = found[0].aliases.items() if found else ()
+            return {str(name): _number(version) for name, version in named}
 
     def remove(self, version: int) -> None:
         """Remove a version and its tags; delete its run and its logged model. One half removed goes, too.

@@ -64,6 +64,7 @@ def connect() -> MlflowClient:
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "30")
     os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")  # it may hold a password
     import mlflow
+    from mlflow.entities.model_registry import RegisteredModel
 
     for name in ("mlflow", "alembic"):  # lines about tables made and updated
         logging.getLogger(name).setLevel(logging.WARNING)
@@ -74,12 +75,15 @@ def connect() -> MlflowClient:
     _choose(address)
 
     class Client(mlflow.MlflowClient):  # type: ignore[misc]  # MLflow has no types
-        """MLflow's client; a registered model is read without all its versions."""
+        """MLflow's client without its look at a registered model before each change of it or of a version.
+
+        It looks whether the model is a prompt, and reads all versions for that, those deleted long ago too:
+        2.7 s where there are 105,000, a year's. Who wants to know of a model searches for it.
+        """
 
         def get_registered_model(self, name: str) -> Any:
-            """Search for the model: MLflow reads it before each change, with versions long deleted."""
-            found = self.search_registered_models(f"name = '{name}'", max_results=1)
-            return found[0] if found else super().get_registered_model(name)
+            """Return a model of that name, which is no prompt, with nothing else that is known of it."""
+            return RegisteredModel(name)
 
     with clear_errors("connecting"):
         return Client(address, address)

@@ -94,7 +94,9 @@ def _judge(scope: str, scores: Mapping[str, Any]) -> Iterator[Sentence]:
 
 def _tuning(scope: str, scores: Mapping[str, Any]) -> Iterator[Sentence]:
     """Say whether tuning the head helps, from the figures with and without it."""
-    helped, not_helped, figures = [], [], []
+    helped: list[str] = []
+    not_helped: list[str] = []
+    figures = []
     for measure in (LATE, ERROR, CHOICE):
         tuned, untuned = measure.of(scores[FINETUNED]), measure.of(scores[PRETRAINED])
         if tuned is None or untuned is None:

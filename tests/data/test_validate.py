@@ -34,6 +34,7 @@ from feature_store.quality.expectations import (
     Failure,
     Validation,
     inputs_check,
+    packets_check,
     query_frame,
     shift_check,
 )
@@ -264,6 +265,20 @@ def assert_offline(page: str) -> None:
     assert "<style>" in page
 
 
+@pytest.mark.slow
+def test_the_data_docs_name_run_and_table_and_need_no_net(tmp_path: Path) -> None:
+    """Great Expectations' own pages ask seven hosts for style, icons and the index's table."""
+    validation = Validation()
+    validation.run(packets_check("office<1>", bottleneck_table("a", 5, packets_per_s=100), 0.1, 0.0301))
+    validation.write_docs(tmp_path / "docs", "wide & narrow")
+    page = (tmp_path / "docs" / "index.html").read_text()
+    assert "<h1>Validation of wide &amp; narrow</h1>" in page
+    assert '<h2 id="packets-office&lt;1&gt;">packets-office&lt;1&gt;</h2>' in page
+    assert "Failed expectations: 1." in page
+    assert re.search(r"min value 0, max value 30100</td><td>\d+ rows: trace a packet \d+ \(latency_us = ", page)
+    assert_offline(page)
+
+
 def run_stage(cwd: Path, limits: dict[str, Any], project: Path) -> Any:
     (cwd / "params.yaml").write_text(yaml.safe_dump({"validate": limits}))
     paths = ["--packets", "packets", "--split", "split.json", "--output", "validation"]
@@ -304,7 +319,7 @@ def test_the_stage_stops_the_pipeline_and_writes_the_docs(sound: Path, tmp_path:
     failed = json.loads((tmp_path / "var" / "validation" / "report.json").read_text())
     assert failed["success"] is False
     page = (tmp_path / "var" / "validation" / "docs" / "index.html").read_text()
-    assert "1 expectations failed." in page
+    assert "Failed expectations: 1." in page
     assert re.search(r'class="failed".*latency_us.*max value 30000.*rows: trace a packet', page, re.DOTALL)
     assert_offline(page)
     # What passed before is not overwritten by what failed.

@@ -358,7 +358,7 @@ def test_the_stage_logs_a_run_with_the_headline_and_every_round(evaluated: Path)
     client = MlflowClient(f"sqlite:///{evaluated}/var/mlflow/mlflow.db")
     found = client.get_experiment_by_name("swiftqueue-training")
     assert found is not None
-    (run,) = client.search_runs([found.experiment_id])
+    (run,) = client.search_runs([found.experiment_id], "tags.stage = 'evaluate'")
     assert run.info.run_name == "evaluate toy-1+toy-2 seed 1"  # these parameters name no architecture
     headline = json.loads((evaluated / "evaluation/metrics.json").read_text())
     assert run.data.metrics["finetuned.mae_ms"] == headline["finetuned"]["mae_ms"]
@@ -366,6 +366,8 @@ def test_the_stage_logs_a_run_with_the_headline_and_every_round(evaluated: Path)
     assert [point.step for point in rounds] == list(range(len(rounds)))
     assert len(rounds) > 1
     assert len(run.data.metrics) < 50
+    assert "evaluation/report" in [one.path for one in client.list_artifacts(run.info.run_id, "evaluation")]
+    assert run.inputs.dataset_inputs
 
 
 @stage_is_dear

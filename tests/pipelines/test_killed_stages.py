@@ -114,6 +114,7 @@ def test_no_stage_outlives_its_dvc(tmp_path: Path, project: Path, how: str) -> N
     subprocess.run([*dvc, "init", "--no-scm", "--quiet"], cwd=tmp_path, env=environment, check=True)
     ours = "from infra.dvc_command import run_dvc; from pathlib import Path; run_dvc(['repro'], Path.cwd())"
     command = [sys.executable, "-c", ours] if how.startswith("our") else [*dvc, "repro"]
+    command = ["env", "--default-signal=INT", *command]  # a shell's background job ignores it
 
     def start() -> tuple[subprocess.Popen[bytes], list[psutil.Process]]:
         (tmp_path / "pids").unlink(missing_ok=True)
@@ -135,7 +136,6 @@ def test_no_stage_outlives_its_dvc(tmp_path: Path, project: Path, how: str) -> N
         process.send_signal({"SIGT": signal.SIGTERM, "SIGK": signal.SIGKILL}.get(how[:4], signal.SIGINT))
     process.wait()
     wait_until(lambda: gone(started), "a process goes on without DVC")
-    process, started = start()  # it is not "busy"
-    process.kill()
+    process, _ = start()  # it is not "busy"
+    os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-    wait_until(lambda: gone(started), "a process goes on without DVC")

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from models.program import one_line
 from models.redaction import redacted
 
 
@@ -43,3 +46,10 @@ def test_those_of_the_environment_wherever_they_stand(monkeypatch: pytest.Monkey
 def test_an_address_that_is_none_hides_by_its_form(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://[::1:secret@x")
     assert redacted("http://[::1:secret@x") == "http://***@x"
+
+
+def test_an_error_of_the_system_is_said_in_words(tmp_path: Path) -> None:
+    missing = tmp_path / "nofile.pcap"
+    with pytest.raises(SystemExit) as raised, one_line("swiftqueue"):
+        missing.read_bytes()
+    assert raised.value.code == f"swiftqueue: {missing}: No such file or directory"
