@@ -46,7 +46,7 @@ class Benchmark(StrEnum):
 def extract(
     traces: Annotated[
         list[Path],
-        typer.Argument(help="pcap or pcapng files, gzip too", metavar="TRACE...", dir_okay=False),
+        typer.Argument(help="pcap or pcapng files, gzip too; no pipes", metavar="TRACE...", dir_okay=False),
     ],
     output: Annotated[Path, typer.Option("--output", "-o", help="folder for the packet tables")],
     sender: Annotated[
@@ -58,6 +58,8 @@ def extract(
     json: Annotated[bool, typer.Option("--json", help="print one JSON list, an object per trace")] = False,
 ) -> None:
     """Turn captures into packet tables (Parquet by trace and minute).
+
+    Packets that the capture host saw twice count once. A line says so, and why few latencies are known.
 
     Example: swiftqueue extract wifi.pcap.gz -o packets
     """

@@ -139,12 +139,11 @@ def study_params(params: Any, study: Study) -> Any:
 
 def _named(captures: list[Path]) -> dict[str, Path]:
     """Name each capture after its file."""
-    from feature_store.packets.captures import trace_name
+    from feature_store.packets.captures import check_capture, trace_name
 
     named: dict[str, Path] = {}
     for path in captures:
-        if not path.is_file():
-            raise ValueError(f"{path}: no such capture")
+        check_capture(path)
         name = check_name(trace_name(path), "rename the capture")
         if name in named:
             raise ValueError(f"{path} and {named[name]} would both be trace {name!r}; rename one")

@@ -50,14 +50,13 @@ def add_trace(
         OSError: it cannot be read or copied; nothing was changed.
 
     """
-    from feature_store.packets.captures import trace_name
+    from feature_store.packets.captures import check_capture, trace_name
 
     root = project or Path.cwd()
     params_path = root / "params.yaml"
     params = load_yaml(params_path)
     traces = params["extract"]["traces"]
-    if not file.is_file():
-        raise ValueError(f"{file}: no such file")
+    check_capture(file)
     stem = trace_name(file)
     trace = check_name(name or stem)
     target = root / TRACES / f"{trace}{file.name[len(stem) :]}"

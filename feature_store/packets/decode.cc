@@ -7,8 +7,9 @@ namespace swiftqueue {
 namespace {
 
 // LINKTYPE_ values: https://www.tcpdump.org/linktypes.html
-constexpr std::uint16_t kEthernet = 1, kRawBsd = 12, kRawOpenBsd = 14, kRaw = 101, kSll = 113,
-                        kIpv4 = 228, kIpv6 = 229, kSll2 = 276;
+constexpr std::uint16_t kNull = 0, kEthernet = 1, kRawBsd = 12, kRawOpenBsd = 14, kRaw = 101,
+                        kLoop = 108, kSll = 113, kIpv4 = 228, kIpv6 = 229;
+constexpr std::uint16_t kLargestLength = 1500;  // IEEE 802.3, 3.2.6: a larger one is an EtherType
 
 std::uint16_t Big16(const std::uint8_t* p) { return static_cast<std::uint16_t>(p[0] << 8 | p[1]); }
 
@@ -23,11 +24,19 @@ class Record {
  public:
   Record(const std::uint8_t* data, std::size_t captured, std::size_t original, Segment* segment,
          Skip* why)
-      : data_(data), captured_(captured), original_(original), segment_(segment), why_(why) {}
+      : data_(data),
+        captured_(captured),
+        original_(std::max(original, captured)),
+        segment_(segment),
+        why_(why) {}
 
   Verdict Link(std::uint16_t link_type, std::uint32_t interface) {
     segment_->link = interface << 8;
+    segment_->vlan = 0;
     switch (link_type) {
+      case kNull:
+      case kLoop:
+        return Loopback();
       case kEthernet:
         return captured_ < 14 ? Skipped(Skip::kShortHeader) : EtherType(Big16(data_ + 12), 14);
       case kSll:
@@ -58,12 +67,50 @@ class Record {
     return Verdict::kSkipped;
   }
 
+  // The address family is a number of the system that captured, in its byte order (link type 108:
+  // in network order). Each system has its own for IPv6.
+  Verdict Loopback() {
+    if (captured_ < 4) return Skipped(Skip::kShortHeader);
+    const std::uint32_t family = std::min(Big32(data_), __builtin_bswap32(Big32(data_)));
+    switch (family) {
+      case 2:
+        return Ipv4(4);
+      case 10:  // Linux
+      case 23:  // Windows
+      case 24:  // NetBSD, OpenBSD
+      case 28:  // FreeBSD
+      case 30:  // macOS
+        return Ipv6(4);
+      default:
+        return Skipped(Skip::kNotIp);
+    }
+  }
+
   Verdict EtherType(std::uint16_t type, std::size_t at) {
-    // IEEE 802.1Q, 802.1ad and the older QinQ tag; a stack of them is walked to its end.
-    while (type == 0x8100 || type == 0x88a8 || type == 0x9100) {
-      if (captured_ < at + 4) return Skipped(Skip::kShortHeader);
-      type = Big16(data_ + at + 2);
-      at += 4;
+    for (;;) {  // a stack of tags is walked to its end
+      if (type == 0x8100 || type == 0x88a8 || type == 0x9100) {  // 802.1Q, 802.1ad, older QinQ
+        if (captured_ < at + 4) return Skipped(Skip::kShortHeader);
+        Tag(Big16(data_ + at) & 0xfff);
+        type = Big16(data_ + at + 2);
+        at += 4;
+      } else if (type == 0x88e7) {  // 802.1ah: a service's number, and a whole Ethernet header
+        if (captured_ < at + 18) return Skipped(Skip::kShortHeader);
+        Tag(Big32(data_ + at) & 0xffffff);
+        type = Big16(data_ + at + 16);
+        at += 18;
+      } else if (type <= kLargestLength) {  // 802.2: LLC, mostly with SNAP (RFC 1042)
+        if (captured_ < at + 8) return Skipped(Skip::kShortHeader);
+        const std::uint8_t* llc = data_ + at;
+        if (llc[0] == 0x06 && llc[1] == 0x06 && llc[2] == 0x03) return Ipv4(at + 3);
+        // Organisations 0 (RFC 1042) and 0xf8 (802.1H) mean that an EtherType follows.
+        const bool snap = llc[0] == 0xaa && llc[1] == 0xaa && llc[2] == 0x03 && llc[3] == 0 &&
+                          llc[4] == 0 && (llc[5] == 0 || llc[5] == 0xf8);
+        if (!snap || Big16(llc + 6) <= kLargestLength) return Skipped(Skip::kNotIp);
+        type = Big16(llc + 6);
+        at += 8;
+      } else {
+        break;
+      }
     }
     switch (type) {
       case 0x0800:
@@ -79,6 +126,10 @@ class Record {
     }
   }
 
+  void Tag(std::uint32_t number) {
+    segment_->vlan = static_cast<std::uint16_t>(segment_->vlan * 4099u + (number ^ number >> 16));
+  }
+
   Verdict Ipv4(std::size_t at) {
     if (captured_ < at + 20) return Skipped(Skip::kShortHeader);
     const std::uint8_t* ip = data_ + at;
@@ -89,12 +140,14 @@ class Record {
     std::size_t total = Big16(ip + 2);
     // A segment that the card will split, captured before it was given a length.
     if (total == 0 && original_ > at) total = original_ - at;
+    if (total > original_ - at) return Skipped(Skip::kBeyondWire);
     static constexpr std::uint8_t kMapped[12] = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff};
     std::memcpy(segment_->source.data(), kMapped, 12);
     std::memcpy(segment_->source.data() + 12, ip + 12, 4);
     std::memcpy(segment_->destination.data(), kMapped, 12);
     std::memcpy(segment_->destination.data() + 12, ip + 16, 4);
     segment_->ecn = ip[1] & 3;
+    segment_->ip_id = Big16(ip + 4);
     return Tcp(at + header, header, total);
   }
 
@@ -104,9 +157,11 @@ class Record {
     if (ip[0] >> 4 != 6) return Skipped(Skip::kMalformed);
     std::size_t total = 40u + Big16(ip + 4);
     if (total == 40 && original_ > at + 40) total = original_ - at;  // jumbogram, RFC 2675
+    if (total > original_ - at) return Skipped(Skip::kBeyondWire);
     std::memcpy(segment_->source.data(), ip + 8, 16);
     std::memcpy(segment_->destination.data(), ip + 24, 16);
     segment_->ecn = ip[1] >> 4 & 3;
+    segment_->ip_id = 0;
     std::uint8_t next = ip[6];
     std::size_t header = 40;
     while (next != 6) {
@@ -139,18 +194,24 @@ class Record {
     segment_->sack = {};
     segment_->timestamp_value = segment_->timestamp_echo = 0;
     segment_->kind = kTcp;
-    Options(tcp, std::min(header, captured_ - at));
+    segment_->cut_options = 0;
+    Options(tcp, std::min(header, captured_ - at), header);
     return Verdict::kSegment;
   }
 
-  void Options(const std::uint8_t* tcp, std::size_t end) {
+  // `end`: how much of the header was captured.
+  void Options(const std::uint8_t* tcp, std::size_t end, std::size_t header) {
+    if (end < header) segment_->cut_options = 1;
     std::size_t at = 20;
     if (end >= 32 && Big32(tcp + 20) == 0x0101080a) {  // the layout of RFC 7323 appendix A
       Timestamps(tcp + 24);
       at = 32;
     }
     while (at < end) {
-      if (tcp[at] == 0) return;
+      if (tcp[at] == 0) {
+        segment_->cut_options = 0;
+        return;
+      }
       if (tcp[at] == 1) {
         ++at;
         continue;
@@ -173,6 +234,7 @@ class Record {
       segment_->sack[i] = {.left = Big32(blocks), .right = Big32(blocks + 4)};
     }
     segment_->sacks = static_cast<std::uint8_t>(n);
+    segment_->cut_options = 0;  // nothing behind it is asked for
   }
 
   void Timestamps(const std::uint8_t* option) {

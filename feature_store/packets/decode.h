@@ -9,6 +9,8 @@
 
 namespace swiftqueue {
 
+inline constexpr std::uint16_t kSll2 = 276;  // LINKTYPE_LINUX_SLL2: each record names its interface
+
 enum class Verdict { kSegment, kRare, kSkipped };
 
 // Decodes `captured` bytes at `data` of a packet that had `original` bytes on the wire.

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from feature_store.atomic import new_folder
 from feature_store.packets import pcaplib
-from feature_store.packets.captures import CaptureFile, say
+from feature_store.packets.captures import CaptureFile, check_capture, say
 from feature_store.packets.rare import address_bytes, address_text
 from feature_store.packets.sender_clock import NoClockError, sender_tick_ns
 from feature_store.packets.table_writer import TraceWriter
@@ -26,6 +26,7 @@ SHARP_SHARE: Final = 0.20  # ... and by 20 % of the first (SwiftQueue, section 2
 FLUSH_ROWS: Final = 1 << 19  # rows per Parquet part; 20 MB of columns
 # An ACK that follows its data sooner than this has crossed no path: most captures made at the receiver.
 NO_PATH_MS: Final = 0.5
+FEW_KNOWN: Final = 0.1  # share of latencies known below which a line says why
 
 Summary = dict[str, Any]
 
@@ -61,6 +62,7 @@ def extract_trace(job: Job, output: Path, progress: Callable[[int], None] = lamb
         OSError: the capture cannot be read or the table cannot be written.
 
     """
+    check_capture(job.capture)
     if job.latency not in pcaplib.LATENCIES:
         raise ValueError(f"latency {job.latency!r} is unknown; it is one of {', '.join(pcaplib.LATENCIES)}")
     try:
@@ -127,8 +129,8 @@ class _Pass:
         if stats.clock_steps:
             say(f"{self.job.trace}: clock set back {stats.clock_steps} times; no latency spans such a step")
         summary = self._summary(capture, matcher, writer.rows_written)
-        if line := seen_at_receiver(summary, self.job.latency):
-            say(line)
+        for line in warnings(summary, stats, self.job.latency, matcher.latency_buckets()):
+            say(f"{self.job.trace}: {line}")
         return summary
 
     def _push(self, segments: npt.NDArray[np.void]) -> None:
@@ -170,8 +172,9 @@ class _Pass:
         stats = matcher.stats()
         skipped = capture.skipped + Counter(
             {
-                "copy on another link": stats.copies,
+                "copy": stats.copies,
                 "control connection": stats.left_out,
+                "selective ACK cut by the snapshot length": stats.cut_sacks,
                 "no TCP timestamps": self.view.without_timestamps() if self.view else 0,
             }
         )
@@ -196,33 +199,84 @@ def _no_payload(capture: CaptureFile) -> str:
     return f"no TCP payload in its {capture.records:,} packets" + (f" ({why})" if why else "")
 
 
-def seen_at_receiver(summary: Summary, latency: str) -> str:
-    """Say in a line that a capture seems to be the receiver's, by its latencies; empty if it does not."""
-    median_ms = summary["latency_ms"]["p50"]
-    if latency == "timestamps" or median_ms is None or median_ms >= NO_PATH_MS:
-        return ""
-    return (
-        f"{summary['trace']}: WARNING: the median latency is {median_ms:g} ms, so ACKs leave where this was "
-        "captured: it seems "
-        "to be the receiver's side. Read it with `--latency timestamps`, or capture at the sender"
-    )
+def warnings(
+    summary: Summary, stats: pcaplib.Stats, latency: str, buckets: npt.NDArray[np.int64]
+) -> list[str]:
+    """Return a line for each thing that makes a table other than its reader expects, with the remedy."""
+    lines = []
+    if stats.copies:
+        lines.append(
+            f"{stats.copies:,} copies of packets were left out: the capture host saw them more than once; "
+            "capture on one interface to have each once"
+        )
+    if stats.cut_sacks:
+        lines.append(
+            f"WARNING: the snapshot length cut the selective blocks off {stats.cut_sacks:,} of {stats.acks:,}"
+            " ACKs, so what they covered has the latency of the cumulative ACK; capture 128 bytes a packet "
+            "(`tcpdump -s 128`)"
+        )
+    if stats.span_ns == 0 and summary["data_packets"]:
+        lines.append(
+            "WARNING: all stamps are equal: the capture's clock stands still, so no latency can be known; "
+            "capture again with a clock that runs"
+        )
+    elif stats.known < FEW_KNOWN * summary["data_packets"]:
+        lines.append(_few_known(summary, stats))
+    if latency != "timestamps" and seen_at_receiver(stats, buckets):
+        lines.append(
+            f"WARNING: the median latency is {summary['latency_ms']['p50']:g} ms, and ACKs leave where this "
+            "was captured: it seems to be the receiver's side. Read it with `--latency timestamps`, or "
+            "capture at the sender"
+        )
+    return lines
+
+
+def _few_known(summary: Summary, stats: pcaplib.Stats) -> str:
+    """Say why hardly any latency is known."""
+    reasons = [
+        (stats.retransmitted, "are retransmitted (or copies that differ from their originals)"),
+        (stats.sent_again, "were sent again before their ACK"),
+        (stats.silent_packets, "belong to flows of which only one direction was captured"),
+        (max(stats.unacknowledged - stats.silent_packets, 0), "no ACK covers"),
+        (stats.off_clock, "have an ACK that is stamped no later than they"),
+    ]
+    found = ", ".join(f"{n:,} {why}" for n, why in sorted(reasons, reverse=True) if n)
+    line = f"WARNING: {stats.known:,} of {summary['data_packets']:,} latencies are known: {found}"
+    if stats.midway_flows:
+        line += f"; {stats.midway_flows:,} of {stats.flows:,} flows began before the capture (mid-connection)"
+    return line + "; capture both directions at the sender, from before the connections begin"
+
+
+def seen_at_receiver(stats: pcaplib.Stats, buckets: npt.NDArray[np.int64]) -> bool:
+    """Return whether a capture seems to be the receiver's.
+
+    Handshakes tell which end was near. Without one, ACKs that follow their data at once: the median one; or,
+    where the receiver delays some (RFC 1122, 4.2.3.2), one in ten, if they leave nothing in flight.
+    """
+    if not stats.known:
+        return False
+    if stats.near_sender or stats.near_receiver:
+        return stats.near_receiver > stats.near_sender
+    if latency_ms(stats, buckets, 0.5) < NO_PATH_MS:
+        return True
+    return latency_ms(stats, buckets, 0.1) < NO_PATH_MS and stats.full_acks > stats.new_acks / 2
+
+
+def latency_ms(stats: pcaplib.Stats, buckets: npt.NDArray[np.int64], share: float) -> float:
+    """Return a quantile of the known latencies."""
+    rank = int(share * stats.known)  # an observed value; NumPy would interpolate between two
+    return round(pcaplib.bucket_us(int(np.searchsorted(np.cumsum(buckets), rank, side="right"))) / 1e3, 3)
 
 
 def latency_quantiles(stats: pcaplib.Stats, buckets: npt.NDArray[np.int64]) -> dict[str, float | None]:
     """Return min, p50, p90, p99 and max in ms, of exact ends and buckets of 1 us (see latency_stats.h)."""
     if not stats.known:
         return dict.fromkeys(("min", "p50", "p90", "p99", "max"))
-    below = np.cumsum(buckets)
-
-    def quantile(share: float) -> float:
-        rank = int(share * stats.known)  # an observed value; NumPy would interpolate between two
-        return round(pcaplib.bucket_us(int(np.searchsorted(below, rank, side="right"))) / 1e3, 3)
-
     return {
         "min": round(stats.min_ns / 1e6, 3),
-        "p50": quantile(0.50),
-        "p90": quantile(0.90),
-        "p99": quantile(0.99),
+        "p50": latency_ms(stats, buckets, 0.50),
+        "p90": latency_ms(stats, buckets, 0.90),
+        "p99": latency_ms(stats, buckets, 0.99),
         "max": round(stats.max_ns / 1e6, 3),
     }
 

@@ -6,8 +6,9 @@
 #include "match.h"
 #include "pcap.h"
 #include "sender_view.h"
+#include "stamp_order.h"
 
-static_assert(sizeof(swiftqueue::FlowKey) == 36);
+static_assert(sizeof(swiftqueue::FlowKey) == 38);
 
 using swiftqueue::Address;
 using swiftqueue::Capture;
@@ -16,6 +17,7 @@ using swiftqueue::Matcher;
 using swiftqueue::Segment;
 using swiftqueue::SenderView;
 using swiftqueue::Skip;
+using swiftqueue::StampOrder;
 
 namespace {
 
@@ -59,7 +61,8 @@ extern "C" {
 
 struct SqStats {
   std::int64_t known, sharp, min_ns, max_ns, clock_steps, acks, copies, left_out, retransmitted,
-      flows, receivers;
+      flows, receivers, cut_sacks, unacknowledged, sent_again, off_clock, silent_packets,
+      midway_flows, new_acks, full_acks, near_sender, near_receiver, span_ns;
 };
 
 Capture* sq_capture_new() { return new Capture; }
@@ -83,6 +86,17 @@ std::int64_t sq_capture_counts(const Capture* capture, std::int64_t* skipped) {
     skipped[i] = capture->skipped(static_cast<Skip>(i));
   }
   return capture->records();
+}
+
+StampOrder* sq_order_new() { return new StampOrder; }
+void sq_order_free(StampOrder* order) { delete order; }
+// Returns how many of `held + fresh` segments are ready; sets `fresh` to how many were looked at.
+std::size_t sq_order_take(StampOrder* order, Segment* segments, std::size_t held,
+                          std::size_t* fresh, const Capture* capture, int last) {
+  const StampOrder::Taken taken = order->Take({segments, held + *fresh}, held, capture->in_order(),
+                                              capture->many_interfaces(), last != 0);
+  *fresh = taken.fresh;
+  return taken.ready;
 }
 
 Traffic* sq_traffic_new() { return new Traffic; }
@@ -131,12 +145,31 @@ std::size_t sq_matcher_drain(Matcher* matcher, const Columns* columns, std::size
 }
 void sq_matcher_stats(const Matcher* matcher, SqStats* out) {
   const auto& stats = matcher->stats();
-  *out = {stats.known(),     stats.sharp(),          stats.min_ns(),
-          stats.max_ns(),    matcher->clock_steps(), matcher->acks(),
-          matcher->copies(), matcher->left_out(),    matcher->retransmitted(),
-          matcher->flows(),  matcher->receivers()};
+  const Matcher::Evidence evidence = matcher->evidence();
+  *out = {stats.known(),
+          stats.sharp(),
+          stats.min_ns(),
+          stats.max_ns(),
+          matcher->clock_steps(),
+          matcher->acks(),
+          matcher->copies(),
+          matcher->left_out(),
+          matcher->retransmitted(),
+          matcher->flows(),
+          matcher->receivers(),
+          matcher->cut_sacks(),
+          evidence.unacknowledged,
+          evidence.sent_again,
+          evidence.off_clock,
+          evidence.silent_packets,
+          evidence.midway_flows,
+          evidence.new_acks,
+          evidence.full_acks,
+          evidence.handshakes_near_sender,
+          evidence.handshakes_near_receiver,
+          evidence.span_ns};
 }
-// Writes up to `capacity` flow keys of 36 bytes each; returns how many there are.
+// Writes up to `capacity` flow keys of 38 bytes each; returns how many there are.
 std::size_t sq_matcher_control_flows(const Matcher* matcher, swiftqueue::FlowKey* keys,
                                      std::size_t capacity) {
   const std::vector<swiftqueue::FlowKey> control = matcher->ControlFlows();

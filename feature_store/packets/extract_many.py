@@ -86,6 +86,8 @@ def _attempt(job: Job, output: Path, **options: Any) -> Outcome:
 
 def _unpacked_bytes(capture: Path) -> int:
     """Return the size of a capture, estimated where it is compressed; 0 if it cannot be read."""
+    if not capture.is_file():  # a pipe would be waited for
+        return 0
     try:
         with capture.open("rb") as file:
             compressed = file.read(2) == GZIP_MAGIC

@@ -10,12 +10,14 @@
 
 namespace swiftqueue {
 
-// One direction of a TCP connection.
+// One direction of a TCP connection. `vlan`: 0, but where a capture shows equal addresses and ports
+// in several VLANs (match.cc).
 struct FlowKey {
   Address source;
   Address destination;
   std::uint16_t source_port;
   std::uint16_t destination_port;
+  std::uint16_t vlan;
   bool operator==(const FlowKey&) const = default;
 };
 
@@ -43,17 +45,18 @@ struct FlowKeyHash {
     std::uint64_t h = Word(key.source.data()) ^ Word(key.source.data() + 8) * 3;
     h = h * 0x9e3779b97f4a7c15ULL + Word(key.destination.data());
     h = h * 0x9e3779b97f4a7c15ULL + Word(key.destination.data() + 8);
-    h = h * 0x9e3779b97f4a7c15ULL + (std::uint64_t{key.source_port} << 16 | key.destination_port);
+    h = h * 0x9e3779b97f4a7c15ULL + (std::uint64_t{key.vlan} << 32 |
+                                     std::uint64_t{key.source_port} << 16 | key.destination_port);
     return Mix(h);
   }
 };
 
 // The direction in which a segment goes, and the other.
 inline FlowKey FlowOf(const Segment& segment) {
-  return {segment.source, segment.destination, segment.source_port, segment.destination_port};
+  return {segment.source, segment.destination, segment.source_port, segment.destination_port, 0};
 }
 inline FlowKey ReverseFlowOf(const Segment& segment) {
-  return {segment.destination, segment.source, segment.destination_port, segment.source_port};
+  return {segment.destination, segment.source, segment.destination_port, segment.source_port, 0};
 }
 
 }  // namespace swiftqueue

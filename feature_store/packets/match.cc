@@ -1,6 +1,7 @@
 #include "match.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <iterator>
 #include <limits>
 #include <utility>
@@ -10,11 +11,16 @@ namespace {
 
 // How long a packet takes through a host at most; a retransmission comes a round trip later.
 constexpr std::int64_t kCopyNs = 5'000'000;
+// No timer sends anything again so soon, so without an ACK between them two are one.
+constexpr std::int64_t kNoTimerNs = 1'000'000;
+constexpr int kMostLooks = 1024;  // at recent packets of a flow
 // A row waits this long for its ACK. RFC 1122 4.2.3.5: a TCP gives up after at least 100 s.
 constexpr std::int64_t kMaxWaitNs = 120'000'000'000;
 constexpr std::int64_t kMaxWaiting = std::int64_t{1} << 21;  // rows; 150 MB with their bookkeeping
 constexpr std::int64_t kMaxWindow = std::int64_t{1} << 30;   // RFC 7323 2.3
-constexpr std::int64_t kShortFlow = 8;                       // one batch: HORIZON of schema.py
+constexpr std::int64_t kOpeningNs = 1'000'000'000;           // for the answers to a SYN
+constexpr std::int64_t kFarther = 4;    // an end is far whose answers take so much longer
+constexpr std::int64_t kShortFlow = 8;  // one batch: HORIZON of schema.py
 constexpr double kControlShare = 1e-4;
 constexpr std::size_t kCompactFrom = 1024;
 
@@ -23,13 +29,21 @@ std::int64_t Unwrap(std::int64_t reference, std::uint32_t low) {
   return reference + static_cast<std::int32_t>(low - static_cast<std::uint32_t>(reference));
 }
 
+// A SYN takes the sequence number before its payload (TCP Fast Open).
+std::uint32_t FirstByte(const Segment& segment) {
+  return segment.sequence + (segment.flags & kSyn ? 1u : 0u);
+}
+
 }  // namespace
 
 void Matcher::Push(std::span<const Segment> segments) {
   for (const Segment& segment : segments) {
     if (segment.kind != kTcp) continue;
     const TraceClock::Reading now = clock_.Read(segment.time_ns);
+    if (first_ns_ < 0) first_ns_ = now.time_ns;
+    evidence_.span_ns = now.time_ns - first_ns_;
     ForgetOldest(now.time_ns);
+    if (segment.flags & kSyn || now.time_ns < opening_until_ns_) Open(segment, now);
     if (segment.destination == sender_ && segment.flags & kAck) Ack(segment, now);
     if (segment.source == sender_ && (segment.payload_bytes > 0 || segment.flags & kSyn)) {
       Data(segment, now);
@@ -37,16 +51,65 @@ void Matcher::Push(std::span<const Segment> segments) {
   }
 }
 
-Matcher::Flow& Matcher::FlowFor(const Segment& segment) {
-  const auto [entry, fresh] = flows_.try_emplace(FlowOf(segment));
+// Follows the first three segments of a connection: the answers of the end that is near come at
+// once, those of the far end after a round trip.
+void Matcher::Open(const Segment& segment, TraceClock::Reading now) {
+  const bool from_sender = segment.source == sender_;
+  const FlowKey key = from_sender ? FlowOf(segment) : ReverseFlowOf(segment);
+  if (!from_sender && segment.destination != sender_) return;
+  const bool syn = segment.flags & kSyn, ack = segment.flags & kAck;
+  if (syn && !ack) {
+    if (handshakes_.size() >= kMostHandshakes) {  // of a flood, none tells anything
+      handshakes_.clear();
+    }
+    handshakes_.try_emplace(key, Handshake{.syn_ns = now.stamp_ns, .from_sender = from_sender});
+    opening_until_ns_ = now.time_ns + kOpeningNs;
+    return;
+  }
+  const auto known = handshakes_.find(key);
+  if (known == handshakes_.end()) {
+    if (syn && from_sender) handshakes_.try_emplace(key, Handshake{.done = true});
+    return;
+  }
+  Handshake& handshake = known->second;
+  if (handshake.done) return;
+  if (syn) {
+    if (handshake.answer_ns < 0) handshake.answer_ns = now.stamp_ns;
+    return;
+  }
+  if (handshake.answer_ns < 0 || from_sender != handshake.from_sender) return;
+  handshake.done = true;
+  const std::int64_t first = handshake.answer_ns - handshake.syn_ns;
+  const std::int64_t second = now.stamp_ns - handshake.answer_ns;
+  const std::int64_t receivers = from_sender ? first : second;
+  const std::int64_t senders = from_sender ? second : first;
+  evidence_.handshakes_near_sender += receivers > kFarther * senders;
+  evidence_.handshakes_near_receiver += senders > kFarther * receivers;
+}
+
+// Numbers VLANs so that the first one seen, mostly the only one, is 0.
+std::uint16_t Matcher::VlanOf(const Segment& segment) {
+  if (first_vlan_ < 0) first_vlan_ = segment.vlan;
+  if (segment.vlan == first_vlan_) return 0;
+  return segment.vlan == 0 ? static_cast<std::uint16_t>(first_vlan_) : segment.vlan;
+}
+
+Matcher::Flow& Matcher::FlowFor(const FlowKey& key, const Segment& segment, std::int64_t now_ns) {
+  const auto [entry, fresh] = flows_.try_emplace(key);
   Flow& flow = entry->second;
   if (fresh) {
     const auto receivers = static_cast<std::int32_t>(receivers_.size());
     flow.id = static_cast<std::int32_t>(flow_of_id_.size());
     flow.receiver_id = receivers_.try_emplace(segment.destination, receivers).first->second;
-    flow.link = segment.link;
+    flow.first_number = FirstByte(segment) - 1u;
+    flow.began_ns = now_ns;
     flow.sent_end = segment.sequence;
     flow_of_id_.push_back(&flow);  // stable: unordered_map does not move its elements
+    if (!handshakes_.empty()) {
+      const auto handshake = handshakes_.find(FlowOf(segment));
+      flow.opened = handshake != handshakes_.end();
+      if (flow.opened && handshake->second.done) handshakes_.erase(handshake);
+    }
   }
   return flow;
 }
@@ -79,33 +142,45 @@ std::vector<Matcher::Outstanding>::iterator Matcher::Flow::FirstFrom(std::int64_
 }
 
 void Matcher::Data(const Segment& segment, TraceClock::Reading now) {
-  if (segment.flags & kSyn) {
-    // The 5-tuple starts anew, with another sequence space; a flow begins with its first payload.
-    const auto known = flows_.find(FlowOf(segment));
-    if (known != flows_.end()) {
-      Abandon(known->second);
-      known->second.sent_end = segment.sequence + 1;
-    }
-    if (segment.payload_bytes == 0) return;
+  FlowKey key = FlowOf(segment);
+  key.vlan = VlanOf(segment);
+  if ((key.vlan != 0 || !elsewhere_.empty()) && segment.payload_bytes > 0 &&
+      IsCopyElsewhere(key, segment, now)) {
+    ++copies_;
+    return;
   }
-  if (!left_out_.empty() && left_out_.contains(FlowOf(segment))) {
+  if (segment.flags & kSyn) {
+    const auto known = flows_.find(key);
+    if (known != flows_.end()) {
+      // Sent again while nothing was answered, or seen again at once, it is the SYN of this
+      // connection.
+      Flow& flow = known->second;
+      const bool same = segment.sequence == flow.first_number &&
+                        (flow.acks == 0 || now.time_ns - flow.began_ns < kCopyNs);
+      if (!same) Restart(flow, segment.sequence, now.time_ns);
+      flow.opened = true;
+    }
+    if (segment.payload_bytes == 0) return;  // a flow begins with its first payload
+  }
+  if (!left_out_.empty() && left_out_.contains(key)) {
     ++left_out_packets_;
     return;
   }
-  Flow& flow = FlowFor(segment);
-  // A SYN takes the sequence number before its payload (TCP Fast Open).
-  const std::uint32_t sequence = segment.sequence + (segment.flags & kSyn ? 1u : 0u);
-  const std::int64_t start = Unwrap(flow.sent_end, sequence);
+  Flow& flow = FlowFor(key, segment, now.time_ns);
+  const std::uint32_t sequence = FirstByte(segment);
+  std::int64_t start = Unwrap(flow.sent_end, sequence);
+  // No connection's window is so large: its ports are used anew, and the SYN is not in the capture.
+  if (std::llabs(start - flow.sent_end) > kMaxWindow) {
+    Restart(flow, sequence - 1, now.time_ns);
+    start = flow.sent_end;
+  }
   const std::int64_t end = start + segment.payload_bytes;
   const bool in_order = start >= flow.sent_end;
-  const bool again = !in_order && !(at_receiver_ && Reordered(flow, segment));
-  if (segment.link != flow.link) {
-    if (!in_order && IsCopy(flow, end, now)) {
-      ++copies_;
-      return;
-    }
-    flow.link = segment.link;
+  if (!in_order && IsCopy(flow, segment, start, end, now)) {
+    ++copies_;
+    return;
   }
+  const bool again = !in_order && !(at_receiver_ && Reordered(flow, segment));
   ++flow.packets;
   flow.payload_bytes += segment.payload_bytes;
   const std::int64_t row = first_row_ + static_cast<std::int64_t>(rows_.size());
@@ -129,20 +204,134 @@ void Matcher::Data(const Segment& segment, TraceClock::Reading now) {
     flow.again.emplace(end, Resent{start, row});
     flow.SentAgainTo(end);
   }
+  recent_[static_cast<std::size_t>(sent_) % kRecent] = {.start = start,
+                                                        .end = end,
+                                                        .time_ns = now.time_ns,
+                                                        .previous = flow.newest,
+                                                        .acknowledgment = segment.acknowledgment,
+                                                        .timestamp_value = segment.timestamp_value,
+                                                        .timestamp_echo = segment.timestamp_echo,
+                                                        .link = segment.link,
+                                                        .ip_id = segment.ip_id,
+                                                        .vlan = segment.vlan,
+                                                        .in_order = in_order};
+  flow.newest = sent_++;
   if (end > flow.sent_end) flow.newest_timestamp = segment.timestamp_value;
   flow.sent_end = std::max(flow.sent_end, end);
+  if (flow.ahead_ns == now.stamp_ns && flow.ahead_steps == clock_.steps()) {
+    Cumulative(flow, flow.ahead, now);
+  }
 }
 
-// The same packet, captured once more on its way through the host's interfaces.
-bool Matcher::IsCopy(Flow& flow, std::int64_t end, TraceClock::Reading now) {
-  const auto recent = [&](std::int64_t row) { return now.time_ns - At(row).sent_ns < kCopyNs; };
-  const auto packet = flow.FirstFrom(end);
-  if (packet != flow.first.end() && packet->end == end && packet->row != kSacked &&
-      recent(packet->row)) {
-    return true;
+// The connection is over, and its ports carry another one with a sequence space of its own.
+void Matcher::Restart(Flow& flow, std::uint32_t first_number, std::int64_t now_ns) {
+  Abandon(flow);
+  flow.first_number = first_number;
+  flow.began_ns = now_ns;
+  flow.sent_end = first_number + 1u;
+  flow.acks = 0;
+  flow.acked_ns = flow.ahead_ns = -1;
+  flow.newest = -1;
+}
+
+// Whether recent packets of the flow show all of the segment's bytes: the same packet seen once
+// more on its way through the host, a piece of a super-segment that was seen before the card split
+// it, or the other way round.
+bool Matcher::IsCopy(const Flow& flow, const Segment& segment, std::int64_t start, std::int64_t end,
+                     TraceClock::Reading now) const {
+  std::int64_t missing = end;  // bytes from here on were found
+  for (bool found = true; found;) {
+    found = false;
+    std::int64_t number = flow.newest;
+    for (int looks = 0; looks < kMostLooks; ++looks) {
+      if (number < 0 || number < sent_ - static_cast<std::int64_t>(kRecent)) break;
+      const Recent& recent = recent_[static_cast<std::size_t>(number) % kRecent];
+      const std::int64_t age_ns = now.time_ns - recent.time_ns;
+      if (age_ns >= kCopyNs) break;
+      if (recent.start < missing && recent.end >= missing &&
+          Shows(recent, flow, segment, start, age_ns)) {
+        missing = recent.start;
+        found = true;
+        if (missing <= start) return true;
+      }
+      if (recent.in_order && recent.end <= start) break;  // and so are all before it
+      number = recent.previous;
+    }
   }
-  const auto [first, last] = flow.again.equal_range(end);
-  return first != last && recent(std::prev(last)->second.row);
+  return false;
+}
+
+// Whether a segment can be the recent packet, a piece of it, or a whole with it as a piece.
+bool Matcher::Shows(const Recent& recent, const Flow& flow, const Segment& segment,
+                    std::int64_t start, std::int64_t age_ns) {
+  if (recent.acknowledgment != segment.acknowledgment ||
+      recent.timestamp_value != segment.timestamp_value ||
+      recent.timestamp_echo != segment.timestamp_echo) {
+    return false;
+  }
+  const bool has_ids = recent.ip_id != 0 && segment.ip_id != 0;
+  const std::int64_t size = recent.end - recent.start;
+  const bool same_size = size == segment.payload_bytes && recent.start == start;
+  // The pieces of a super-segment are numbered from its own number on, where they are numbered.
+  const bool piece = start >= recent.start;
+  const std::uint16_t numbers = piece ? segment.ip_id - recent.ip_id : recent.ip_id - segment.ip_id;
+  const bool same_id = has_ids && numbers <= (piece ? (start - recent.start) / segment.payload_bytes
+                                                    : (recent.start - start) / size);
+  if (same_id) return true;
+  if (recent.vlan != segment.vlan) return !has_ids;
+  if (recent.link != segment.link) return true;
+  if (has_ids && same_size) return false;
+  return age_ns < kNoTimerNs && flow.acked_ns <= recent.time_ns;
+}
+
+// Whether a packet was seen in another VLAN a moment ago. A flow whose packets were is one flow in
+// both; else equal addresses and ports in two VLANs are two connections. Sets `key` to the flow
+// meant.
+bool Matcher::IsCopyElsewhere(FlowKey& key, const Segment& segment, TraceClock::Reading now) {
+  FlowKey first = key;
+  first.vlan = 0;
+  const auto copy_of = [&](std::uint16_t vlan) {
+    FlowKey other = first;
+    other.vlan = vlan;
+    const auto known = flows_.find(other);
+    if (known == flows_.end()) return false;
+    const std::int64_t start = Unwrap(known->second.sent_end, FirstByte(segment));
+    return IsCopy(known->second, segment, start, start + segment.payload_bytes, now);
+  };
+  if (key.vlan == 0) {
+    const auto others = elsewhere_.find(first);
+    if (others == elsewhere_.end()) return false;
+    for (Elsewhere& other : others->second) {
+      if (copy_of(other.vlan)) return other.same = true;
+    }
+    return false;
+  }
+  std::vector<Elsewhere>& others = elsewhere_[first];
+  auto own = std::find_if(others.begin(), others.end(),
+                          [&](const Elsewhere& other) { return other.vlan == key.vlan; });
+  if (own == others.end()) own = others.insert(own, {key.vlan, false});
+  if (copy_of(0)) return own->same = true;
+  if (own->same) key.vlan = 0;
+  return false;
+}
+
+// The flow that an ACK acknowledges; null if there is none.
+Matcher::Flow* Matcher::Acknowledged(const Segment& segment) {
+  FlowKey key = ReverseFlowOf(segment);
+  const FlowKey first = key;
+  key.vlan = VlanOf(segment);
+  auto known = flows_.find(key);
+  if (known == flows_.end() && key.vlan != 0) known = flows_.find(first);
+  if (known != flows_.end()) return &known->second;
+  if (elsewhere_.empty()) return nullptr;
+  const auto others = elsewhere_.find(first);
+  if (others == elsewhere_.end()) return nullptr;
+  for (const Elsewhere& other : others->second) {
+    key.vlan = other.vlan;
+    known = flows_.find(key);
+    if (known != flows_.end()) return &known->second;
+  }
+  return nullptr;
 }
 
 // At the receiver a packet below the highest number may just have been overtaken: it left the
@@ -175,12 +364,32 @@ void Matcher::SentAgain(Flow& flow, std::int64_t start, std::int64_t end) {
 }
 
 void Matcher::Ack(const Segment& segment, TraceClock::Reading now) {
-  const auto known = flows_.find(ReverseFlowOf(segment));
-  if (known == flows_.end()) return;
+  Flow* const known = Acknowledged(segment);
+  if (known == nullptr) return;
   ++acks_;
-  Flow& flow = known->second;
+  Flow& flow = *known;
   const std::int64_t acked = Unwrap(flow.sent_end, segment.acknowledgment);
   if (acked > flow.sent_end + kMaxWindow) return;  // of no byte that can have been sent
+  if (flow.acks++ == 0 || acked > flow.acked) {
+    flow.acked = acked;
+    ++evidence_.new_acks;
+    evidence_.full_acks += acked >= flow.sent_end;
+  }
+  flow.acked_ns = now.time_ns;
+  if (acked > flow.sent_end) {
+    flow.ahead = acked;
+    flow.ahead_ns = now.stamp_ns;
+    flow.ahead_steps = clock_.steps();
+  }
+  Cumulative(flow, acked, now);
+  if (selective_) {
+    cut_sacks_ += segment.cut_options;
+    for (std::size_t i = 0; i < segment.sacks; ++i) Sack(flow, segment.sack[i], now);
+  }
+  flow.Compact();
+}
+
+void Matcher::Cumulative(Flow& flow, std::int64_t acked, TraceClock::Reading now) {
   for (; flow.first_head < flow.first.size() && flow.first[flow.first_head].end <= acked;
        ++flow.first_head) {
     if (flow.first[flow.first_head].row == kSacked) continue;
@@ -192,10 +401,6 @@ void Matcher::Ack(const Segment& segment, TraceClock::Reading now) {
       resent->erase(resent->begin());
     }
   }
-  if (selective_) {
-    for (std::size_t i = 0; i < segment.sacks; ++i) Sack(flow, segment.sack[i], now);
-  }
-  flow.Compact();
 }
 
 // Looks at the parts of a block that no earlier block covered, so that many ACKs of the same
@@ -247,7 +452,9 @@ bool Matcher::Covered(Flow& flow, std::int64_t left, std::int64_t right, TraceCl
 void Matcher::Acknowledge(std::int64_t number, TraceClock::Reading now) {
   Row& row = At(number);
   const std::int64_t latency_ns = now.stamp_ns - row.stamp_ns;
-  row.early_ack = latency_ns < 0 || row.steps != clock_.steps();
+  // Before the first two stamps that differ nothing tells a clock that stands still from one that
+  // runs.
+  row.early_ack = latency_ns < 0 || row.steps != clock_.steps() || now.stamp_ns == first_ns_;
   row.acked_ns = row.early_ack ? std::max(now.time_ns, row.sent_ns) : row.sent_ns + latency_ns;
   row.done = true;
 }
@@ -305,6 +512,15 @@ std::vector<FlowKey> Matcher::ControlFlows() const {
   return control;
 }
 
+Matcher::Evidence Matcher::evidence() const {
+  Evidence evidence = evidence_;
+  for (const auto& [key, flow] : flows_) {
+    if (flow.acks == 0) evidence.silent_packets += flow.packets;
+    evidence.midway_flows += !flow.opened;
+  }
+  return evidence;
+}
+
 void Matcher::Finish() {
   for (Row& row : rows_) row.done = true;
 }
@@ -317,6 +533,11 @@ std::size_t Matcher::Drain(const Columns& out, std::size_t capacity) {
     out.sent_ns[n] = row.sent_ns;
     out.acked_ns[n] = row.acked_ns;
     out.latency_us[n] = std::numeric_limits<float>::quiet_NaN();
+    if (!known && !row.retransmitted) {
+      evidence_.unacknowledged += row.acked_ns < 0;
+      evidence_.off_clock += row.acked_ns >= 0 && row.early_ack;
+      evidence_.sent_again += row.acked_ns >= 0 && !row.early_ack && row.ambiguous;
+    }
     if (known) {
       const std::int64_t latency_ns = row.acked_ns - row.sent_ns;
       out.latency_us[n] = static_cast<float>(static_cast<double>(latency_ns) / 1000.0);

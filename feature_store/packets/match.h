@@ -46,7 +46,8 @@ class Matcher {
         at_receiver_(mode == Mode::kReceiver),
         selective_(mode == Mode::kSelective),
         stats_(sharp_ns, sharp_share),
-        clock_(!at_receiver_) {}
+        clock_(!at_receiver_),
+        recent_(kRecent) {}
 
   // Takes flows out of the table; to be called before the first Push.
   void LeaveOut(const FlowKey& flow) { left_out_.insert(flow); }
@@ -61,10 +62,25 @@ class Matcher {
   // carry less than kControlShare of the sender's payload; else none.
   std::vector<FlowKey> ControlFlows() const;
 
+  // Why drained rows have no latency, and what the flows tell of where the capture was made.
+  struct Evidence {
+    std::int64_t unacknowledged = 0;  // rows
+    std::int64_t sent_again = 0;      // rows whose last byte was sent again before its ACK (Karn)
+    std::int64_t off_clock = 0;       // rows whose ACK the clock does not place behind them
+    std::int64_t silent_packets = 0;  // of flows to which no ACK comes back
+    std::int64_t midway_flows = 0;    // that begin without a SYN
+    std::int64_t new_acks = 0;        // that acknowledge something new
+    std::int64_t full_acks = 0;       // of these, those after which nothing is in flight
+    std::int64_t handshakes_near_sender = 0, handshakes_near_receiver = 0;
+    std::int64_t span_ns = 0;  // between the first and the last stamp
+  };
+  Evidence evidence() const;
+
   const LatencyStats& stats() const { return stats_; }
   std::int64_t clock_steps() const { return clock_.steps(); }
   std::int64_t acks() const { return acks_; }
   std::int64_t copies() const { return copies_; }
+  std::int64_t cut_sacks() const { return cut_sacks_; }  // ACKs whose options were cut
   std::int64_t left_out() const { return left_out_packets_; }
   std::int64_t retransmitted() const { return retransmitted_; }
   std::int64_t flows() const { return static_cast<std::int64_t>(flows_.size()); }
@@ -100,9 +116,19 @@ class Matcher {
   struct Flow {
     std::int32_t id;
     std::int32_t receiver_id;
-    std::uint32_t link;
+    std::uint32_t first_number;  // the sequence number of the SYN, seen or not
+    bool opened = false;         // its SYN was seen
+    std::int64_t began_ns = 0;
     std::int64_t packets = 0;  // with data
     std::int64_t payload_bytes = 0;
+    std::int64_t acks = 0;
+    std::int64_t acked = 0;      // highest byte acknowledged, unwrapped, if any `acks`
+    std::int64_t acked_ns = -1;  // when the newest ACK came
+    // An ACK of bytes whose record comes later with the same stamp, and its stamp.
+    std::int64_t ahead = 0;
+    std::int64_t ahead_ns = -1;
+    std::int64_t ahead_steps = 0;        // of the clock
+    std::int64_t newest = -1;            // number in recent_
     std::int64_t sent_end = 0;           // highest sequence number sent, unwrapped
     std::uint32_t newest_timestamp = 0;  // TSval that came with sent_end
     // Sent once, not acknowledged by a cumulative ACK, ordered by start and by row.
@@ -118,17 +144,51 @@ class Matcher {
     std::vector<Outstanding>::iterator FirstFrom(std::int64_t end);  // that ends there or beyond
   };
 
+  // A packet sent a moment ago, to tell a copy of it from a retransmission.
+  struct Recent {
+    std::int64_t start;
+    std::int64_t end;
+    std::int64_t time_ns;
+    std::int64_t previous;  // of its flow
+    std::uint32_t acknowledgment;
+    std::uint32_t timestamp_value;
+    std::uint32_t timestamp_echo;
+    std::uint32_t link;
+    std::uint16_t ip_id;
+    std::uint16_t vlan;
+    bool in_order;
+  };
+  static constexpr std::size_t kRecent = 1 << 13;  // over all flows; 0.5 MB
+
+  // A connection that has begun: when its SYN and the answer to it were seen.
+  struct Handshake {
+    std::int64_t syn_ns = 0;
+    std::int64_t answer_ns = -1;
+    bool from_sender = false;
+    bool done = false;
+  };
+  static constexpr std::size_t kMostHandshakes = 1 << 12;
+
+  void Open(const Segment& segment, TraceClock::Reading now);
+  std::uint16_t VlanOf(const Segment& segment);
+  Flow* Acknowledged(const Segment& segment);
+  void Restart(Flow& flow, std::uint32_t first_number, std::int64_t now_ns);
   void Data(const Segment& segment, TraceClock::Reading now);
   void Ack(const Segment& segment, TraceClock::Reading now);
   void Sack(Flow& flow, const SackBlock& block, TraceClock::Reading now);
   bool Covered(Flow& flow, std::int64_t left, std::int64_t right, TraceClock::Reading now);
-  bool IsCopy(Flow& flow, std::int64_t end, TraceClock::Reading now);
+  void Cumulative(Flow& flow, std::int64_t acked, TraceClock::Reading now);
+  bool IsCopy(const Flow& flow, const Segment& segment, std::int64_t start, std::int64_t end,
+              TraceClock::Reading now) const;
+  bool IsCopyElsewhere(FlowKey& key, const Segment& segment, TraceClock::Reading now);
+  static bool Shows(const Recent& recent, const Flow& flow, const Segment& segment,
+                    std::int64_t start, std::int64_t age_ns);
   static bool Reordered(const Flow& flow, const Segment& segment);
   void SentAgain(Flow& flow, std::int64_t start, std::int64_t end);
   void Acknowledge(std::int64_t row, TraceClock::Reading now);
   void Abandon(Flow& flow);
   void ForgetOldest(std::int64_t now_ns);
-  Flow& FlowFor(const Segment& segment);
+  Flow& FlowFor(const FlowKey& key, const Segment& segment, std::int64_t now_ns);
   Row& At(std::int64_t row) { return rows_[static_cast<std::size_t>(row - first_row_)]; }
 
   Address sender_;
@@ -147,6 +207,22 @@ class Matcher {
   std::unordered_set<FlowKey, FlowKeyHash> left_out_;
   std::int64_t left_out_packets_ = 0;
   std::int64_t retransmitted_ = 0;
+  std::int64_t cut_sacks_ = 0;
+  Evidence evidence_;
+  std::int64_t first_ns_ = -1;  // stamp of the first segment
+  std::vector<Recent> recent_;  // a ring
+  std::int64_t sent_ = 0;       // how many were ever in it
+  // By the flow that the sender would have, whoever began it.
+  std::unordered_map<FlowKey, Handshake, FlowKeyHash> handshakes_;
+  std::int64_t opening_until_ns_ = 0;
+  // Flows in another VLAN than the capture's first: in each, whether they go on with those in the
+  // first.
+  struct Elsewhere {
+    std::uint16_t vlan;
+    bool same;
+  };
+  std::unordered_map<FlowKey, std::vector<Elsewhere>, FlowKeyHash> elsewhere_;
+  std::int32_t first_vlan_ = -1;
 };
 
 }  // namespace swiftqueue

@@ -1,6 +1,7 @@
 // Formats: draft-ietf-opsawg-pcap and draft-ietf-opsawg-pcapng.
 #include "pcap.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "decode.h"
@@ -176,6 +177,7 @@ void Capture::InterfaceBlock(std::span<const std::uint8_t> body) {
     at += 4 + (length + 3) / 4 * 4;
   }
   interfaces_.push_back(interface);
+  many_interfaces_ |= first_interface_ + interfaces_.size() > 1;
 }
 
 void Capture::PacketBlock(std::span<const std::uint8_t> body, bool obsolete, std::size_t offset) {
@@ -189,7 +191,24 @@ void Capture::PacketBlock(std::span<const std::uint8_t> body, bool obsolete, std
   if (captured > body.size() - 20) return Count(Skip::kMalformed);
   std::int64_t time_ns;
   if (!TimeNs(interfaces_[interface], ticks, &time_ns)) return Count(Skip::kAbsurdTimestamp);
+  if (Damaged(body.subspan(std::min(body.size(), 20 + (captured + std::size_t{3}) / 4 * 4)))) {
+    return Count(Skip::kDamaged);
+  }
   Packet(body.subspan(20, captured), Read32(p + 16), interface, time_ns, offset + 20);
+}
+
+// Whether a packet block's options say that the link saw an error in the frame.
+bool Capture::Damaged(std::span<const std::uint8_t> options) const {
+  constexpr std::uint32_t kLinkErrors =
+      0xff000000;  // epb_flags: checksum, length, alignment, symbol
+  for (std::size_t at = 0; at + 4 <= options.size();) {
+    const std::uint16_t code = Read16(options.data() + at);
+    const std::size_t length = Read16(options.data() + at + 2);
+    if (code == 0 || at + 4 + length > options.size()) break;
+    if (code == 2 && length == 4) return Read32(options.data() + at + 4) & kLinkErrors;
+    at += 4 + (length + 3) / 4 * 4;
+  }
+  return false;
 }
 
 bool Capture::TimeNs(const Interface& interface, std::uint64_t ticks, std::int64_t* time_ns) const {
@@ -211,7 +230,10 @@ void Capture::Packet(std::span<const std::uint8_t> data, std::size_t original,
                      std::size_t interface, std::int64_t time_ns, std::size_t offset) {
   Skip why = Skip::kMalformed;
   const std::uint16_t link_type = interfaces_[interface].link_type;
+  many_interfaces_ |= link_type == kSll2;
   next_->time_ns = time_ns;
+  in_order_ &= time_ns >= newest_ns_;
+  newest_ns_ = std::max(newest_ns_, time_ns);
   switch (Decode(data.data(), data.size(), original, link_type,
                  first_interface_ + static_cast<std::uint32_t>(interface), next_, &why)) {
     case Verdict::kSegment:

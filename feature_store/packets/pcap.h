@@ -27,6 +27,10 @@ class Capture {
   Fed Feed(std::span<const std::uint8_t> bytes, bool last, std::span<Segment> out);
 
   State state() const { return state_; }
+  // Whether every segment so far was stamped no earlier than all before it.
+  bool in_order() const { return in_order_; }
+  // Whether records of several interfaces can be in it, each written in its own time.
+  bool many_interfaces() const { return many_interfaces_; }
   std::int64_t records() const { return records_; }
   std::int64_t skipped(Skip why) const { return skipped_[static_cast<std::size_t>(why)]; }
 
@@ -50,6 +54,7 @@ class Capture {
 
   void Packet(std::span<const std::uint8_t> data, std::size_t original, std::size_t interface,
               std::int64_t time_ns, std::size_t offset);
+  bool Damaged(std::span<const std::uint8_t> options) const;
   bool TimeNs(const Interface& interface, std::uint64_t ticks, std::int64_t* time_ns) const;
   void Count(Skip why) { ++skipped_[static_cast<std::size_t>(why)]; }
   void Stop(Skip why);
@@ -63,6 +68,9 @@ class Capture {
   std::vector<Interface> interfaces_;
   std::uint32_t first_interface_ = 0;  // of this pcapng section, numbered over all sections
   Segment* next_ = nullptr;            // where the next segment goes
+  std::int64_t newest_ns_ = 0;
+  bool in_order_ = true;
+  bool many_interfaces_ = false;
   std::int64_t records_ = 0;
   std::int64_t skipped_[static_cast<std::size_t>(Skip::kCount)] = {};
 };

@@ -1,7 +1,7 @@
 # The capture decoder and the data-to-ACK matcher, a shared library that pcaplib.py loads.
 EXTRACT_SOURCES := packets/decode.cc packets/pcap.cc packets/match.cc packets/sender_view.cc packets/extract_api.cc
 EXTRACT_HEADERS := packets/segment.h packets/flow_key.h packets/trace_clock.h packets/decode.h packets/pcap.h \
-  packets/match.h packets/sender_view.h packets/latency_stats.h
+  packets/match.h packets/sender_view.h packets/stamp_order.h packets/latency_stats.h
 EXTRACT_FLAGS := -std=c++20 -Wall -Wextra -Werror -fPIC -shared -fvisibility=default
 
 _build/libpcapdecode.so: $(EXTRACT_SOURCES) $(EXTRACT_HEADERS) packets/pcap.mk

@@ -32,6 +32,7 @@ SOURCES: Final = (  # as in pcap.mk
         "packets/pcap.h",
         "packets/match.h",
         "packets/sender_view.h",
+        "packets/stamp_order.h",
     ),
     "packets/latency_stats.h",
 )
@@ -59,7 +60,9 @@ SEGMENT: Final = np.dtype(
         ("kind", "u1"),
         ("has_timestamps", "u1"),
         ("sacks", "u1"),
-        ("padding", "V5"),
+        ("cut_options", "u1"),
+        ("ip_id", "<u2"),
+        ("vlan", "<u2"),
         ("sack", "<u4", (4, 2)),
     ]
 )
@@ -77,8 +80,10 @@ SKIP_REASONS: Final = (
     "unknown interface",
     "absurd length",
     "truncated",
+    "IP length beyond the wire length",
+    "damaged frame",
 )
-FLOW_KEY_BYTES: Final = 36  # struct FlowKey of flow_key.h
+FLOW_KEY_BYTES: Final = 38  # struct FlowKey of flow_key.h
 # Where latencies come from: enum Mode of match.h, in its order.
 LATENCIES: Final = ("acks", "selective", "timestamps")
 READING, NOT_A_CAPTURE, STOPPED = 0, 1, 2  # Capture::State
@@ -117,7 +122,9 @@ class Stats(ctypes.Structure):
         (name, ctypes.c_int64)
         for name in (
             *("known", "sharp", "min_ns", "max_ns", "clock_steps", "acks", "copies", "left_out"),
-            *("retransmitted", "flows", "receivers"),
+            *("retransmitted", "flows", "receivers", "cut_sacks", "unacknowledged", "sent_again"),
+            *("off_clock", "silent_packets", "midway_flows", "new_acks", "full_acks"),
+            *("near_sender", "near_receiver", "span_ns"),
         )
     ]
     known: int
@@ -131,6 +138,17 @@ class Stats(ctypes.Structure):
     retransmitted: int
     flows: int
     receivers: int
+    cut_sacks: int
+    unacknowledged: int
+    sent_again: int
+    off_clock: int
+    silent_packets: int
+    midway_flows: int
+    new_acks: int
+    full_acks: int
+    near_sender: int
+    near_receiver: int
+    span_ns: int
 
 
 @functools.cache
@@ -148,6 +166,9 @@ def library() -> ctypes.CDLL:
         "sq_capture_feed": (size, [handle, handle, size, ctypes.c_int, handle, size, ctypes.POINTER(size)]),
         "sq_capture_state": (ctypes.c_int32, [handle]),
         "sq_capture_counts": (i64, [handle, handle]),
+        "sq_order_new": (handle, []),
+        "sq_order_free": (None, [handle]),
+        "sq_order_take": (size, [handle, handle, size, ctypes.POINTER(size), handle, ctypes.c_int]),
         "sq_traffic_new": (handle, []),
         "sq_traffic_free": (None, [handle]),
         "sq_traffic_add": (None, [handle, handle, size]),
@@ -210,6 +231,27 @@ class Capture(_Handle):
         counts = np.zeros(len(SKIP_REASONS), np.int64)
         records = self._lib.sq_capture_counts(self._handle, counts.ctypes.data)
         return records, {reason: int(n) for reason, n in zip(SKIP_REASONS, counts, strict=True) if n}
+
+
+class StampOrder(_Handle):
+    """Puts segments into the order of their stamps, within the horizon of `stamp_order.h`."""
+
+    _kind = "order"
+
+    def take(
+        self, segments: npt.NDArray[np.void], held: int, capture: Capture, *, last: bool
+    ) -> tuple[int, int]:
+        """Order `held` segments that the call before left at the front, and fresh ones of `capture` behind.
+
+        Returns:
+            How many fresh ones were looked at (the others are to be given again), and how many segments at
+            the front are in order for good.
+
+        """
+        fresh = ctypes.c_size_t(len(segments) - held)
+        place = self._handle, segments.ctypes.data
+        ready = self._lib.sq_order_take(*place, held, ctypes.byref(fresh), capture._handle, last)
+        return fresh.value, ready
 
 
 class Traffic(_Handle):

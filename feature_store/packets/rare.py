@@ -109,6 +109,8 @@ def fill_segment(packet: Any, cut_bytes: int, segment: npt.NDArray[np.void]) -> 
 
     """
     layers = load_scapy()
+    if _is_damaged(packet):
+        return "damaged frame"
     ip = next((one for one in packet.iterpayloads() if isinstance(one, layers.IP | layers.IPv6)), None)
     if ip is None:
         return "not IP"
@@ -131,6 +133,8 @@ def fill_segment(packet: Any, cut_bytes: int, segment: npt.NDArray[np.void]) -> 
         total = 40 + ip.plen if ip.plen else len(ip.original) + cut_bytes
         # Scapy keeps a frame's padding in `ip.original`, but not in what lies within.
         headers, ecn = 40 + len(ip.payload.original) - len(tcp.original), ip.tc & 3
+    if total > len(ip.original) + cut_bytes:
+        return "IP length beyond the wire length"
     payload = total - headers - (tcp.dataofs or 0) * 4
     if payload < 0 or (tcp.dataofs or 0) < 5:
         return "malformed header"
@@ -140,6 +144,8 @@ def fill_segment(packet: Any, cut_bytes: int, segment: npt.NDArray[np.void]) -> 
     segment["sequence"], segment["acknowledgment"] = tcp.seq, tcp.ack
     segment["payload_bytes"], segment["ip_bytes"] = payload, total
     segment["flags"], segment["ecn"] = int(tcp.flags) & 0xFF, ecn
+    segment["ip_id"] = ip.id if v4 else 0
+    segment["vlan"] = _vlan(packet)
     stamps = [value for kind, value in tcp.options if kind == "Timestamp" and len(value) == 2]
     segment["has_timestamps"] = bool(stamps)
     segment["timestamp_value"], segment["timestamp_echo"] = stamps[0] if stamps else (0, 0)
@@ -148,5 +154,23 @@ def fill_segment(packet: Any, cut_bytes: int, segment: npt.NDArray[np.void]) -> 
     segment["sacks"] = len(blocks)
     for place, block in enumerate(blocks):
         segment["sack"][:, place] = block
+    segment["cut_options"] = len(tcp.original) < tcp.dataofs * 4 and not blocks
     segment["kind"] = pcaplib.TCP
     return None
+
+
+def _is_damaged(packet: Any) -> bool:
+    """Return whether the radio said that a frame did not arrive whole (radiotap: Flags, RX flags)."""
+    if packet.name != "RadioTap":
+        return False
+    checksum, header = packet.Flags and packet.Flags.badFCS, packet.RXFlags and packet.RXFlags.BAD_PLCP
+    return bool(checksum or header)
+
+
+def _vlan(packet: Any) -> int:
+    """Return the tags of a frame as one number, as `Record::Tag` of decode.cc does."""
+    mixed = 0
+    for layer in packet.iterpayloads():
+        if layer.name in ("802.1Q", "802_1AD"):
+            mixed = (mixed * 4099 + layer.vlan) & 0xFFFF
+    return mixed

@@ -22,6 +22,8 @@ enum class Skip : std::uint8_t {
   kUnknownInterface,
   kAbsurdLength,
   kTruncated,
+  kBeyondWire,  // an IP length that the record's length on the wire has no room for
+  kDamaged,     // the capture itself says that the frame did not arrive whole
   kCount,
 };
 
@@ -53,7 +55,7 @@ struct Segment {
   std::uint32_t ip_bytes;         // IP header, TCP header and payload
   std::uint32_t timestamp_value;  // TSval and TSecr of RFC 7323; valid if has_timestamps
   std::uint32_t timestamp_echo;
-  std::uint32_t link;            // which interface and direction: equal links, equal numbers
+  std::uint32_t link;            // interface << 8 | direction: equal links, equal numbers
   std::uint32_t record_offset;   // of a rare record's first byte in the buffer fed
   std::uint32_t record_bytes;    // captured
   std::uint32_t original_bytes;  // on the wire
@@ -62,8 +64,10 @@ struct Segment {
   std::uint8_t ecn;              // IP codepoint 0..3 (RFC 3168)
   std::uint8_t kind;             // Kind
   std::uint8_t has_timestamps;
-  std::uint8_t sacks;  // how many of `sack` are filled
-  std::uint8_t padding[5];
+  std::uint8_t sacks;        // how many of `sack` are filled
+  std::uint8_t cut_options;  // 1: the snapshot length cut TCP options off
+  std::uint16_t ip_id;       // 0: none (IPv6), or one that says nothing (RFC 6864)
+  std::uint16_t vlan;        // its tags, mixed into one number; 0: none
   std::array<SackBlock, kMostSacks> sack;
 };
 static_assert(sizeof(Segment) == 128);

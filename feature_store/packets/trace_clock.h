@@ -9,6 +9,11 @@ namespace swiftqueue {
 
 class TraceClock {
  public:
+  // A clock set back by more than this is taken as set, not as records that changed places on their
+  // way to the file: ntpd steps the clock from 128 ms, and reordering between capture queues stays
+  // well below.
+  static constexpr std::int64_t kClockStepNs = 100'000'000;
+
   struct Reading {
     std::int64_t time_ns;  // never below the reading before
     std::int64_t
@@ -34,10 +39,6 @@ class TraceClock {
   std::int64_t steps() const { return steps_; }  // how often the capture's clock was set back
 
  private:
-  // A clock set back by more than this is taken as set, not as records that changed places on their
-  // way to the file: ntpd steps the clock from 128 ms, and reordering between capture queues stays
-  // well below.
-  static constexpr std::int64_t kClockStepNs = 100'000'000;
   static constexpr std::int64_t kMaxTimeNs = std::int64_t{1} << 62;
 
   bool may_step_;

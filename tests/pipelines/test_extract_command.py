@@ -60,7 +60,7 @@ BAD = {
     "no_tcp.pcap": "no TCP payload",
     "no_payload.pcap": "no TCP payload",
     "no_acks.pcap": "only one direction was captured",
-    "missing.pcap": "No such file",
+    "missing.pcap": "no such file",
 }
 
 

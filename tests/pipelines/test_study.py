@@ -132,7 +132,7 @@ def test_bad_folders_and_captures_stop_before_anything_runs(tmp_path: Path) -> N
         attempt("file", [])
     with pytest.raises(ValueError, match="not empty and holds no study"):
         attempt("full", [])
-    with pytest.raises(ValueError, match=r"nowhere\.pcap: no such capture"):
+    with pytest.raises(ValueError, match=r"nowhere\.pcap: no such file"):
         attempt("new", [tmp_path / "nowhere.pcap"])
     (tmp_path / "my office.pcap").touch()
     with pytest.raises(ValueError, match=r"'my office' cannot name a trace.*; rename the capture$"):

@@ -22,8 +22,11 @@ def conversations(draw: st.DrawFn) -> list[Event]:
     """Draw records of two flows whose sequence numbers are about to wrap, and of a clock that may be set."""
     stamp_ns = START_NS
     next_byte = [WRAP - draw(st.integers(0, 8)) * 100 for _ in range(2)]
-    events = []
-    for _ in range(draw(st.integers(0, 40))):
+    opened = [byte - 1 for byte in next_byte]
+    numbered = draw(st.booleans())
+    events: list[Event] = []
+    for count in range(draw(st.integers(0, 40))):
+        ip_id = count + 1 if numbered else 0
         stamp_ns += MS * draw(
             st.one_of(
                 st.integers(0, 3),
@@ -33,15 +36,31 @@ def conversations(draw: st.DrawFn) -> list[Event]:
         )
         flow = draw(st.integers(0, 1))
         payload = 100 * draw(st.sampled_from((1, 1, 2, 5, 640)))  # 640: a super-segment of 64 kB
-        what = draw(st.sampled_from(("new", "new", "new", "again", "ack", "ack", "ack", "far", "syn")))
+        what = draw(
+            st.sampled_from(("new", "new", "new", "again", "ack", "ack", "ack", "far", "syn", "copy", "jump"))
+        )
         back = 100 * draw(st.integers(0, 12))
         if what == "new":
             at = next_byte[flow] + draw(st.sampled_from((0, 0, 0, 100)))  # 100 bytes that the capture missed
-            events.append(Event("data", stamp_ns, flow, at, payload))
+            events.append(Event("data", stamp_ns, flow, at, payload, ip_id=ip_id))
             next_byte[flow] = at + payload
+        elif what == "copy":  # of one of the last few packets: whole or a piece, on either link
+            if sent := [event for event in events[-4:] if event.kind == "data"]:
+                of = draw(st.sampled_from(sent))
+                at = of.at + draw(st.sampled_from((0, 0, of.payload // 2)))
+                size, link = draw(st.sampled_from((of.end - at, of.payload // 2))), draw(st.integers(0, 1))
+                number = of.ip_id + (at > of.at) if numbered else 0
+                events.append(Event("data", stamp_ns, of.flow, at, size, link, ip_id=number))
+        elif what == "jump":  # the ports are used anew, and the capture has no SYN of it
+            at = next_byte[flow] + draw(st.sampled_from((-1, 1))) * draw(
+                st.integers(2**30 + 10**6, 2**31 - 10**6)
+            )
+            if at > 0:
+                opened[flow], next_byte[flow] = at - 1, at + payload
+                events.append(Event("data", stamp_ns, flow, at, payload, ip_id=ip_id))
         elif what == "again":  # retransmitted or reordered; it may reach beyond what was sent
             at = next_byte[flow] - back
-            events.append(Event("data", stamp_ns, flow, at, payload))
+            events.append(Event("data", stamp_ns, flow, at, payload, ip_id=ip_id))
             next_byte[flow] = max(next_byte[flow], at + payload)
         elif what == "ack":  # whole, partial, duplicate or overtaken; pure, or with data of the receiver
             at = next_byte[flow] - back + draw(st.sampled_from((0, 50, 300)))
@@ -51,8 +70,11 @@ def conversations(draw: st.DrawFn) -> list[Event]:
         elif what == "far":  # of bytes never sent: just within the largest window, or just beyond
             at = next_byte[flow] + 2**30 + draw(st.sampled_from((-1_000_000, 1_000_000)))
             events.append(Event("ack", stamp_ns, flow, at))
+        elif draw(st.booleans()):  # sent again, or a new connection with the number of the old one
+            events.append(Event("syn", stamp_ns, flow, opened[flow]))
         else:
-            events.append(Event("syn", stamp_ns, flow, next_byte[flow] + 5_000_000))
+            opened[flow] = next_byte[flow] + 5_000_000
+            events.append(Event("syn", stamp_ns, flow, opened[flow]))
             next_byte[flow] += 5_000_001
     return events
 
@@ -193,9 +215,9 @@ def test_a_copy_on_another_interface_is_no_retransmission() -> None:
     rows, stats = matched(events, chunk=1)
     assert latencies_ms(rows) == [20, 19]
     assert (stats.copies, stats.retransmitted) == (2, 0)
-    # On the same interface, or a round trip later, it is one.
-    for again in (data(0.1, 100), data(30, 100, link=1)):
-        rows, stats = matched([data(0, 100), again, ack(40, 200)], chunk=1)
+    # With a number of its own, or a round trip later, it is one.
+    for again in (data(0.1, 100, ip_id=8), data(30, 100, link=1)):
+        rows, stats = matched([data(0, 100, ip_id=7), again, ack(40, 200)], chunk=1)
         assert [row.retransmitted for row in rows] == [False, True]
         assert stats.copies == 0
 

@@ -112,8 +112,20 @@ def pcapng(
 def captures() -> dict[str, bytes]:
     """Return every capture of this folder by its file name."""
     from scapy.contrib.mpls import MPLS
+    from scapy.layers.dot11 import Dot11, RadioTap
     from scapy.layers.inet6 import IPv6ExtHdrDestOpt, IPv6ExtHdrHopByHop, PadN
-    from scapy.layers.l2 import ARP, CookedLinux, CookedLinuxV2, Dot1AD, Dot1Q, Ether, Loopback
+    from scapy.layers.l2 import (
+        ARP,
+        LLC,
+        SNAP,
+        CookedLinux,
+        CookedLinuxV2,
+        Dot1AD,
+        Dot1Q,
+        Dot3,
+        Ether,
+        Loopback,
+    )
 
     v4, v6 = conversation(4), conversation(6)
 
@@ -131,6 +143,16 @@ def captures() -> dict[str, bytes]:
             return frame / packet
 
         return link
+
+    def snap(packet: Any) -> Any:
+        return Dot3(src="02:00:00:00:00:01", dst="02:00:00:00:00:02") / LLC() / SNAP() / packet
+
+    def backbone(packet: Any) -> bytes:  # 802.1ah: a service's number before a whole Ethernet header
+        outer = bytes(Ether(src="02:00:00:00:00:03", dst="02:00:00:00:00:04", type=0x88E7))
+        return outer + (5).to_bytes(4, "big") + bytes(ethernet(packet))
+
+    def radio(packet: Any) -> Any:
+        return RadioTap() / Dot11(type=2) / LLC() / SNAP() / packet
 
     def extended(packet: Any) -> Any:
         options = IPv6ExtHdrHopByHop(options=[PadN(optdata=b"\0" * 4)]) / IPv6ExtHdrDestOpt(
@@ -159,7 +181,11 @@ def captures() -> dict[str, bytes]:
         "ipv6.pcap": pcap(over(v6, ethernet), 1),
         "raw_ipv6.pcap": pcap(over(v6), 101),
         "ipv6_extensions.pcap": pcap(over(v6, extended), 1),
-        "rare_loopback.pcap": pcap(over(v4, lambda p: Loopback(type=2) / p), 0),
+        "loopback.pcap": pcap(over(v4, lambda p: Loopback(type=2) / p), 0),
+        "loopback_ipv6.pcap": pcap(over(v6, lambda p: (30).to_bytes(4, "little") + bytes(p)), 0),
+        "llc_snap.pcap": pcap(over(v4, snap), 1),
+        "mac_in_mac.pcap": pcap(over(v4, backbone), 1),
+        "rare_radiotap.pcap": pcap(over(v4, radio), 127),
         "rare_mpls.pcap": pcap(over(v4, ethernet_of(MPLS(label=7, s=1))), 1),
         "le.pcapng": pcapng([(0, *record) for record in plain], [(1, 6)]),
         "be.pcapng": pcapng([(0, *record) for record in plain], [(1, 9)], order=">"),
