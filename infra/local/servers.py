@@ -37,6 +37,8 @@ from serving.triton.repository import LATENCY, LIMIT, MODEL, MODELS, RATE, Model
 RESTRICTED: Final = ("model-repository", "shared-memory", "statistics", "trace", "logging")
 # gRPC's own default, which Triton sets to 2 GiB: 64 windows of 256 tokens are 1.6 MB.
 MAX_MESSAGE_BYTES: Final = 4 << 20
+# Of inputs that wait or are computed: a thousand questions of two event windows, 36 of 64.
+MAX_WAITING_BYTES: Final = 32 << 20
 TRITON_TIMEOUT_S: Final = 60.0
 MLFLOW_TIMEOUT_S: Final = 180.0  # 41 s were seen on a busy machine
 
@@ -145,7 +147,7 @@ def triton_command(environment: TritonEnvironment, repository: Path, ports: Mapp
     """Return the command of a Triton on loopback that loads only what it is told to, by who has the secret.
 
     `ports` has `grpc` and `metrics`. What the command says to serving/triton/front, which the environment's
-    variables put before Triton: the file of the secret after `=@`, and the largest message.
+    variables put before Triton: the file of the secret after `=@`, the bounds, and the ports for other users.
 
     Raises:
         OSError: the secret cannot be made, or others may read it; or the front is not built.
@@ -162,6 +164,9 @@ def triton_command(environment: TritonEnvironment, repository: Path, ports: Mapp
         "--grpc-infer-allocation-pool-size=16384",
         "--allow-http=false",  # nobody needs it, and a body of 6 MB ends the server there
         f"--grpc-max-message-bytes={MAX_MESSAGE_BYTES}",
+        f"--max-waiting-bytes={MAX_WAITING_BYTES}",
+        # With TLS a certificate says who may ask; else it is this user, and root.
+        f"--open-ports={ports['grpc'] if tls_flags() else ''}",
         f"--grpc-restricted-protocol={','.join(RESTRICTED)}:{CONTROL_KEY}=@{control_secret_file()}",
         *(f"--{kind}-address={LOOPBACK}" for kind in ports),
         *(f"--{kind}-port={number}" for kind, number in ports.items()),
