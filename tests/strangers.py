@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-from collections.abc import Callable
+import resource
+import socket
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -33,3 +37,56 @@ def as_nobody(work: Callable[[], Any]) -> Any:
     os.waitpid(child, 0)
     assert text, "the process of nobody ended before it said anything"
     return json.loads(text)
+
+
+@contextlib.contextmanager
+def connected(port: int, count: int) -> Iterator[list[socket.socket]]:
+    """Hold so many connections to a port of loopback; the server may close some meanwhile."""
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most[1], most[1]))
+    opened: list[socket.socket] = []
+    try:
+        for _ in range(count):
+            opened.append(socket.socket())
+            opened[-1].settimeout(60)
+            opened[-1].connect(("127.0.0.1", port))
+        yield opened
+    finally:
+        for one in opened:
+            one.close()
+        resource.setrlimit(resource.RLIMIT_NOFILE, most)
+
+
+def still_open(connections: list[socket.socket]) -> int:
+    """Count those that the server has not closed. A server that has greeted keeps the connection open."""
+    count = 0
+    for one in connections:
+        one.setblocking(False)
+        try:
+            while one.recv(65536):
+                pass
+        except BlockingIOError:
+            count += 1
+        except ConnectionError:
+            pass
+    return count
+
+
+def crowd(port: int, count: int, most: int, *, slow: bytes = b"") -> int:
+    """As nobody, hold so many connections; return how many of them the server keeps.
+
+    Every other one has begun to say something, and says no more. It looks until no more than `most` are open, or for a while.
+    """
+
+    def work() -> int:
+        with connected(port, count) as connections:
+            for one in connections[::2]:
+                with contextlib.suppress(ConnectionError):
+                    one.sendall(slow)
+            deadline_s = time.monotonic() + 60
+            while (left := still_open(connections)) > most and time.monotonic() < deadline_s:
+                time.sleep(0.2)
+            return left
+
+    found: int = as_nobody(work)
+    return found

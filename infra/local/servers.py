@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
+from feature_store import door
 from feature_store.settings import settings
 from feature_store.state import private_dir, state_dir
 from infra.local import processes
@@ -196,7 +197,12 @@ def start_mlflow() -> None:
     print("starting the MLflow server (10-40 s)", flush=True)
     url = f"http://{LOOPBACK}:{number}"
     server = processes.start(
-        MLFLOW, command, {"http": number}, {}, lambda: answers(f"{url}/health"), MLFLOW_TIMEOUT_S
+        MLFLOW,
+        command,
+        {"http": number},
+        door.variables(number),
+        lambda: answers(f"{url}/health"),
+        MLFLOW_TIMEOUT_S,
     )
     print(f"mlflow is up (pid {server.pid}, {url}, {how_to_log_in()}, log {server.log})")
 

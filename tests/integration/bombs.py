@@ -24,8 +24,8 @@ TIMEOUT_S: Final = 120.0
 def bomb() -> bytes:
     """Return a gzip stream of a little over 1 MB that inflates to 1 GiB: a protobuf message with one field.
 
-    The field is number 7 (`raw_input_contents` in an inference of KServe), in others an unknown one. Blocks of
-    zeros that end in a full flush can be repeated, so only one of them is compressed.
+    The field is number 7: `raw_input_contents` in an inference, in other messages an unknown one. Blocks
+    of zeros that end in a full flush can be repeated, so only one of them is compressed.
     """
     packer = zlib.compressobj(9, zlib.DEFLATED, 16 + zlib.MAX_WBITS)
     field = b"\x3a" + _varint(INFLATED_BYTES)
@@ -35,7 +35,7 @@ def bomb() -> bytes:
 
 
 def throw(port: int, method: str) -> None:
-    """Send one bomb to a method of a gRPC server on loopback and read until the server has answered or hung up."""
+    """Send one bomb to a method of a gRPC server on loopback, and wait until it has answered or hung up."""
     body = b"\x01" + struct.pack(">I", len(bomb())) + bomb()
     with socket.create_connection(("127.0.0.1", port), timeout=TIMEOUT_S) as connection:
         try:
