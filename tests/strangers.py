@@ -75,7 +75,8 @@ def still_open(connections: list[socket.socket]) -> int:
 def crowd(port: int, count: int, most: int, *, slow: bytes = b"") -> int:
     """As nobody, hold so many connections; return how many of them the server keeps.
 
-    Every other one has begun to say something, and says no more. It looks until no more than `most` are open, or for a while.
+    Every other one has begun to say something, and says no more. It looks until no more than `most` are
+    open, or for a while.
     """
 
     def work() -> int:
