@@ -72,8 +72,8 @@ std::optional<Address> address_of(const sockaddr_storage& raw) {
   return found;
 }
 
-// Whose socket it is that is bound to `own` and connected to `other`; nothing where it is not on this
-// machine, or nobody's any more: whoever has sent and hung up has not shown who it was.
+// Whose socket it is that is bound to `own` and connected to `other`; nothing where it is not on
+// this machine, or nobody's any more: whoever has sent and hung up has not shown who it was.
 std::optional<uid_t> user_of(const Address& own, const Address& other) {
   struct {
     nlmsghdr head;
@@ -124,7 +124,7 @@ class Door {
 
   void keep(std::string_view ports) {
     std::vector<std::uint16_t> open;
-    for (const char* at = ports.data(), *end = at + ports.size(); at < end;) {
+    for (const char *at = ports.data(), *end = at + ports.size(); at < end;) {
       std::uint16_t port = 0;
       const auto [rest, error] = std::from_chars(at, end, port);
       if (error != std::errc() || (rest != end && *rest != ',')) {
@@ -256,7 +256,8 @@ VISIBLE int accept(int listener, sockaddr* address, socklen_t* size) {
 
 VISIBLE int accept4(int listener, sockaddr* address, socklen_t* size, int flags) {
   static const auto real = next<int (*)(int, sockaddr*, socklen_t*, int)>("accept4");
-  return admit(address, size, [&](sockaddr* a, socklen_t* s) { return real(listener, a, s, flags); });
+  return admit(address, size,
+               [&](sockaddr* a, socklen_t* s) { return real(listener, a, s, flags); });
 }
 
 VISIBLE int bind(int socket, const sockaddr* address, socklen_t size) noexcept {

@@ -38,7 +38,7 @@ from serving.triton.repository import LATENCY, LIMIT, MODEL, MODELS, RATE, Model
 RESTRICTED: Final = ("model-repository", "shared-memory", "statistics", "trace", "logging")
 # gRPC's own default, which Triton sets to 2 GiB: 64 windows of 256 tokens are 1.6 MB.
 MAX_MESSAGE_BYTES: Final = 4 << 20
-# Of inputs that wait or are computed: a thousand questions of two event windows, 36 of 64.
+# Of inputs that wait or are computed: 500 questions of two event windows.
 MAX_WAITING_BYTES: Final = 32 << 20
 TRITON_TIMEOUT_S: Final = 60.0
 MLFLOW_TIMEOUT_S: Final = 180.0  # 41 s were seen on a busy machine

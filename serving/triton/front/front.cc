@@ -6,11 +6,13 @@
 // - A secret stays out of sight. Triton takes one only as an argument, and every user may read the
 //   arguments of a process. An argument that ends in `=@FILE` reaches Triton with the file's first
 //   line instead, in a copy: what the kernel shows (/proc/PID/cmdline) keeps the file's name.
-// - `--grpc-max-message-bytes=N` bounds what gRPC takes into memory. Triton's own bound is 2 GiB and
+// - `--grpc-max-message-bytes=N` bounds what gRPC takes into memory. Triton's own bound is 2 GiB
+// and
 //   it has no option for it. gRPC has a place for it: a plugin of the server's builder, which is
-//   asked for the server's settings. Triton's program is linked with gRPC and exports none of it, so
-//   two functions are looked up in its symbol table. The same plugin refuses compressed messages:
-//   gRPC compares a message with the bound after it has inflated it, and 1 MB may become 1 GB.
+//   asked for the server's settings. Triton's program is linked with gRPC and exports none of it,
+//   so two functions are looked up in its symbol table. The same plugin refuses compressed
+//   messages: gRPC compares a message with the bound after it has inflated it, and 1 MB may become
+//   1 GB.
 // - `--max-waiting-bytes=N` bounds the inputs of requests that wait or are computed; what comes
 //   beyond is refused at once. Triton has a bound for it only together with a batcher's thread.
 // - `--open-ports=PORTS` keeps the door of its ports (feature_store/door/door.cc).
@@ -90,7 +92,8 @@ constexpr std::string_view kMaxWaiting = "--max-waiting-bytes=";
 constexpr std::string_view kOpenPorts = "--open-ports=";
 constexpr std::string_view kSize = "grpc.max_receive_message_length";
 constexpr std::string_view kCompressions = "grpc.compression_enabled_algorithms_bitset";
-constexpr int kNoCompression = 1;  // a bit for each of grpc_compression_algorithm: none, deflate, gzip
+constexpr int kNoCompression =
+    1;  // a bit for each of grpc_compression_algorithm: none, deflate, gzip
 // The window of a connection grows with its bandwidth, here to megabytes that wait in memory.
 constexpr const char* kBandwidthProbe = "grpc.http2.bdp_probe";
 constexpr const char* kGetArguments =
@@ -207,7 +210,7 @@ void bound_messages(std::string_view text) {
   max_message_bytes = bytes_of(text, kMaxMessage);
   const Program program;
   const ElfW(Addr) add = program.function(kAddPlugin), get = program.function(kGetArguments),
-                       set = program.function(kSetInteger);
+                   set = program.function(kSetInteger);
   if (add == 0 || get == 0 || set == 0)
     refuse(std::string(text) +
            ": this tritonserver does not name gRPC's functions; requests cannot be bounded");
@@ -246,7 +249,8 @@ int guarded_main(int count, char** arguments, char**) {
     if (text.starts_with(kMaxMessage)) {
       bound_messages(text);
     } else if (text.starts_with(kMaxWaiting)) {
-      swiftqueue::front::bound_waiting(static_cast<std::size_t>(bytes_of(text, kMaxWaiting)));
+      if (!swiftqueue::front::bound_waiting(static_cast<std::size_t>(bytes_of(text, kMaxWaiting))))
+        refuse(std::string(text) + ": this tritonserver does not call libtritonserver's functions");
     } else if (text.starts_with(kOpenPorts)) {
       swiftqueue::door::keep(text.substr(kOpenPorts.size()));
     } else if (place != std::string_view::npos) {

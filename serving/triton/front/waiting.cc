@@ -3,8 +3,10 @@
 // The memory of requests under way in Triton. Its program calls a few functions of libtritonserver
 // for each request; here they are found first.
 //
-// - The inputs of requests that wait or are computed have at most so many bytes together. What comes
-//   beyond is refused before it waits. Triton itself keeps all that comes, as long as there is memory.
+// - The inputs of requests that wait or are computed have at most so many bytes together. What
+// comes
+//   beyond is refused before it waits. Triton itself keeps all that comes, as long as there is
+//   memory.
 // - When a request is answered or refused, the pages of its inputs go back to the kernel. Triton
 //   keeps a request's message for the next one, with whatever memory it took, and as many messages
 //   as were ever under way at once: its memory grew to gigabytes and stayed there. From the answer
@@ -40,11 +42,12 @@ namespace swiftqueue::front {
 namespace {
 
 constexpr std::size_t kLarge = 64 << 10;  // smaller inputs, as of one batch, keep their pages
-// Larger blocks are mapped each by itself, and unmapped when they are freed. Left to itself glibc raises
-// this with the largest block that was freed, and then keeps what lies between blocks that stay.
+// Larger blocks are mapped each by itself, and unmapped when they are freed. Left to itself glibc
+// raises this with the largest block that was freed, and then keeps what lies between blocks that
+// stay.
 constexpr int kMapped = 128 << 10;
-constexpr int kUnavailable = 4;           // TRITONSERVER_ERROR_UNAVAILABLE
-constexpr std::uint32_t kFinal = 1;       // TRITONSERVER_RESPONSE_COMPLETE_FINAL
+constexpr int kUnavailable = 4;      // TRITONSERVER_ERROR_UNAVAILABLE
+constexpr std::uint32_t kFinal = 1;  // TRITONSERVER_RESPONSE_COMPLETE_FINAL
 
 std::size_t most_bytes = SIZE_MAX;
 
@@ -83,7 +86,8 @@ void give_back(const Request& request) {
   }
 }
 
-// Requests by what Triton knows them by. A response has its request too, so that either may go first.
+// Requests by what Triton knows them by. A response has its request too, so that either may go
+// first.
 class Waiting {
  public:
   static Waiting& get() {
@@ -136,9 +140,15 @@ void answered(TRITONSERVER_InferenceResponse* response, std::uint32_t flags, voi
 
 }  // namespace
 
-void bound_waiting(std::size_t bytes) {
+bool bound_waiting(std::size_t bytes) {
+  for (const char* name : {"AppendInputData", "AppendInputDataWithBufferAttributes", "Delete",
+                           "SetResponseCallback"}) {
+    if (next<void*>((std::string("TRITONSERVER_InferenceRequest") + name).c_str()) == nullptr)
+      return false;
+  }
+  if (next<void*>("TRITONSERVER_ServerInferAsync") == nullptr) return false;
   most_bytes = bytes;
-  mallopt(M_MMAP_THRESHOLD, kMapped);
+  return mallopt(M_MMAP_THRESHOLD, kMapped) == 1;
 }
 
 }  // namespace swiftqueue::front

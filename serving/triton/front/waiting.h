@@ -6,8 +6,9 @@
 
 namespace swiftqueue::front {
 
-// Let the inputs of requests under way have so many bytes together from now on.
-void bound_waiting(std::size_t bytes);
+// Let the inputs of requests under way have so many bytes together from now on; false where the
+// program has no libtritonserver whose functions could be stood in for.
+bool bound_waiting(std::size_t bytes);
 
 }  // namespace swiftqueue::front
 
