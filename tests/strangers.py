@@ -1,4 +1,4 @@
-"""A process of user `nobody`, who shares this machine with us."""
+"""User `nobody`, who shares this machine with us: what it runs, connects to, and listens at."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 import os
 import resource
 import socket
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -91,3 +92,23 @@ def crowd(port: int, count: int, most: int, *, slow: bytes = b"") -> int:
 
     found: int = as_nobody(work)
     return found
+
+
+@contextlib.contextmanager
+def stranger_at(port: int, at: str = "127.0.0.1") -> Iterator[None]:
+    """Let nobody listen at a port, at `::` for IPv4 too; what comes is kept by nobody and not answered."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can become nobody")
+    family, both = (socket.AF_INET6, True) if at == "::" else (socket.AF_INET, False)
+    listen = (
+        f"import socket; s = socket.create_server(({at!r}, {port}), family={family:d}, "
+        f"dualstack_ipv6={both}); print(flush=True); input()"
+    )
+    command = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "python3", "-I", "-c", listen]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd="/") as stranger:
+        assert stranger.stdout is not None
+        stranger.stdout.readline()
+        try:
+            yield
+        finally:
+            stranger.communicate(b"\n")

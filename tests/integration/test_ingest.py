@@ -300,7 +300,7 @@ def test_a_compressed_body_is_not_inflated(ingest: Ingest) -> None:
 
 
 def test_names_without_a_right_to_them_cost_nothing(ingest: Ingest) -> None:
-    """Each name once; the first kind has no token, the second the installation's, for which a session is asked."""
+    """Each name once, by turns with no token, and with the installation's and no batch."""
     replicas = ingest.processes("ServeReplica:swiftqueue-ingest:Ingest")
     replicas_before = {process: bombs.peak_bytes(process.pid) for process in replicas}
     port = int(ingest.url.rpartition(":")[2])
