@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Iterator
 from typing import Any, Final
 
+from feature_store import door
 from feature_store.settings import settings
 from feature_store.state import private_dir, state_dir
 
@@ -28,8 +29,9 @@ START_TRIES: Final = 3
 def ray_cluster(workers: int) -> Iterator[None]:
     """Connect to Ray for the block: the cluster in use, or `RAY_ADDRESS`, or a local one of its own.
 
-    A cluster that was there before stays. A local one listens on loopback, and asks for a token, which lies
-    in the state folder (mode 600) unless RAY_AUTH_TOKEN is set.
+    A cluster that was there before stays. A local one listens on loopback, lets in this user and root alone
+    (but for the ingest's port), and asks for a token, which lies in the state folder (mode 600) unless
+    RAY_AUTH_TOKEN is set.
 
     Raises:
         ConnectionError: `RAY_ADDRESS` names a cluster that does not answer.
@@ -53,11 +55,27 @@ def ray_cluster(workers: int) -> Iterator[None]:
         except ConnectionError as error:
             raise ConnectionError(f"RAY_ADDRESS={address}: no Ray cluster answers there") from error
     else:
-        _start_local(num_cpus=max(workers, os.cpu_count() or 1), **quiet)
+        with _surrounded_by(door.variables(settings().ingest_port)):
+            _start_local(num_cpus=max(workers, os.cpu_count() or 1), **quiet)
     try:
         yield
     finally:
         ray.shutdown()
+
+
+@contextlib.contextmanager
+def _surrounded_by(variables: dict[str, str]) -> Iterator[None]:
+    """Have these environment variables for the block: what Ray starts in it keeps them."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
 
 
 def _start_local(**options: Any) -> None:

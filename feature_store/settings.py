@@ -65,6 +65,9 @@ class Settings(BaseSettings):
     """Name of the study that a stage belongs to; `swiftqueue study` sets it, and MLflow's runs bear it."""
     part: str | None = None
     """Which part of which loop a process is; `up` sets it for what it starts."""
+    open_ports: str | None = None
+    """Ports, parted by commas, that other users of this machine reach too; `up` sets it for what it starts
+    (SECURITY.md, "Doors")."""
     keep_versions: Annotated[int, Field(ge=2)] = 100
     """Versions that the rounds leave in the registry (docs/OPERATIONS.md, "What is kept"): eight hours of
     five-minute rounds, a megabyte each; a rollback needs two."""

@@ -15,6 +15,7 @@ from collections.abc import Callable, Container, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+from feature_store import door
 from feature_store.local_ray import ALONE, LOOPBACK
 from feature_store.settings import settings, variable
 from feature_store.state import scratch, state_dir
@@ -156,7 +157,8 @@ def ray_environment() -> dict[str, str]:
         return {"RAY_ADDRESS": address}
     server = processes.running("ray")
     number = server.ports["gcs"] if server else settings().ray_port
-    return {"RAY_ADDRESS": f"{LOOPBACK}:{number}", **ALONE}
+    ours = door.variables(settings().ingest_port, settings().scheduler_metrics)  # a driver listens, too
+    return {"RAY_ADDRESS": f"{LOOPBACK}:{number}", **ALONE, **ours}
 
 
 def _check_what_it_needs(live: asked.Live, model: str, makes: Container[str]) -> None:

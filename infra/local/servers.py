@@ -11,6 +11,7 @@ from typing import Final
 from urllib.parse import quote, urlencode
 from urllib.request import Request
 
+from feature_store import door
 from feature_store.settings import settings
 from feature_store.state import private_dir, secret, state_dir
 from infra.local import processes
@@ -41,6 +42,8 @@ from serving.triton.repository import LATENCY, LIMIT, MODEL, MODELS, RATE, Model
 RESTRICTED: Final = ("model-repository", "shared-memory", "statistics", "trace", "logging")
 # gRPC's own default, which Triton sets to 2 GiB: 64 windows of 256 tokens are 1.6 MB.
 MAX_MESSAGE_BYTES: Final = 4 << 20
+# Of inputs that wait or are computed: 500 questions of two event windows.
+MAX_WAITING_BYTES: Final = 32 << 20
 TRITON_TIMEOUT_S: Final = 60.0
 PAGE_TIMEOUT_S: Final = 30.0
 MLFLOW_TIMEOUT_S: Final = 180.0  # 41 s were seen on a busy machine
@@ -148,7 +151,7 @@ def triton_command(environment: TritonEnvironment, repository: Path, ports: Mapp
     """Return the command of a Triton on loopback that loads only what it is told to, by who has the secret.
 
     `ports` has `grpc` and `metrics`. What the command says to serving/triton/front, which the environment's
-    variables put before Triton: the file of the secret after `=@`, and the largest message.
+    variables put before Triton: the file of the secret after `=@`, the bounds, and the ports for other users.
 
     Raises:
         OSError: the secret cannot be made, or others may read it; or the front is not built.
@@ -165,6 +168,9 @@ def triton_command(environment: TritonEnvironment, repository: Path, ports: Mapp
         "--grpc-infer-allocation-pool-size=16384",
         "--allow-http=false",  # nobody needs it, and a body of 6 MB ends the server there
         f"--grpc-max-message-bytes={MAX_MESSAGE_BYTES}",
+        f"--max-waiting-bytes={MAX_WAITING_BYTES}",
+        # With TLS a certificate says who may ask; else it is this user, and root.
+        f"--open-ports={ports['grpc'] if tls_flags() else ''}",
         f"--grpc-restricted-protocol={','.join(RESTRICTED)}:{CONTROL_KEY}=@{control_secret_file()}",
         *(f"--{kind}-address={LOOPBACK}" for kind in ports),
         *(f"--{kind}-port={number}" for kind, number in ports.items()),
@@ -195,7 +201,12 @@ def start_mlflow() -> None:
     print("starting the MLflow server (10-40 s)", flush=True)
     url = f"http://{LOOPBACK}:{number}"
     server = processes.start(
-        MLFLOW, command, {"http": number}, {}, lambda: answers(f"{url}/health"), MLFLOW_TIMEOUT_S
+        MLFLOW,
+        command,
+        {"http": number},
+        door.variables(number),
+        lambda: answers(f"{url}/health"),
+        MLFLOW_TIMEOUT_S,
     )
     print(f"mlflow is up (pid {server.pid}, {url}, {how_to_log_in()}, log {server.log})\n{pages_of(url)}")
 

@@ -72,7 +72,9 @@ std::shared_ptr<grpc::Channel> make_channel(
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);  // the web's proxy is not on the way to Triton
   arguments.SetInt(GRPC_ARG_ENABLE_RETRIES, 0);     // a question is worth nothing by then
-  // Answers are small: no pings to measure the link's bandwidth.
+  // Answers are small, and none is compressed: gRPC would inflate one before it looks at its size.
+  arguments.SetInt(GRPC_COMPRESSION_CHANNEL_ENABLED_ALGORITHMS_BITSET, 1U << GRPC_COMPRESS_NONE);
+  // No pings to measure the link's bandwidth.
   arguments.SetInt(GRPC_ARG_HTTP2_BDP_PROBE, 0);
   return grpc::CreateCustomChannel(server, credentials, arguments);
 }

@@ -28,6 +28,14 @@ CONTROL_KEY: Final = "swiftqueue"  # of Triton's restricted protocols
 LOAD_TIMEOUT_S: Final = 60.0  # a version's interpreter and ONNX Runtime need 1-2 s, 10 s on a busy machine
 
 
+# Answers are small, and none is compressed: gRPC would inflate one before it looks at its size.
+_CHANNEL: Final = (
+    ("grpc.max_send_message_length", -1),
+    ("grpc.max_receive_message_length", 4 << 20),
+    ("grpc.compression_enabled_algorithms_bitset", 1),
+)
+
+
 class TritonError(OSError):
     """Triton does not answer, or refused; the message says which and what to do."""
 
@@ -134,7 +142,7 @@ def connect(address: str, channel_args: Sequence[tuple[str, str | int]] = ()) ->
         root_certificates=authority,
         private_key=key,
         certificate_chain=certificate,
-        channel_args=list(channel_args) or None,
+        channel_args=[*_CHANNEL, *channel_args],
     )
 
 

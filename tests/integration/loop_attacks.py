@@ -46,7 +46,6 @@ SENDER = "stranger"  # its token is its own, and speaks for nobody else
 ATTACKS = """
 import base64, json, os, pickle, random, socket, sys, urllib.error, urllib.request
 import grpc
-from ray._raylet import GcsClient
 from ray.serve.generated.serve_pb2 import ASGIRequest
 from tritonclient.grpc import service_pb2 as messages, service_pb2_grpc as service
 asked = json.load(sys.stdin)
@@ -118,8 +117,8 @@ for path in asked["sockets"]:
     attempt("socket", socket.socket(socket.AF_UNIX).connect, path)
 for path in ("-/quit", "-/reload", "api/v1/admin/tsdb/delete_series?match[]=up"):
     attempt("prometheus", post, f"http://127.0.0.1:{asked['prometheus']}/{path}")
-attempt("ray", lambda: GcsClient(address=f"127.0.0.1:{asked['ray']}").internal_kv_put(
-    b"stranger", b"1", True, b"swiftqueue", timeout=20))
+with grpc.insecure_channel(f"127.0.0.1:{asked['ray']}") as channel:
+    attempt("ray", channel.unary_unary("/ray.rpc.InternalKVGcsService/InternalKVPut"), b"", timeout=60)
 class Code:  # what a replica of Ray Serve unpickles
     def __reduce__(self):
         return open, (asked["marker"], "w")
@@ -310,19 +309,15 @@ def check_a_stranger_changes_nothing(
         "session": "401",
         "batch": r"401|<urlopen error|Broken|Connection",  # a large body is not read to its end
         "own large batch": r"413|<urlopen error|Broken|Connection",
-        "load": "restricted",
-        "unload": "restricted",
-        "large": "RESOURCE_EXHAUSTED",
-        "large http": r"40\d|URLError|Connection|Broken|BadStatus|RemoteDisconnected",
-        "http": r"40\d|URLError|Connection|BadStatus|RemoteDisconnected",
+        # Triton and every port of Ray's but the ingest's close the connection before a byte is read.
+        **dict.fromkeys(("load", "unload", "large", "ray", *METHODS), "^UNAVAILABLE: "),
+        **dict.fromkeys(("large http", "http"), "URLError|Connection|Broken|BadStatus|RemoteDisconnected"),
         "alias": "401",
         "file": "PermissionError",
         "socket": "PermissionError",
         "prometheus": "40[345]|disabled",
-        "ray": "InvalidAuthToken|UNAUTHENTICATED|Unauthenticated",
         # A page of metrics may give them whatever was asked.
         "page": r"^(40\d|501): |^done: b'# HELP ",
-        **dict.fromkeys(METHODS, "^(UNAUTHENTICATED|UNIMPLEMENTED): "),
     }
     unlike = {
         what: [
@@ -335,8 +330,6 @@ def check_a_stranger_changes_nothing(
     assert {what: lines[:3] for what, lines in unlike.items() if lines} == {}
     assert set(told) == set(reasons)
     assert any(line.startswith("401") for line in told["page"]), told["page"]
-    for method in METHODS:
-        assert any(line.startswith("UNAUTHENTICATED") for line in told[method]), (method, told[method])
     assert not (folder / "ran").exists()
     # No process ended, nobody waited, the senders' sessions went on.
     assert running(loop) == before
@@ -362,8 +355,6 @@ def check_every_part_listens_on_loopback_alone(loop: FaultLoop) -> None:
     assert {"gcs_server", "raylet", "tritonserver", "swiftqueue-agent"} <= names
     for part in ("WarmActor", "DashboardAgent", "RuntimeEnvAgent", "ServeReplica"):
         assert any(part in name for name in names), (part, names)
-    # A replica's port for other replicas is on every interface, whatever Ray is told; it asks for the token.
-    found = [one for one in found if "ServeReplica" not in one[0]]
     assert [one for one in found if one[1] not in ("127.0.0.1", "::1", "::ffff:127.0.0.1")] == []
 
 

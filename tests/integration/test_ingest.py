@@ -6,6 +6,7 @@ In every case: what was acknowledged is in the store, once, and the counts of bo
 from __future__ import annotations
 
 import contextlib
+import http.client
 import os
 import re
 import select
@@ -18,12 +19,15 @@ import threading
 import time
 import urllib.error
 import urllib.request
+from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from email.message import Message
 from pathlib import Path
 from typing import Any
 
+import bombs
 import event_rows
 import mutants
 import psutil
@@ -32,9 +36,11 @@ from agent_program import AgentProgram, LiveSender
 from prometheus_client.parser import text_string_to_metric_families
 from ray_stranger import check_strangers_are_refused, without_token
 from self_signed import self_signed
+from strangers import as_nobody, crowd
 from waiting import wait_until
 
 from benchmarks import ingest as bench
+from feature_store.door import MOST_OF_ONE
 from feature_store.state import secret
 from feature_store.telemetry.compact import ROUND_BYTES
 from feature_store.telemetry.events import ACK, HEADER, SEND, BatchKey, Events, encode, sealed
@@ -59,6 +65,11 @@ BATCH_PACKETS = 200
 SENDERS = 120  # in the store at most
 CROWD = 200  # batches at once; each replica has one in its append and 64 that wait
 HOLDING = Path(__file__).parent / "holding"
+CONNECTIONS = 10_000 if mutants.ALL else 1_000
+NAMES = 100_000 if mutants.ALL else 2_000
+NAMES_BYTES = 32 << 20  # a replica remembers 4096 senders, whatever came
+WORKERS = 8
+GROWTH_BYTES = 200 << 20  # that no attack takes
 COMPACTION = "ServeReplica:swiftqueue-ingest:Compaction"
 
 
@@ -225,6 +236,98 @@ def test_its_ray_refuses_a_stranger(ingest: Ingest) -> None:
     raylet = " ".join(ingest.process("raylet/raylet").cmdline())
     [address] = set(re.findall(r"--gcs-address=(\S+)", raylet))
     check_strangers_are_refused(address, ingest.state / "ray" / "token")
+
+
+def listening(processes: list[psutil.Process]) -> list[tuple[str, int, psutil.Process]]:
+    """Where processes listen: address, port and whose it is."""
+    return [
+        (one.laddr.ip.removeprefix("::ffff:"), one.laddr.port, process)
+        for process in processes
+        for one in process.net_connections("tcp")
+        if one.status == psutil.CONN_LISTEN
+    ]
+
+
+def test_another_user_reaches_no_port_of_its_ray_but_the_ingests(ingest: Ingest) -> None:
+    """Four compressed messages of 1 MB that become 1 GiB each, at every port that speaks gRPC."""
+    ours = listening(ingest.server.children(recursive=True))
+    assert {"gcs_server", "raylet"} < {process.name() for _, _, process in ours}
+    assert any("ServeReplica" in process.name() for _, _, process in ours)
+    assert {address for address, _, _ in ours} == {"127.0.0.1"}  # the replicas were on every interface
+    method = "ray.rpc.NodeInfoGcsService/GetAllNodeInfo"
+    own = int(ingest.url.rpartition(":")[2])
+    before = {process: bombs.peak_bytes(process.pid) for _, _, process in ours}
+    for port in sorted({port for _, port, _ in ours} - {own}):
+        assert crowd(port, 20, 0, slow=b"PRI * HTTP/2.0") == 0
+        as_nobody(lambda port=port: bombs.throw_together(port, method))
+    grown = {process.name(): bombs.peak_bytes(process.pid) - peak for process, peak in before.items()}
+    assert max(grown.values()) < GROWTH_BYTES, grown
+    assert ingest.answers()
+
+
+def test_connections_of_another_user_cost_only_their_cap(ingest: Ingest) -> None:
+    """Idle ones and slow ones, at the one port that is open to others; batches go on meanwhile."""
+    proxy = ingest.process("ProxyActor")
+    files, before = proxy.num_fds(), bombs.peak_bytes(proxy.pid)
+    port, slow = int(ingest.url.rpartition(":")[2]), b"POST /v1/senders/slow/batches HTTP/1.1\r\nHost: x\r\n"
+    shipped = threading.Event()
+
+    def ship() -> None:
+        with ingest.client("beside-a-crowd") as client:
+            number = 0
+            while not shipped.is_set() or number < 10:
+                client.send(batch(number))
+                number += 1
+                assert client.flush(WAIT_S)
+
+    with ThreadPoolExecutor(1) as pool:
+        honest = pool.submit(ship)
+        kept = crowd(port, CONNECTIONS, MOST_OF_ONE, slow=slow)
+        shipped.set()
+        honest.result()
+    assert 0 < kept <= MOST_OF_ONE
+    assert bombs.peak_bytes(proxy.pid) - before < GROWTH_BYTES
+    wait_until(lambda: proxy.num_fds() < files + 50)  # all of it is over with the crowd
+
+
+def test_a_compressed_body_is_not_inflated(ingest: Ingest) -> None:
+    ingest.post("/v1/senders/packed/sessions")
+    before = {p: bombs.peak_bytes(p.pid) for p in ingest.processes("ServeReplica:swiftqueue-ingest:Ingest")}
+    for call in ("batches", "sessions"):
+        told = ingest.post(f"/v1/senders/packed/{call}", bombs.bomb(), **{"Content-Encoding": "gzip"})
+        assert told[0] in (400, 413), told
+    for process, peak in before.items():
+        assert bombs.peak_bytes(process.pid) - peak < GROWTH_BYTES
+
+
+def test_names_without_a_right_to_them_cost_nothing(ingest: Ingest) -> None:
+    """Each name once, by turns with no token, and with the installation's and no batch."""
+    replicas = ingest.processes("ServeReplica:swiftqueue-ingest:Ingest")
+    replicas_before = {process: bombs.peak_bytes(process.pid) for process in replicas}
+    port = int(ingest.url.rpartition(":")[2])
+    statuses: Counter[int] = Counter()
+
+    def ask(first: int) -> Counter[int]:
+        found: Counter[int] = Counter()
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=WAIT_S)
+        for number in range(first, first + NAMES // WORKERS):
+            token = ingest.token if number % 2 else "0" * 64
+            headers = {"Authorization": f"Bearer {token}"}
+            connection.request("POST", f"/v1/senders/name-{number}/batches", b"", headers)
+            answer = connection.getresponse()
+            answer.read()
+            found[answer.status] += 1
+        connection.close()
+        return found
+
+    with ThreadPoolExecutor(WORKERS) as pool:
+        for found in pool.map(ask, range(0, NAMES, NAMES // WORKERS)):
+            statuses += found
+    assert statuses.keys() <= {400, 401, 503}, statuses  # refused: no token, or no batch
+    assert min(statuses[400], statuses[401]) > NAMES // 4
+    for process, peak in replicas_before.items():
+        assert bombs.peak_bytes(process.pid) - peak < NAMES_BYTES
+    assert not [path for path in files(ingest.store) if "name-" in path]
 
 
 def test_agents_events_become_packet_tables(ingest: Ingest) -> None:

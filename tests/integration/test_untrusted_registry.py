@@ -19,19 +19,24 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import bombs
 import mutants
 import numpy as np
 import pytest
 from by_commit import some
 from registered import add_version, served
-from stranger_at import stranger_at
+from strangers import crowd, stranger_at
 from test_registry import check_round_trip
+from waiting import wait_until
 
+from feature_store.door import MOST_OF_ONE
 from feature_store.events.windows import FEATURES
-from infra.local.parts import PARTS
+from infra.local import processes
+from infra.local.parts import MLFLOW, PARTS
 from infra.local.processes import free_ports
 
 pytestmark = pytest.mark.slow
+CONNECTIONS = 10_000 if mutants.ALL else 1_000
 
 
 @pytest.fixture(scope="module")
@@ -276,7 +281,6 @@ def test_a_key_of_several_machines_is_a_file_that_others_do_not_read(
 @pytest.fixture(scope="module")
 def server(good: int) -> Iterator[str]:
     """The MLflow server of this state folder, started with a umask that would let everybody in."""
-    from infra.local import processes
     from infra.local import servers as stack
 
     before = os.umask(0)
@@ -430,6 +434,25 @@ def test_another_user_sets_no_alias(
     )
     assert as_nobody(post).stdout.strip() == "401"
     assert registry.alias("champion") == good
+
+
+def test_what_another_user_sends_costs_only_its_bounds(server: str) -> None:
+    """Connections that say nothing, and a body that would inflate to 1 GiB, of who has no password."""
+    running = processes.running(MLFLOW)
+    assert running is not None
+    process = running.process()
+    assert process is not None
+    files, before = process.num_fds(), bombs.peak_bytes(process.pid)
+    kept = crowd(running.ports["http"], CONNECTIONS, MOST_OF_ONE, slow=b"POST / HTTP/1.1\r\nHost: x\r\n")
+    assert 0 < kept <= MOST_OF_ONE
+    request = urllib.request.Request(  # noqa: S310
+        f"{server}{API}/runs/create", bombs.bomb(), {"Content-Encoding": "gzip"}, method="POST"
+    )
+    with pytest.raises((urllib.error.HTTPError, OSError)) as refused:  # it may hang up while the body comes
+        urllib.request.urlopen(request, timeout=60)  # noqa: S310
+    assert getattr(refused.value, "code", 401) == 401
+    assert bombs.peak_bytes(process.pid) - before < 200 << 20
+    wait_until(lambda: process.num_fds() < files + 50)
 
 
 def test_what_others_may_enter_holds_nothing(server: str) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from event_rows import batch
-from stranger_at import stranger_at
+from strangers import stranger_at
 
 from feature_store.state import secret, stranger_listens
 from infra.local import ray_head

@@ -6,13 +6,19 @@
 // - A secret stays out of sight. Triton takes one only as an argument, and every user may read the
 //   arguments of a process. An argument that ends in `=@FILE` reaches Triton with the file's first
 //   line instead, in a copy: what the kernel shows (/proc/PID/cmdline) keeps the file's name.
-// - `--grpc-max-message-bytes=N` bounds what gRPC takes into memory, a compressed message as it is
-//   unpacked. Triton's own bound is 2 GiB and it has no option for it. gRPC's has a place for it: a
-//   plugin of the server's builder, which is asked for the server's settings. Triton's program is
-//   linked with gRPC and exports none of it, so two functions are looked up in its symbol table.
+// - `--grpc-max-message-bytes=N` bounds what gRPC takes into memory. Triton's own bound is 2 GiB
+// and
+//   it has no option for it. gRPC has a place for it: a plugin of the server's builder, which is
+//   asked for the server's settings. Triton's program is linked with gRPC and exports none of it,
+//   so two functions are looked up in its symbol table. The same plugin refuses compressed
+//   messages: gRPC compares a message with the bound after it has inflated it, and 1 MB may become
+//   1 GB.
+// - `--max-waiting-bytes=N` bounds the inputs of requests that wait or are computed; what comes
+//   beyond is refused at once. Triton has a bound for it only together with a batcher's thread.
+// - `--open-ports=PORTS` keeps the door of its ports (feature_store/door/door.cc).
 //
-// Where either cannot be done the server ends, with one line: half a guard would look like a whole
-// one.
+// Where one of them cannot be done the server ends, with one line: half a guard would look like a
+// whole one.
 #include <dlfcn.h>
 #include <elf.h>
 #include <fcntl.h>
@@ -31,6 +37,9 @@
 #include <string>
 #include <string_view>
 #include <vector>
+
+#include "feature_store/door/door.h"
+#include "serving/triton/front/waiting.h"
 
 // As in gRPC 1.54 (grpcpp/impl/server_builder_plugin.h): the order of the functions is its layout.
 namespace grpc {
@@ -75,12 +84,22 @@ struct Arguments {
 
 using Main = int (*)(int, char**, char**);
 using GetArguments = void (*)(const grpc::ChannelArguments*, struct Arguments*);
+using SetInteger = void (*)(grpc::ChannelArguments*, const std::string&, int);
 using AddPlugin = void (*)(std::unique_ptr<grpc::ServerBuilderPlugin> (*)());
 
 constexpr std::string_view kMaxMessage = "--grpc-max-message-bytes=";
+constexpr std::string_view kMaxWaiting = "--max-waiting-bytes=";
+constexpr std::string_view kOpenPorts = "--open-ports=";
 constexpr std::string_view kSize = "grpc.max_receive_message_length";
+constexpr std::string_view kCompressions = "grpc.compression_enabled_algorithms_bitset";
+constexpr int kNoCompression =
+    1;  // a bit for each of grpc_compression_algorithm: none, deflate, gzip
+// The window of a connection grows with its bandwidth, here to megabytes that wait in memory.
+constexpr const char* kBandwidthProbe = "grpc.http2.bdp_probe";
 constexpr const char* kGetArguments =
     "_ZNK4grpc16ChannelArguments14SetChannelArgsEP17grpc_channel_args";
+constexpr const char* kSetInteger =
+    "_ZN4grpc16ChannelArguments6SetIntERKNSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEEi";
 constexpr const char* kAddPlugin =
     "_ZN4grpc13ServerBuilder24InternalAddPluginFactoryEPFSt10unique_ptrINS_"
     "19ServerBuilderPluginESt14"
@@ -88,6 +107,7 @@ constexpr const char* kAddPlugin =
 
 Main triton_main = nullptr;
 GetArguments get_arguments = nullptr;
+SetInteger set_new_integer = nullptr;
 int max_message_bytes = 0;
 
 [[noreturn]] void refuse(const std::string& line) {
@@ -104,13 +124,20 @@ class Bound final : public grpc::ServerBuilderPlugin {
   void UpdateChannelArguments(grpc::ChannelArguments* arguments) override {
     Arguments set{};
     get_arguments(arguments, &set);  // what it holds, not a copy; Triton has set the size by now
-    for (Argument& one : std::span(set.first, set.count)) {
-      if (one.type == Argument::Type::kInteger && kSize == one.key) {
-        one.integer = max_message_bytes;
+    set_integer(set, kSize, max_message_bytes);
+    set_integer(set, kCompressions, kNoCompression);
+    set_new_integer(arguments, kBandwidthProbe, 0);
+  }
+
+ private:
+  static void set_integer(const Arguments& among, std::string_view key, int value) {
+    for (Argument& one : std::span(among.first, among.count)) {
+      if (one.type == Argument::Type::kInteger && key == one.key) {
+        one.integer = value;
         return;
       }
     }
-    refuse("gRPC's server has no bound on messages to be lowered");
+    refuse("gRPC's server has no setting " + std::string(key) + " to be lowered");
   }
 };
 
@@ -170,16 +197,25 @@ ElfW(Addr) base() {
   return address;
 }
 
+int bytes_of(std::string_view argument, std::string_view option) {
+  const std::string_view text = argument.substr(option.size());
+  int bytes = 0;
+  const auto [end, error] = std::from_chars(text.begin(), text.end(), bytes);
+  if (error != std::errc() || end != text.end() || bytes < 1)
+    refuse(std::string(argument) + ": not a number of bytes");
+  return bytes;
+}
+
 void bound_messages(std::string_view text) {
-  const auto [end, error] = std::from_chars(text.begin(), text.end(), max_message_bytes);
-  if (error != std::errc() || end != text.end() || max_message_bytes < 1)
-    refuse(std::string(kMaxMessage) + std::string(text) + ": not a number of bytes");
+  max_message_bytes = bytes_of(text, kMaxMessage);
   const Program program;
-  const ElfW(Addr) add = program.function(kAddPlugin), get = program.function(kGetArguments);
-  if (add == 0 || get == 0)
-    refuse(std::string(kMaxMessage) +
+  const ElfW(Addr) add = program.function(kAddPlugin), get = program.function(kGetArguments),
+                   set = program.function(kSetInteger);
+  if (add == 0 || get == 0 || set == 0)
+    refuse(std::string(text) +
            ": this tritonserver does not name gRPC's functions; requests cannot be bounded");
   get_arguments = reinterpret_cast<GetArguments>(base() + get);
+  set_new_integer = reinterpret_cast<SetInteger>(base() + set);
   reinterpret_cast<AddPlugin>(base() + add)(make_bound);
 }
 
@@ -211,7 +247,12 @@ int guarded_main(int count, char** arguments, char**) {
     const std::string_view text = argument;
     const std::size_t place = text.rfind("=@");
     if (text.starts_with(kMaxMessage)) {
-      bound_messages(text.substr(kMaxMessage.size()));
+      bound_messages(text);
+    } else if (text.starts_with(kMaxWaiting)) {
+      if (!swiftqueue::front::bound_waiting(static_cast<std::size_t>(bytes_of(text, kMaxWaiting))))
+        refuse(std::string(text) + ": this tritonserver does not call libtritonserver's functions");
+    } else if (text.starts_with(kOpenPorts)) {
+      swiftqueue::door::keep(text.substr(kOpenPorts.size()));
     } else if (place != std::string_view::npos) {
       texts.push_back(std::string(text.substr(0, place + 1)) +
                       first_line(std::string(text.substr(place + 2))));
