@@ -19,6 +19,7 @@ from feature_store.events.definition import DEFINITIONS
 from feature_store.events.windows import iter_windows
 from feature_store.packets.schema import scan_packets
 from feature_store.quality.distribution_shift import sample_inputs
+from feature_store.state import private_files
 from models.json_file import read_object
 from models.networks import artifact
 from models.networks.prediction import predict
@@ -220,6 +221,7 @@ def main(
     output: Given,
 ) -> None:
     """Read paths from the command line and values from section `register`."""
+    private_files()  # what the local registry gets is its owner's alone
     section = read(params, RegisterParams)
     if why := section.why_nothing():
         nothing = {"version": None, "model": section.model_name, "trace": section.trace, "why": why}
