@@ -8,11 +8,21 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from feature_store.state import private_files
 from infra.cli_experiments import experiments_app
 from infra.cli_laboratory import lab_app
 from infra.cli_running import running_app
 from infra.cli_traces import sender_app, trace_app
-from models.program import PrivateFiles, new_app, one_line
+from models.program import new_app, one_line
+
+
+class PrivateFiles(TyperCommand):
+    """A command that writes state: only its owner may read the files that it, and what it starts, makes."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run it."""
+        private_files()
+        return super().invoke(ctx)
 
 
 def _programs(about: str, kind: type[TyperCommand] = TyperCommand, **programs: str) -> typer.Typer:

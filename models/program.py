@@ -6,26 +6,15 @@ import contextlib
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import typer
-from typer.core import TyperCommand
 
 from feature_store import usage_reporting
-from feature_store.state import private_files
 from models.redaction import redacted
 
 SWIFTQUEUE: Final = str(Path(sys.executable).with_name("swiftqueue"))  # our command, of this environment
 EXPECTED: Final = (ValueError, OSError, RuntimeError)
-
-
-class PrivateFiles(TyperCommand):
-    """A command that writes state: only its owner may read the files that it, and what it starts, makes."""
-
-    def invoke(self, ctx: Any) -> Any:
-        """Run it."""
-        private_files()
-        return super().invoke(ctx)
 
 
 def new_app(about: str | None = None) -> typer.Typer:

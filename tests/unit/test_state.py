@@ -174,7 +174,7 @@ def test_connections_of_other_users_are_counted() -> None:
         own = [socket.create_connection(("127.0.0.1", port)) for _ in range(3)]
         assert strangers_connected({port}) == 0
         program = (
-            "import os, socket; os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
+            "import encodings.idna, os, socket; os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
             f"held = [socket.create_connection(('127.0.0.1', {port})) for _ in range(20)]\n"
             "print('there', flush=True); input()"
         )
