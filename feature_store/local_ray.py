@@ -5,13 +5,15 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import shutil
 import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Final
 
 from feature_store import door
 from feature_store.settings import settings
-from feature_store.state import private_dir, state_dir
+from feature_store.state import make_scratch, private_dir, state_dir
 
 LOOPBACK: Final = "127.0.0.1"
 # Ray replaces a loopback address by that of the machine, and then listens on every interface. This variable
@@ -48,6 +50,7 @@ def ray_cluster(workers: int) -> Iterator[None]:
     if ray.is_initialized():
         yield
         return
+    own: Path | None = None
     quiet = {"log_to_driver": False, "logging_level": "ERROR"}
     if address:
         try:
@@ -55,12 +58,18 @@ def ray_cluster(workers: int) -> Iterator[None]:
         except ConnectionError as error:
             raise ConnectionError(f"RAY_ADDRESS={address}: no Ray cluster answers there") from error
     else:
+        # Not in Ray's own `/tmp/ray`: who made that first keeps all other users' Rays from starting.
+        if not os.environ.get("RAY_TMPDIR"):
+            own = make_scratch() / f"ray-{os.getpid()}"
+        folder = {"_temp_dir": str(own)} if own else {}
         with _surrounded_by(door.variables(settings().ingest_port)):
-            _start_local(num_cpus=max(workers, os.cpu_count() or 1), **quiet)
+            _start_local(num_cpus=max(workers, os.cpu_count() or 1), **quiet, **folder)
     try:
         yield
     finally:
         ray.shutdown()
+        if own:
+            shutil.rmtree(own, ignore_errors=True)
 
 
 @contextlib.contextmanager

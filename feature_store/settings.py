@@ -38,6 +38,9 @@ class Settings(BaseSettings):
     state: Path | None = None
     """Folder of run-time state; on a cluster one that the round, the ingest and Triton see.
     Otherwise `var` of the working folder, or of the project that an experiment of DVC belongs to."""
+    run: Path | None = None
+    """Folder of sockets, of heartbeats and of Ray's files, on a local disk; its path has 31 bytes at most.
+    Otherwise `run` in the state folder: a link to a new folder in `/tmp` where its path is longer."""
     secrets: Path | None = None
     """Folder of secrets that somebody else keeps, as one that Kubernetes mounts: there none is made.
     Otherwise `secrets` in the state folder."""
@@ -68,6 +71,8 @@ class Settings(BaseSettings):
     open_ports: str | None = None
     """Ports, parted by commas, that other users of this machine reach too; `up` sets it for what it starts
     (SECURITY.md, "Doors")."""
+    heartbeat: Path | None = None
+    """File that a part touches each second while it lives; `up` sets it for what it starts."""
     keep_versions: Annotated[int, Field(ge=2)] = 100
     """Versions that the rounds leave in the registry (docs/OPERATIONS.md, "What is kept"): eight hours of
     five-minute rounds, a megabyte each; a rollback needs two."""

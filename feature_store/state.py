@@ -8,16 +8,25 @@ What only the owner may read lies in folders of mode 0700 (`private_dir`) and fi
 from __future__ import annotations
 
 import contextlib
-import hashlib
+import fcntl
 import os
 import secrets
+import shutil
 import stat
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Container, Iterator
 from contextvars import ContextVar
 from pathlib import Path
+from typing import Final
 
-from feature_store.settings import settings
+from feature_store.settings import settings, variable
 
+RUN: Final = "run"
+# A socket's path has 107 bytes at most, and Ray's lie deep: `/retrain/ray/session_DATE_TIME_PID/sockets/...`.
+MOST_RUN_BYTES: Final = 31
+
+PRIVATE: Final = 0o077  # the umask of what writes state
+_users_umask: ContextVar[int] = ContextVar("umask before `private_files`", default=-1)
 _chosen: ContextVar[Path | None] = ContextVar("state folder", default=None)
 
 
@@ -63,6 +72,33 @@ def private_dir(path: Path) -> Path:
     return path
 
 
+def private_file(path: Path) -> Path:
+    """Make a file, if it is not there, that only its owner may read, whatever the umask; return it.
+
+    Raises:
+        OSError: it cannot be made, or belongs to somebody else.
+    """
+    handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    try:
+        if stat.S_IMODE(os.fstat(handle).st_mode) & 0o077:  # as an earlier version made it
+            os.fchmod(handle, 0o600)
+    finally:
+        os.close(handle)
+    return path
+
+
+def private_files() -> None:
+    """Let only their owner read the files that this process, and what it starts, makes from now on."""
+    before = os.umask(PRIVATE)
+    if before != PRIVATE:
+        _users_umask.set(before)
+
+
+def users_umask() -> int:
+    """The umask that the user gave this process; -1 where it still has that."""
+    return _users_umask.get()
+
+
 def secret(name: str) -> str:
     """Return the secret NAME of this installation (`var/secrets/NAME`), made at the first call.
 
@@ -102,21 +138,77 @@ def secret_file(name: str) -> Path:
 
 
 def scratch() -> Path:
-    """Folder of sockets and of Ray's files: its path is short, since a socket's has 107 bytes at most."""
-    name = hashlib.sha256(str(state_dir()).encode()).hexdigest()[:8]
-    return Path(f"/tmp/swiftqueue-{name}")  # noqa: S108 - ours alone: see `make_scratch`
+    """Folder of sockets, heartbeats and Ray's files; it may not exist yet (`make_scratch`)."""
+    if chosen := settings().run:
+        return chosen.absolute()
+    own = state_dir() / RUN
+    return own.readlink() if own.is_symlink() else own
 
 
-def make_scratch() -> None:
-    """Make the folder, for this user alone.
+def make_scratch() -> Path:
+    """Make that folder, for this user alone, and return it.
+
+    The path of a socket has 107 bytes at most. Where that of the state folder is too long, the folder is a
+    new one below `/tmp`, whose name nobody could take before, and `run` in the state folder is a link to it.
+    `XDG_RUNTIME_DIR` is none for it: it goes when its user logs out, and lies in memory, which logs fill.
 
     Raises:
-        OSError: somebody else made it.
+        OSError: it cannot be made, is somebody else's, or its path is too long.
     """
-    scratch().mkdir(mode=0o700, exist_ok=True)
-    found = scratch().lstat()
-    if found.st_uid != os.geteuid() or found.st_mode & 0o077 or scratch().is_symlink():
-        raise OSError(f"{scratch()} is somebody else's, or open to others; remove it")
+    own = state_dir() / RUN
+    if settings().run is None and len(os.fsencode(own)) > MOST_RUN_BYTES and not _is_ours(scratch()):
+        private_dir(own.parent)
+        made = Path(tempfile.mkdtemp(prefix="swiftqueue-", dir="/tmp"))  # of mode 0700
+        link = own.with_name(f".{RUN}-{os.getpid()}-{secrets.token_hex(4)}")
+        link.symlink_to(made)
+        with _held(own.parent):
+            if _is_ours(scratch()):  # another process was first
+                link.unlink()
+                made.rmdir()
+            else:
+                link.replace(own)
+    folder = scratch()
+    if len(os.fsencode(folder)) > MOST_RUN_BYTES:
+        raise OSError(
+            f"{folder}: sockets in it would have too long a path; name a folder of at most "
+            f"{MOST_RUN_BYTES} bytes with {variable('run')}"
+        )
+    if not folder.exists():
+        private_dir(folder.parent)
+        folder.mkdir(mode=0o700, exist_ok=True)
+    if not _is_ours(folder):
+        raise OSError(
+            f"{folder} is somebody else's, or open to others; remove it, or name another with "
+            f"{variable('run')}"
+        )
+    return folder
+
+
+def drop_scratch() -> None:
+    """Remove that folder with all that is in it, and the link to it."""
+    shutil.rmtree(scratch(), ignore_errors=True)
+    if (own := state_dir() / RUN).is_symlink():
+        own.unlink(missing_ok=True)
+
+
+def _is_ours(folder: Path) -> bool:
+    """Whether it is a folder of this user that nobody else may enter."""
+    try:
+        found = folder.lstat()
+    except FileNotFoundError:
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o077
+
+
+@contextlib.contextmanager
+def _held(folder: Path) -> Iterator[None]:
+    """Hold a folder in the block: one process at a time."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
 
 
 def stranger_listens(port: int | None) -> bool:
@@ -124,7 +216,22 @@ def stranger_listens(port: int | None) -> bool:
 
     An IPv6 socket may take IPv4 connections too, and `localhost` may mean either: proc_net(5).
     """
-    tables = [table for name in ("tcp", "tcp6") if (table := Path("/proc/net") / name).is_file()]
-    rows = [line.split() for table in tables for line in table.read_text().splitlines()[1:]]
-    listening = [row for row in rows if row[3] == "0A" and int(row[1].partition(":")[2], 16) == port]
+    listening = (row for row in _sockets() if row[3] == "0A" and _port(row[1]) == port)
     return any(int(row[7]) != os.geteuid() for row in listening)
+
+
+def strangers_connected(ports: Container[int]) -> int:
+    """How many connections to ports of this machine other users of it hold, or wait for."""
+    from_here = (row for row in _sockets() if row[3] in ("01", "02") and _port(row[2]) in ports)
+    return sum(int(row[7]) != os.geteuid() for row in from_here)
+
+
+def _sockets() -> Iterator[list[str]]:
+    """Rows of the kernel's tables of TCP sockets, proc_net(5): 1, 2 are addresses, 3 the state, 7 a user."""
+    for name in ("tcp", "tcp6"):
+        with contextlib.suppress(FileNotFoundError):
+            yield from (line.split() for line in Path("/proc/net", name).read_text().splitlines()[1:])
+
+
+def _port(address: str) -> int:
+    return int(address.partition(":")[2], 16)

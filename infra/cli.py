@@ -6,8 +6,9 @@ import importlib
 from typing import Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
+from feature_store.state import private_files
 from infra.cli_experiments import experiments_app
 from infra.cli_laboratory import lab_app
 from infra.cli_running import running_app
@@ -15,7 +16,16 @@ from infra.cli_traces import sender_app, trace_app
 from models.program import new_app, one_line
 
 
-def _programs(about: str, **programs: str) -> typer.Typer:
+class PrivateFiles(TyperCommand):
+    """A command that writes state: only its owner may read the files that it, and what it starts, makes."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run it."""
+        private_files()
+        return super().invoke(ctx)
+
+
+def _programs(about: str, kind: type[TyperCommand] = TyperCommand, **programs: str) -> typer.Typer:
     """Commands that are functions of other modules, `MODULE:FUNCTION`, imported when they are asked for."""
 
     class Programs(TyperGroup):
@@ -27,19 +37,22 @@ def _programs(about: str, **programs: str) -> typer.Typer:
                 return None
             module, _, function = programs[cmd_name].partition(":")
             app = new_app()
-            app.command(cmd_name)(getattr(importlib.import_module(module), function))
+            app.command(cmd_name, cls=kind)(getattr(importlib.import_module(module), function))
             return typer.main.get_command(app)
 
     return typer.Typer(no_args_is_help=True, help=about, cls=Programs)
 
 
 app = new_app("Predict each packet's latency before it is sent and mark it for the better L4S queue.")
+for _command in running_app.registered_commands:  # all of them write state
+    _command.cls = PrivateFiles
 app.add_typer(running_app)
 app.add_typer(experiments_app)
 app.add_typer(trace_app, name="trace")
 app.add_typer(
     _programs(
         "One part of the live loop by itself; `up --live` starts them all.",
+        PrivateFiles,
         agent="infra.local.sender:main",
         bed="infra.local.bed_sender:main",
         forwarder="serving.ingest.forwarder:main",

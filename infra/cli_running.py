@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from enum import StrEnum
 from pathlib import Path
@@ -16,7 +17,8 @@ from pipelines.live import DRIFT
 
 running_app = typer.Typer()
 
-LIVE_ONLY = ("trace", "speed", "every", "learn", "judge", "drift", "retrain", "bed")  # options of `up`
+# Options of `up`.
+LIVE_ONLY = ("trace", "speed", "every", "learn", "judge", "drift", "retrain", "bed", "foreground")
 
 OfModel = Annotated[Model, typer.Option(help="which model")]
 METRICS_PORT = typer.Option(
@@ -65,6 +67,10 @@ def up(
     bed: Annotated[
         bool, typer.Option("--bed", help="--live: its sender is a TCP connection through the test bed")
     ] = False,
+    foreground: Annotated[
+        bool,
+        typer.Option("--foreground", help="--live: stay, as its keeper: for systemd, or a container"),
+    ] = False,
 ) -> None:
     """Start the local Triton server (loopback only), MLflow's, or the live loop; harmless when it is up.
 
@@ -77,9 +83,12 @@ def up(
     say_who_runs_this()
     if live:
         _check_live(context)
-        from infra.local.loop import start_loop
+        from infra.local.loop import start_loop, stay_as_keeper
         from infra.main_job import make_first_champion
 
+        # The parts are not to be children of what stays: nobody would take note of those that end.
+        if foreground and (child := os.fork()):
+            stay_as_keeper(child)
         start_loop(
             trace,
             speed=speed,
@@ -90,6 +99,7 @@ def up(
             retrain=retrain is Retrain.start,
             bed=bed,
             make_champion=make_first_champion,
+            keeper=not foreground,
         )
     else:
         from infra.local.under_way import under_way

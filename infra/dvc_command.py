@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from feature_store import usage_reporting
+from feature_store.state import users_umask
 
 
 def dvc_environment() -> dict[str, str]:
@@ -22,7 +23,8 @@ def run_dvc(arguments: list[str], folder: Path, variables: Mapping[str, str] | N
     """Run DVC in `folder` on this terminal, with more environment variables; return its exit code."""
     command = [sys.executable, "-m", "dvc", *arguments]
     environment = {**dvc_environment(), **(variables or {})}
-    return subprocess.run(command, cwd=folder, env=environment, check=False).returncode
+    umask = users_umask()  # what a stage makes in `data` is no state
+    return subprocess.run(command, cwd=folder, env=environment, umask=umask, check=False).returncode
 
 
 def call_dvc(arguments: list[str], folder: Path) -> None:

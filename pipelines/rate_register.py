@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from feature_store.atomic import write_file
+from feature_store.state import private_files
 from models.json_file import read_object
 from models.registry.register_params import RateRegisterParams
 from models.section import read, read_all
@@ -119,6 +120,7 @@ def main(params: Given, flows: Given, models: Given, study: Given, output: Given
     """Read `rate_register` of the params file; write the version and how it was judged."""
     from models.registry.entering import told
 
+    private_files()  # what the local registry gets is its owner's alone
     section = read(params, RateRegisterParams)
     if why := section.why_nothing():
         result: dict[str, Any] = {"version": None, "model": section.model_name, "why": why}

@@ -19,6 +19,7 @@ from feature_store.atomic import write_file
 from feature_store.events.event_stream import INPUTS
 from feature_store.packets.schema import HORIZON
 from feature_store.quality.distribution_shift import as_rows, sample_inputs
+from feature_store.state import private_files
 from models.forecasters.forecaster import ArchitectureParams, Forecaster, load
 from models.forecasters.queries import replayed
 from models.forecasters.traces import Trace, decision_times, read_traces
@@ -186,6 +187,7 @@ def main(
     params: Given, packets: Given, split: Given, finetuned: Given, evaluation: Given, output: Given
 ) -> None:
     """Read paths from the command line and values from section `register`."""
+    private_files()  # what the local registry gets is its owner's alone
     section = read(params, RegisterParams)
     if why := section.why_nothing():
         nothing = {"version": None, "model": section.model_name, "trace": section.trace, "why": why}

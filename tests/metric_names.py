@@ -71,6 +71,7 @@ OURS: Final[dict[str, dict[str, tuple[str, ...]]]] = {
         "swiftqueue_part_restarts_total": ("part",),
         "swiftqueue_part_start_failures_total": ("part",),
         "swiftqueue_disk_free_bytes": (),
+        "swiftqueue_disk_size_bytes": (),
         "swiftqueue_part_up": ("part",),
     },
 }

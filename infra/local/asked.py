@@ -61,13 +61,12 @@ def write_asked(live: Live) -> None:
 def temporary() -> Path:
     """Folder for the parts' temporary files, so that those of a killed part go with the loop.
 
-    It is made with each part that is started: whoever cleans `/tmp` may have removed all of it.
+    It is made with each part that is started: whoever cleans the system's may have removed all of it.
 
     Raises:
         OSError: somebody else has our place there.
     """
-    make_scratch()
-    folder = scratch() / "tmp"
+    folder = make_scratch() / "tmp"
     folder.mkdir(mode=0o700, exist_ok=True)
     return folder
 
@@ -75,6 +74,11 @@ def temporary() -> Path:
 def asked_file() -> Path:
     """Where it is written down, from `up --live` to `down`."""
     return state_dir() / "live" / "up.json"
+
+
+def heartbeat(name: str) -> Path:
+    """File that a part touches while it lives; the keeper looks at it."""
+    return scratch() / f"{name}.alive"
 
 
 def telemetry_socket() -> Path:

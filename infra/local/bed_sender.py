@@ -12,7 +12,7 @@ from typing import Annotated, Final
 
 import typer
 
-from feature_store.state import make_scratch, scratch
+from feature_store.state import make_scratch
 from infra.local.asked import BED
 from infra.local.parts import end_when_told
 from infra.local.ports import LoopbackPort
@@ -36,12 +36,13 @@ def _agent(listen: Path, telemetry: str, metrics_port: int) -> list[str]:
     """Command of the agent at a socket, with the local Triton's models; it ends with this process."""
     options = [f"--listen={listen}", *agent_process.server_options(grpc_addresses())]
     options += [f"--telemetry={telemetry}", f"--metrics-port={metrics_port}"]
+    options += agent_process.heartbeat_options()
     return ["setpriv", "--pdeathsig", "TERM", str(agent_process.BINARY), *options]
 
 
 def send_until_something_ends(telemetry: str, metrics_port: int) -> str:
     """Start agent, bed, marker and connection; returns which of them ended, in a line."""
-    listen = scratch() / "bed-agent.sock"
+    listen = make_scratch() / "bed-agent.sock"
     bed = Bed(rate_mbps=RATE_MBPS, delay_ms=DELAY_MS, cross_mbps=CROSS_MBPS, queue=PROFILES[PROFILE])
     with (
         tcp.running(_agent(listen, telemetry, metrics_port), "the agent") as (agent, ready),
@@ -72,7 +73,6 @@ def main(
     Example: swiftqueue part bed --telemetry unix:var/telemetry.sock --metrics-port 9101
     """
     end_when_told()
-    make_scratch()
     while True:
         say(f"{send_until_something_ends(telemetry, metrics_port)}: starting all again")
         time.sleep(RETRY_S)

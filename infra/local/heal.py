@@ -14,8 +14,8 @@ from typing import Annotated, Final
 
 import typer
 
-from infra.local import asked, loop, processes, under_way
-from infra.local.parts import PARTS
+from infra.local import asked, loop, processes, servers, under_way
+from infra.local.parts import PARTS, TRITON
 from models import program
 
 PROGRAM: Final = "heal"
@@ -70,6 +70,8 @@ def main(
     with under_way.leaving_at_sigterm():
         if not idle:
             processes.stop(part)  # with what it left
+            if part == TRITON and servers.start_triton_again():
+                return
         loop.start_part(part, live)
 
 

@@ -1,17 +1,21 @@
 """`swiftqueue part keeper`: starts again what the live loop has lost, until SIGTERM.
 
+Somebody keeps the keeper, too: systemd where it started the loop (units.py), else supervisor.py.
+
 A part whose process is gone is started as `swiftqueue up --live` does; one that answers nothing for
-PATIENCE_S, as when it is stopped (SIGSTOP), is ended first. A Triton that answers and serves nothing goes on,
-and the champion is loaded into it. Parts on a Ray head that died are started on the next one. What cannot be
-started is tried again, ever more seldom. Each start is a process of its own (heal.py), and each request to a
-part has a thread, so that no part waits for another. `up` starts the keeper last, `down` stops it first.
+PATIENCE_S, as when it is stopped (SIGSTOP), is ended first. It is judged by what no stranger reaches, its
+heartbeat, or by an answer at its port. No answer counts for nothing while other users hold connections there,
+or the disk is full. A Triton that answers and serves nothing goes on, and the champion is loaded into it.
+Parts on a Ray head that died are started on the next one. What cannot be started is tried again, ever more
+seldom. Each start is a process of its own (heal.py), and each request to a part has a thread, so that no part
+waits for another. `up` starts the keeper last, `down` stops it first.
 """
 
 from __future__ import annotations
 
 import contextlib
 import math
-import shutil
+import os
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
@@ -19,24 +23,30 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Final, Protocol
 
+import psutil
 import typer
-from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
+from prometheus_client import CollectorRegistry, Counter, Gauge
 
-from feature_store.state import state_dir
+from feature_store.settings import settings
+from feature_store.state import strangers_connected
 from infra.local import asked, loop, pages, parts, processes, prometheus, ray_head, status, under_way
+from infra.local.disk import disk
 from infra.local.heal import Healing
+from infra.local.notify import notify
 from infra.local.parts import KEEPER, MLFLOW, PARTS, TRITON, end_when_told
 from infra.local.ports import LoopbackPort
 from infra.local.tidy import Tidy
+from models import metrics_page
+from models.heartbeat import Heartbeat
 from models.lock import HeldError
 from models.say import say
-from serving.ingest.heartbeat import Heartbeat
 from serving.triton.endpoint import LOOPBACK, Triton
 
 LOOK_S: Final = 1.0
 ASK_S: Final = 10.0  # between two requests to a part
 PATIENCE_S: Final = 60.0  # longer than any part is busy with something else
-STILL_S: Final = 5.0  # of the forwarder's heartbeat, which is touched every second
+STILL_S: Final = 5.0  # of a heartbeat, which is touched every second
+STRANGERS: Final = 16  # connections of other users with which a part's silence says nothing about it
 FIRST_PAUSE_S: Final = 1.0
 LONGEST_PAUSE_S: Final = 60.0
 LOCK_WAIT_S: Final = 0.0  # for an `up` or `down`: at the next look it is tried again
@@ -85,6 +95,7 @@ class Keeper:
         ended: Callable[[str, bool], None],
         idle: Mapping[str, Callable[[processes.Server], bool]] | None = None,
         pool: Executor | None = None,
+        spared: Callable[[processes.Server], str] = lambda server: "",
     ) -> None:
         """Keep a loop.
 
@@ -95,7 +106,9 @@ class Keeper:
             ended: is told of each start that failed, and of each part that is up again and had ended.
             idle: whether a part that does not answer is well and has only lost what `start` brings it.
             pool: asks the parts.
+            spared: why a part that answers nothing is not to be ended, in words; empty if it is.
         """
+        self._spared, self._said_spared = spared, dict[str, str]()
         self._idle = idle or {}
         self._start, self._answers, self._patience_s, self._ended = start, answers, patience_s, ended
         self._parts: dict[str, Part] = {}
@@ -157,7 +170,8 @@ class Keeper:
         """Why a part is to be started; empty if it is not, or not yet."""
         if name in loop.ON_RAY and not loop.ray_elsewhere() and not self._ray_runs():
             return ""  # it is started on the next Ray
-        if processes.running(name) is None:
+        server = processes.running(name)
+        if server is None:
             return "is gone"
         if loop.outlived(name):
             return "ran on a Ray head that is gone"
@@ -165,6 +179,14 @@ class Keeper:
         if silent_since_s is None:
             return ""
         if time.monotonic() - silent_since_s > self._patience_s:
+            why = self._spared(server)
+            if why != self._said_spared.get(name, ""):
+                say(
+                    f"{name} does not answer, and is not ended: {why}" if why else f"{name} is not spared now"
+                )
+            self._said_spared[name] = why
+            if why:
+                return ""
             part.idle = False
             return f"has not answered for {self._patience_s:g} s"
         if part.idle:
@@ -242,14 +264,14 @@ def _ray(server: processes.Server) -> bool:
 
 
 class _Beats:
-    """Whether the forwarder's heartbeat goes on: nobody can ask it anything."""
+    """Whether a part's heartbeat goes on, which no stranger can stop."""
 
     def __init__(self) -> None:
         self._seen_ns, self._since_s = 0, -math.inf
 
     def __call__(self, server: processes.Server) -> bool:
         with contextlib.suppress(FileNotFoundError):
-            seen_ns = Heartbeat(asked.telemetry_socket()).file.stat().st_mtime_ns
+            seen_ns = asked.heartbeat(server.name).stat().st_mtime_ns
             if seen_ns != self._seen_ns:
                 self._seen_ns, self._since_s = seen_ns, time.monotonic()
         return time.monotonic() - self._since_s < STILL_S
@@ -261,10 +283,22 @@ ANSWERS: Final[dict[str, Callable[[processes.Server], bool]]] = {
     ray_head.NAME: _ray,
     "ingest": _ingest,
     "forwarder": _Beats(),
-    "agent": _page("/metrics", "metrics"),
-    "scheduler": _page("/metrics", "metrics"),
-    "prometheus": _page("/-/ready", "http"),
+    "agent": _Beats(),
+    "scheduler": _Beats(),
+    "prometheus": lambda server: prometheus.is_ready(f"http://{LOOPBACK}:{server.ports['http']}"),
 }
+
+
+def _spared(server: processes.Server) -> str:
+    """Why a part is not to be ended for its silence; a paused one is ended whatever else there is."""
+    process = server.process()
+    if process is not None and process.status() == psutil.STATUS_STOPPED:
+        return ""
+    if disk().full:
+        return "the disk is full"
+    if server.ports and (count := strangers_connected(set(server.ports.values()))) >= STRANGERS:
+        return f"other users of this machine hold {count} connections to it"
+    return ""
 
 
 def _ended(starts: Counter, failures: Counter, name: str, well: bool) -> None:
@@ -274,9 +308,30 @@ def _ended(starts: Counter, failures: Counter, name: str, well: bool) -> None:
         prometheus.update_targets()
 
 
+def lost_supervisor(parent: int, down: str) -> bool:
+    """Whether the supervisor that started this process was killed, and no `down` came since."""
+    if os.getppid() == parent:
+        return False
+    own = processes.running(KEEPER)
+    return under_way.last_down() == down and asked.asked_file().exists() and own is None
+
+
+def become_supervisor(metrics_port: int) -> None:
+    """Be the supervisor of another keeper, in the place of the one that was killed."""
+    say("the supervisor of the keeper is gone: this process takes its place")
+    with contextlib.suppress(PermissionError):  # it leads a session already
+        os.setsid()
+    processes.record(KEEPER, os.getpid(), {"metrics": metrics_port})
+    words = loop.keeper_command(metrics_port)
+    os.execv(words[0], words)  # noqa: S606 - our own program
+
+
 def main(
     metrics_port: LoopbackPort,
     patience: Annotated[float, typer.Option(help="seconds without an answer")] = PATIENCE_S,
+    restarts: Annotated[
+        int | None, typer.Option(min=0, help="of its supervisor: how often it was started again before")
+    ] = None,
 ) -> None:
     """Start again what the live loop has lost, until SIGTERM.
 
@@ -294,7 +349,9 @@ def main(
         "swiftqueue_part_up", "1 while a part runs and answers the keeper", ["part"], registry=registry
     )
     free = Gauge("swiftqueue_disk_free_bytes", "free on the disk of the state folder", registry=registry)
-    free.set_function(lambda: shutil.disk_usage(state_dir()).free)
+    free.set_function(lambda: disk().free)
+    size = Gauge("swiftqueue_disk_size_bytes", "size of the disk of the state folder", registry=registry)
+    size.set_function(lambda: disk().size)
     if asked.asked() is None:
         raise ValueError("there is no loop to keep: swiftqueue up --live")
     keeper = Keeper(
@@ -303,16 +360,25 @@ def main(
         patience_s=patience,
         ended=partial(_ended, starts, failures),
         idle={TRITON: _serves_nothing},
+        spared=_spared,
     )
     for name in parts.wanted():
         starts.labels(name)
         failures.labels(name)
         up.labels(name).set_function(partial(keeper.well, name))
-    start_http_server(metrics_port, addr=LOOPBACK, registry=registry)
-    tidy = Tidy()
+    starts.labels(KEEPER).inc(restarts or 0)
+    metrics_page.serve(registry, LOOPBACK, metrics_port)
+    tidy, heart = Tidy(), Heartbeat(settings().heartbeat or asked.heartbeat(KEEPER))
+    parent, down = os.getppid(), under_way.last_down()
+    notify("READY=1")
     try:
         while True:
             time.sleep(LOOK_S)
+            heart.beat()
+            notify("WATCHDOG=1")
+            if restarts is not None and lost_supervisor(parent, down):
+                keeper.close()
+                become_supervisor(metrics_port)
             try:
                 keeper.look()
                 tidy.look()

@@ -9,16 +9,20 @@ missing of it, `status` misses what does not run, `down` removes it.
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
+import sys
 import time
 from collections.abc import Callable, Container, Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from types import FrameType
+from typing import Final, NoReturn
 
 from feature_store import door
 from feature_store.local_ray import ALONE, LOOPBACK
 from feature_store.settings import settings, variable
-from feature_store.state import scratch, state_dir
+from feature_store.state import drop_scratch, private_file, scratch, state_dir
 from infra.local import asked, processes, ray_head, status, under_way
 from infra.local.pages import answers
 from infra.local.parts import KEEPER, MLFLOW, PARTS, PROMETHEUS, TRITON
@@ -29,7 +33,7 @@ from pipelines.live import DRIFT
 
 ON_RAY: Final = ("ingest", "scheduler")
 PARAMS_FILE: Final = Path("params.yaml")
-TIMEOUT_S: Final = 180.0  # of a part's start; 30 s were seen on a busy machine
+TIMEOUT_S: Final = 300.0  # of a part's start; over 180 s were seen on two cores with 24 busy programs
 PORT_WAIT_S: Final = 3.0  # a killed part's child needs a moment to let go of its port
 
 
@@ -48,11 +52,12 @@ def start_loop(
     retrain: bool = False,
     bed: bool = False,
     make_champion: Callable[[], None] | None = None,
+    keeper: bool = True,
 ) -> None:
     """Start every part that does not run, in order, each when the one before it answers.
 
     The numbers are those of `asked.Live`; without a trace it is the one of section `register`. Where there
-    is no champion, `make_champion` makes and serves the first one.
+    is no champion, `make_champion` makes and serves the first one. Without `keeper` the caller will be it.
 
     Raises:
         ValueError: a number out of range.
@@ -80,6 +85,8 @@ def start_loop(
         if live != before:
             asked.write_asked(live)
         for name in PARTS:
+            if name == KEEPER and not keeper:
+                continue
             try:
                 start_part(name, live)
             except (OSError, RuntimeError) as error:
@@ -146,7 +153,7 @@ def stop_stack() -> None:
 
 def clean_up() -> None:
     """Remove what is not to stay once every part has been stopped."""
-    shutil.rmtree(scratch(), ignore_errors=True)
+    drop_scratch()
     (state_dir() / "agent" / "pass.frames").unlink(missing_ok=True)
     asked.asked_file().unlink(missing_ok=True)
 
@@ -206,11 +213,20 @@ def _start_process(
     if server := processes.running(name):
         print(f"{name} is up already (pid {server.pid})")
         return
-    environment = {"PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1", "TMPDIR": str(asked.temporary())}
-    environment |= env or {}
+    environment = {**_environment(name), **(env or {})}
     server = processes.start(name, command, ports or {}, environment, ready, TIMEOUT_S, nice=nice)
     where = "".join(f", {kind} {LOOPBACK}:{number}" for kind, number in server.ports.items())
     print(f"{name} is up (pid {server.pid}{where}, log {server.log})", flush=True)
+
+
+def _environment(name: str) -> dict[str, str]:
+    """What every part gets."""
+    return {
+        "PYTHONUNBUFFERED": "1",
+        "OMP_NUM_THREADS": "1",
+        "TMPDIR": str(asked.temporary()),
+        variable("heartbeat"): str(asked.heartbeat(name)),
+    }
 
 
 def _port(name: str, setting: str) -> int:
@@ -345,13 +361,51 @@ def _start_prometheus() -> None:
     print(f"prometheus is up at {prometheus.start()}")
 
 
+def keeper_command(metrics_port: int) -> list[str]:
+    """Return the command of the keeper and its supervisor."""
+    files = str(asked.asked_file()), str(asked.heartbeat(KEEPER))
+    program = [SWIFTQUEUE, "part", "keeper", f"--metrics-port={metrics_port}"]
+    return [sys.executable, "-m", "infra.local.supervisor", *files, *program]
+
+
+def stay_as_keeper(child: int) -> NoReturn:
+    """Wait for the process that brings the loop up, then be its keeper, in the place of this process.
+
+    Told to end before the loop is up, stop what there is of it.
+    """
+    told: list[int] = []
+
+    def end(number: int, frame: FrameType | None) -> None:
+        told.append(number)
+        os.kill(child, signal.SIGTERM)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, end)
+    _, ended = os.waitpid(child, 0)
+    if told:
+        stop_stack()
+    if told or ended:
+        sys.exit(os.waitstatus_to_exitcode(ended) or 1)
+    from infra.local import prometheus
+
+    processes.stop(KEEPER)  # of an `up` without systemd
+    ports = {"metrics": _port(KEEPER, "keeper_metrics")}
+    processes.record(KEEPER, os.getpid(), ports)
+    prometheus.update_targets()
+    for handle in (1, 2):
+        os.dup2(os.open(private_file(processes.log_path(KEEPER)), os.O_WRONLY | os.O_APPEND), handle)
+    environment = {**os.environ, **_environment(KEEPER), **processes.marked(KEEPER, ports)}
+    command = [SWIFTQUEUE, "part", "keeper", f"--metrics-port={ports['metrics']}"]
+    os.execve(command[0], command, environment)  # noqa: S606 - our own program
+
+
 def _start_keeper() -> None:
     from infra.local import prometheus
 
     port = _port(KEEPER, "keeper_metrics")
     _start_process(
         KEEPER,
-        [SWIFTQUEUE, "part", "keeper", f"--metrics-port={port}"],
+        keeper_command(port),
         ports={"metrics": port},
         ready=lambda: answers(f"http://{LOOPBACK}:{port}/metrics"),
     )

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import resource
 import socket
 import subprocess
 import time
@@ -22,7 +23,7 @@ import psutil
 
 from feature_store.atomic import write_durably
 from feature_store.settings import variable
-from feature_store.state import private_dir, state_dir
+from feature_store.state import PRIVATE, private_dir, private_file, state_dir
 from infra.local import triton_leftovers
 from infra.local.ports import MOST_PORT
 from models.json_file import read_object
@@ -38,6 +39,8 @@ AHEAD: Final = -10  # niceness of a session whose part must answer within millis
 BEHIND: Final = 5  # and of one whose part can wait
 FORMAT: Final = 2  # of a record; the first had neither `boot` nor `ticks`
 MARK: Final = variable("part")  # in the environment of what was started: of which state, its name, its ports
+# What systemd tells the process that it started, and nobody else.
+NOTIFY: Final = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")
 SAME_S: Final = 1.0  # two readings of when a process was started, by the wall clock
 LOG_BYTES: Final = 8 << 20  # a log that is longer when its server is started again becomes `server.log.1`
 
@@ -158,21 +161,26 @@ def start(
         RuntimeError: it ended or did not answer in time; it is stopped, its last log line is in the message.
     """
     stop(name)  # of one that was killed, children may have stayed
+    inherited = {name: value for name, value in os.environ.items() if name not in NOTIFY}
     private_dir(log_path(name).parent)
     if log_path(name).is_file() and log_path(name).stat().st_size > LOG_BYTES:
         log_path(name).replace(log_path(name).with_name("server.log.1"))
-    with log_path(name).open("ab") as log:  # what the one before it said is kept: why it ended
+    with private_file(log_path(name)).open("ab") as log:  # what the one before it said is kept: why it ended
         log.write(f"--- {name} started {time.strftime('%F %T %z')}\n".encode())
         log.flush()
         begin = log.tell()
         child = subprocess.Popen(
             command,
-            env={**os.environ, **env, MARK: _mark(name) + json.dumps(dict(ports))},
+            env={**inherited, **env, **marked(name, ports)},
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
             start_new_session=True,
+            umask=PRIVATE,
         )
+    with contextlib.suppress(OSError):  # it has ended
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.prlimit(child.pid, resource.RLIMIT_NOFILE, (most, most))  # connections of many strangers
     try:
         server = record(name, child.pid, ports)
     except BaseException:  # as on a full disk: without its record nobody would ever stop it
@@ -308,6 +316,11 @@ def read_record(path: Path) -> Server:
             boot, ticks = _start_of(server.pid)
             return replace(server, boot=boot, ticks=ticks)
     return server
+
+
+def marked(name: str, ports: Mapping[str, int]) -> dict[str, str]:
+    """Return the environment by which a server is known where its record is damaged."""
+    return {MARK: _mark(name) + json.dumps(dict(ports))}
 
 
 def _mark(name: str) -> str:

@@ -6,12 +6,17 @@ What to scrape comes from the servers' own records (`var/NAME/server.json`, infr
 one that lists a port named `metrics` is a target, and the ingest. `targets` writes the list anew; Prometheus
 sees it within 10 s. The port is SWIFTQUEUE_PROMETHEUS_PORT (9090), state and log lie under `var/prometheus`.
 Alerts go to the Alertmanager that SWIFTQUEUE_ALERTMANAGER names (HOST:PORT).
+
+It answers only who knows the password in `var/secrets/prometheus`, user `swiftqueue`: there is no option
+without its `/debug/pprof`, which gives any user of the machine its memory, and a query may take all of that.
 """
 
 from __future__ import annotations
 
+import ctypes
 import json
 import re
+import secrets
 import shutil
 from enum import StrEnum
 from pathlib import Path
@@ -22,15 +27,17 @@ import yaml
 
 from feature_store.atomic import write_file
 from feature_store.settings import settings, variable
-from feature_store.state import state_dir
+from feature_store.state import private_dir, private_file, secret, secret_file, state_dir
 from infra.local import processes
 from infra.local.pages import answers
 from infra.local.parts import PROMETHEUS
+from infra.local.prometheus_query import PASSWORD, USER, own_request
 from serving.triton.endpoint import LOOPBACK
 
 CONFIGURATION: Final = Path(__file__).resolve().parents[1] / "monitoring"
 ALERTMANAGER: Final = re.compile(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9.-]+):([1-9][0-9]{0,4})")
 START_TIMEOUT_S: Final = 60.0
+WEB: Final = "web.yaml"  # who may ask
 PART: Final = "__part"  # a label that Prometheus drops, as any that begins so
 
 
@@ -59,11 +66,17 @@ def start() -> str:
         f"--storage.tsdb.path={folder / 'data'}",
         "--storage.tsdb.retention.time=7d",
         f"--web.listen-address={LOOPBACK}:{port}",
+        f"--web.config.file={folder / WEB}",
+        "--web.read-timeout=10s",  # so long a client may say nothing
         "--log.level=warn",
     ]
-    ready = f"{url}/-/ready"
-    processes.start(PROMETHEUS, command, {"http": port}, {}, lambda: answers(ready), START_TIMEOUT_S)
+    processes.start(PROMETHEUS, command, {"http": port}, {}, lambda: is_ready(url), START_TIMEOUT_S)
     return url
+
+
+def is_ready(url: str) -> bool:
+    """Whether our Prometheus at an address answers."""
+    return answers(own_request(f"{url}/-/ready"))
 
 
 def write_configuration(port: int) -> Path:
@@ -71,13 +84,32 @@ def write_configuration(port: int) -> Path:
 
     Raises:
         ValueError: SWIFTQUEUE_ALERTMANAGER is no address.
+        OSError: the password cannot be made, or others may read it.
     """
     alerting = _alerting()
-    folder = state_dir() / PROMETHEUS
+    folder = private_dir(state_dir() / PROMETHEUS)
     shutil.copytree(CONFIGURATION / "rules", folder / "rules", dirs_exist_ok=True)
     text = (CONFIGURATION / "prometheus.yaml").read_text().replace("${PORT}", str(port))
+    text = text.replace("${PASSWORD_FILE}", str(secret_file(PASSWORD)))
     (folder / "prometheus.yaml").write_text(text + alerting)
+    users = {"basic_auth_users": {USER: _bcrypt(secret(PASSWORD))}}
+    private_file(folder / WEB).write_text(yaml.safe_dump(users))
     return folder
+
+
+def _bcrypt(password: str) -> str:
+    """Hash a password as Prometheus wants it; a random one of 256 bits needs no slow hash.
+
+    Raises:
+        OSError: this machine's libcrypt has no bcrypt.
+    """
+    library = ctypes.CDLL("libcrypt.so.1")
+    library.crypt.restype = ctypes.c_char_p
+    salt = b"$2b$04$" + secrets.token_hex(11).encode()[:21] + b"u"  # its last digit has two bits that count
+    hashed: bytes | None = library.crypt(password.encode(), salt)
+    if hashed is None or not hashed.startswith(salt[:7]):
+        raise OSError("libcrypt.so.1 has no bcrypt, which Prometheus' password needs; Debian: libcrypt1")
+    return hashed.decode()
 
 
 def _alerting() -> str:

@@ -2,19 +2,37 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import urllib.error
 import urllib.parse
 import urllib.request
-from typing import Any
+from typing import Any, Final
 
+from feature_store.state import secret, stranger_listens
+from infra.local import processes
 from infra.local.pages import NO_ANSWER
+from infra.local.parts import PROMETHEUS
+from serving.triton.endpoint import LOOPBACK
 
-TIMEOUT_S = 30.0
+TIMEOUT_S: Final = 30.0
+USER: Final = "swiftqueue"
+PASSWORD: Final = "prometheus"  # noqa: S105 - the name of its file under `var/secrets`
 
 
 class QueryError(OSError):
     """Prometheus does not answer, another server does, or it refused a query; the message has its reason."""
+
+
+def own_request(url: str) -> urllib.request.Request:
+    """Return a request, with the password where it goes to the Prometheus that we started, and only there."""
+    request = urllib.request.Request(url)  # noqa: S310 - http, to the user's own server
+    server, where = processes.running(PROMETHEUS), urllib.parse.urlsplit(url)
+    ours = server is not None and (where.hostname, where.port) == (LOOPBACK, server.ports.get("http"))
+    if ours and not stranger_listens(where.port):
+        word = base64.b64encode(f"{USER}:{secret(PASSWORD)}".encode()).decode()
+        request.add_header("Authorization", f"Basic {word}")
+    return request
 
 
 def ask(server: str, path: str, *, timeout_s: float = TIMEOUT_S, **parameters: str) -> Any:
@@ -31,7 +49,7 @@ def ask(server: str, path: str, *, timeout_s: float = TIMEOUT_S, **parameters: s
     """
     url = f"{server}/api/v1/{path}?{urllib.parse.urlencode(parameters)}"
     try:
-        with urllib.request.urlopen(url, timeout=timeout_s) as response:  # noqa: S310 - the user's own server
+        with urllib.request.urlopen(own_request(url), timeout=timeout_s) as response:  # noqa: S310 - the user's own
             return json.load(response)["data"]
     except urllib.error.HTTPError as error:
         reason = error.read().decode(errors="replace")[:300]

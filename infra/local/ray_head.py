@@ -28,6 +28,9 @@ from serving.ingest.server import SERVE_PATIENCE
 NAME: Final = "ray"
 START_TIMEOUT_S: Final = 240.0
 CHECK_TIMEOUT_S: Final = 20.0
+# To import Ray takes five seconds of a core. Where a busy machine gives it a tenth of one, a judgement that
+# is ended after 20 s and begun anew never comes.
+START_CHECK_TIMEOUT_S: Final = 120.0
 CALL_TIMEOUT_S: Final = 5.0
 # No record of each task for a dashboard that nobody starts: the head's memory rose by 250 MiB an hour.
 SYSTEM_CONFIG: Final = {"task_events_report_interval_ms": 0}
@@ -72,7 +75,7 @@ def start(folder: Path, temporary: Path) -> processes.Server:
         command,
         {"gcs": number},
         environment,
-        lambda: check(address)[0],
+        lambda: alive(address) and check(address, START_CHECK_TIMEOUT_S)[0],
         START_TIMEOUT_S,
         nice=processes.BEHIND,
     )
@@ -89,7 +92,7 @@ def alive(address: str, timeout_s: float = CALL_TIMEOUT_S) -> bool:
     return True
 
 
-def check(address: str) -> tuple[bool, str]:
+def check(address: str, timeout_s: float = CHECK_TIMEOUT_S) -> tuple[bool, str]:
     """Whether a Ray head takes a write, gives it back and has a node to work on; and a line about it."""
     host, _, port = address.rpartition(":")
     try:
@@ -101,7 +104,7 @@ def check(address: str) -> tuple[bool, str]:
     use_token()
     command = [sys.executable, "-m", "infra.local.ray_head", address]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=CHECK_TIMEOUT_S, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
     except subprocess.TimeoutExpired:
         return False, f"takes connections at {address}, but does not answer"
     lines = (done.stdout or done.stderr).strip().splitlines()

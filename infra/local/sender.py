@@ -96,6 +96,7 @@ def send_for_ever(log: Log, speed: float, telemetry: str, metrics_port: int) -> 
         *agent_process.server_options(grpc_addresses()),
         *(f"--speed={speed}", f"--deadline-us={DEADLINE_US}", f"--wait-model-s={FIRST_MODEL_S}"),
         *(f"--telemetry={telemetry}", f"--metrics-port={metrics_port}"),
+        *agent_process.heartbeat_options(),
     ]
     newest_ns = 0
     say(f"{log.trace}: {count} laps of {len(log.sent_ns)} packets in a pass")

@@ -24,6 +24,7 @@ from models.program import SWIFTQUEUE
 from models.redaction import redacted
 from models.registry.store import PASSWORD, TRAINING, USER, local_store, tracking_uri
 from models.section import read_all
+from serving.deploy import log as deploy_log
 from serving.triton.config import Backend
 from serving.triton.endpoint import (
     CONTROL_KEY,
@@ -35,7 +36,7 @@ from serving.triton.endpoint import (
     grpc_addresses,
     port,
 )
-from serving.triton.repository import LATENCY, LIMIT, MODEL, MODELS, RATE, ModelRepository
+from serving.triton.repository import LATENCY, LIMIT, MODELS, RATE, ModelRepository
 
 # What a sender has no use for: loading (with files of its own in the request: code), another program's
 # memory, figures, traces, and the log. It asks for the model's configuration, and for inferences.
@@ -77,6 +78,25 @@ def start_stack() -> None:
                 print(f"version {version} of {MODELS[kind]} is served by the {served_backend(kind).label}")
         except (OSError, RuntimeError) as error:  # latencies are predicted without it
             print(f"no {wanted}: {error}")
+
+
+def start_triton_again() -> bool:
+    """Start Triton with what it served last; whether it serves that again.
+
+    Then nothing is to be looked up in the registry, for which PyTorch and MLflow are imported: a minute on a
+    busy machine. The next round asks whether it is the champion, too.
+
+    Raises:
+        OSError, RuntimeError: as `start_stack`.
+    """
+    _start_triton()
+    if elsewhere():
+        return False
+    served = {kind: last["version"] for kind in MODELS if (last := deploy_log.last_served(kind=kind))}
+    with Triton(f"{LOOPBACK}:{port('grpc')}") as triton:
+        return LATENCY in served and all(
+            triton.served_version(MODELS[kind]) == version for kind, version in served.items()
+        )
 
 
 def say_who_runs_this() -> None:
@@ -127,9 +147,10 @@ def _start_triton() -> None:
         ModelRepository(kind=kind).drop_candidate()
     command = triton_command(environment, repository.embedded, ports)
     # What was served last, at once; one of the Python backend is pushed anew: the native one may take it now.
-    configuration = repository.embedded / MODEL / "config.pbtxt"
-    if configuration.is_file() and f'backend: "{Backend.NATIVE}"' in configuration.read_text():
-        command += [f"--load-model={MODEL}", "--exit-on-error=false"]
+    for model in MODELS.values():
+        configuration = repository.embedded / model / "config.pbtxt"
+        if configuration.is_file() and f'backend: "{Backend.NATIVE}"' in configuration.read_text():
+            command += [f"--load-model={model}", "--exit-on-error=false"]
     with Triton(f"{LOOPBACK}:{ports['grpc']}") as triton:
         server = processes.start(
             TRITON, command, ports, environment.variables, triton.live, TRITON_TIMEOUT_S, nice=processes.AHEAD

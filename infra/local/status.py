@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from feature_store.state import state_dir
 from infra.local import asked, parts, processes, prometheus, ray_head, under_way
+from infra.local.disk import disk
 from infra.local.judgement import BOUND_S, Judgement, duration
 from infra.local.pages import answers, page
 from infra.local.parts import KEEPER, MLFLOW, PARTS, TRITON
@@ -33,6 +34,31 @@ GROWTH_WAIT_S: Final = 8.0  # a new pass of the sender takes a second or two to 
 # Beyond BOUND_S: what is watched grow, and the program that judges Ray, which a busy machine starts slowly.
 LONGER_S: Final = {**dict.fromkeys(FLOWS, GROWTH_WAIT_S), ray_head.NAME: ray_head.CHECK_TIMEOUT_S}
 LOOK_S: Final = 1.0
+# What a part cannot do without, the causes first: of what is unwell, the line at the top names the first.
+RESTS_ON: Final[dict[str, tuple[str, ...]]] = {
+    TRITON: (),
+    MLFLOW: (),
+    ray_head.NAME: (),
+    "ingest": (ray_head.NAME,),
+    "forwarder": ("ingest",),
+    "agent": (TRITON,),
+    "scheduler": (ray_head.NAME, "ingest", "forwarder", "agent", MLFLOW, TRITON),
+    "prometheus": (),
+    KEEPER: (),
+}
+CAUSE: Final = "first"  # of the line that explains others
+ALERT: Final = "alert"
+SEVERITIES: Final = ("page", "ticket")
+# Alerts that others follow from, as the rest of the table in docs/OPERATIONS.md follows from these.
+CAUSES: Final = (
+    "TritonDown",
+    "DiskFull",
+    "PartDown",
+    "PartSilent",
+    "PartCannotStart",
+    "DiskFills",
+    "NoTelemetry",
+)
 SCRAPED_S: Final = 30.0  # six scrapes: one that took too long is no failure
 ROUND_LATE_S: Final = 600.0  # a round waits up to 300 s for its workers and 120 s for their work
 
@@ -53,12 +79,32 @@ def print_status(*, as_json: bool = False, kind: str = "") -> int:
     if all(one.well for one in judged if one.part == MLFLOW):  # without an answer nobody knows
         judged += [one for which in kinds for one in judge_alias(which)]
     well = all(one.well for one in judged)
+    judged = ([] if kind else explain(judged)) + judged
     if as_json:
         print(json.dumps({"well": well, "parts": [asdict(one) for one in judged]}))
     else:
         for one in judged:
             print(f"{one.part}: {one.line}")
     return 0 if well else 1
+
+
+def explain(judged: list[Judgement]) -> list[Judgement]:
+    """Return the one line that explains the rest, where something is unwell: a full disk, or a part below."""
+    unwell = {one.part for one in judged if not one.well}
+    here = disk()
+    if here.full:
+        return [Judgement(False, f"the disk is full: {here}", CAUSE)]
+    for name in RESTS_ON:
+        # Triton's lines name their server and model.
+        below = sorted(other for other in unwell & RESTS_ON.keys() if _rests_on(other, name))
+        if below and any(part == name or part.startswith(f"{name},") for part in unwell):
+            line = f"{name}, below; what rests on it is mended with it: {', '.join(below)}"
+            return [Judgement(False, line, CAUSE)]
+    return []
+
+
+def _rests_on(part: str, other: str) -> bool:
+    return any(one == other or _rests_on(one, other) for one in RESTS_ON[part])
 
 
 def judge_parts() -> list[Judgement]:
@@ -309,21 +355,32 @@ def _hold(kind: str) -> list[Judgement]:
 
 
 def _firing() -> list[Judgement]:
-    """Alerts that fire, by the local Prometheus; they do not change what the parts themselves answer."""
+    """Alerts that fire, by the local Prometheus, the worst first: of one severity those that name a cause.
+
+    They do not change what the parts themselves answer.
+    """
     server = processes.running("prometheus")
     if server is None:
         return []
     try:
         found = ask(f"http://{LOOPBACK}:{server.ports['http']}", "alerts", timeout_s=BOUND_S)["alerts"]
-        firing = [one for one in found if one["state"] == "firing"]
+        firing = sorted((one for one in found if one["state"] == "firing"), key=_rank)
         return [
             Judgement(
                 True,
                 f"{one['labels']['alertname']} ({one['labels'].get('severity', '')}): "
                 f"{one['annotations'].get('summary', '')}; docs/OPERATIONS.md says what to do",
-                "alert",
+                ALERT,
             )
             for one in firing
         ]
     except (QueryError, LookupError, TypeError):  # its own line says so
         return []
+
+
+def _rank(alert: Mapping[str, Any]) -> tuple[int, int, str]:
+    """Order of an alert: its severity, then whether it is a cause of others, then its name."""
+    labels = alert["labels"]
+    severity, name = labels.get("severity"), labels["alertname"]
+    worst = SEVERITIES.index(severity) if severity in SEVERITIES else len(SEVERITIES)
+    return worst, CAUSES.index(name) if name in CAUSES else len(CAUSES), name

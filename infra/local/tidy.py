@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import Final
 
-from feature_store.state import scratch, state_dir
+from feature_store.state import private_file, scratch, state_dir
 from infra.local import processes
 
 LOG_BYTES: Final = processes.LOG_BYTES
@@ -40,6 +40,7 @@ def turn_over(log: Path) -> None:
     cut, some milliseconds, is lost.
     """
     partial = log.with_name(".server.log.partial")
+    private_file(partial)
     shutil.copyfile(log, partial)
     os.truncate(log, 0)
     partial.replace(log.with_name("server.log.1"))

@@ -1,7 +1,8 @@
 """The live loop as a systemd unit of this user: started at boot, bounded in memory, ended whole.
 
-The unit runs `up` and `down`; its control group holds every part, and the keeper among them mends the loop,
-also where the kernel kills a part for memory: systemd's own OOMPolicy would stop all of it.
+The unit brings the loop up and then is its keeper, which tells systemd that it lives and is started again
+when it does not. The control group holds every part. The keeper mends the loop also where the kernel kills a
+part for memory: systemd's own OOMPolicy would stop all of it, as its KillMode would where the keeper ends.
 """
 
 from __future__ import annotations
@@ -19,24 +20,30 @@ from infra.local.under_way import UP_WAIT_S
 NAME: Final = "swiftqueue.service"
 MEMORY: Final = re.compile(r"[1-9][0-9]*[KMGT]?|[1-9][0-9]?%|100%")
 STOP_S: Final = 300
+WATCHDOG_S: Final = 90  # the keeper tells of itself each second
 INHERITED: Final = (PREFIX, "MLFLOW_", "RAY_", "AWS_")  # settings that the loop was set up with
 TEMPLATE: Final = """\
 # Written by `swiftqueue units`; written anew by the same command.
 [Unit]
 Description=SwiftQueue: the live loop
 After=network.target
+StartLimitIntervalSec=0
 
 [Service]
-Type=oneshot
-RemainAfterExit=yes
+Type=notify
+NotifyAccess=main
+WatchdogSec={watchdog_s}
+KillMode=process
 WorkingDirectory={folder}
 {environment}
-ExecStart={program} up --live{options}
+ExecStart={program} up --live --foreground{options}
 ExecStop={program} down
 TimeoutStartSec={start_s:.0f}
 TimeoutStopSec={stop_s}
-Restart=on-failure
-RestartSec=60
+Restart=always
+RestartSec=5
+# `swiftqueue down` ends the keeper in order: that is to stay so.
+RestartPreventExitStatus=0
 MemoryMax={memory}
 OOMPolicy=continue
 
@@ -69,6 +76,7 @@ def write_unit(memory: str, options: list[str]) -> Path:
         options="".join(f" {_quoted(one)}" for one in options).replace("$", "$$"),  # systemd.service(5)
         start_s=UP_WAIT_S,
         stop_s=STOP_S,
+        watchdog_s=WATCHDOG_S,
         memory=memory,
     )
     home = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit, urlunsplit
 
 from feature_store.settings import settings
-from feature_store.state import private_dir, secret, state_dir, stranger_listens
+from feature_store.state import private_dir, private_file, secret, state_dir, stranger_listens
 from models.redaction import redacted
 from models.registry.lineage import DataSet
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 PARAMS_BATCH: Final = 100  # in one call: as many as MLflow takes
 TRAINING: Final = "swiftqueue-training"  # the experiment of the stages' runs
 USER: Final = "swiftqueue"  # of the MLflow server that `up` starts
+DATABASE: Final = "mlflow.db"
 PASSWORD: Final = "mlflow"  # noqa: S105 - the name of its file under `var/secrets`
 
 
@@ -36,7 +37,7 @@ class RegistryError(OSError):
 def local_store() -> tuple[str, Path]:
     """Address of the default store, and the folder of its artifacts."""
     folder = state_dir() / "mlflow"
-    return f"sqlite:///{folder / 'mlflow.db'}", folder / "artifacts"
+    return f"sqlite:///{folder / DATABASE}", folder / "artifacts"
 
 
 def tracking_uri() -> str:
@@ -46,7 +47,7 @@ def tracking_uri() -> str:
 
 def registry_exists() -> bool:
     """Whether there can be anything to read: a tracking URI is set, or the local store was made."""
-    return settings().mlflow_tracking_uri is not None or (state_dir() / "mlflow" / "mlflow.db").is_file()
+    return settings().mlflow_tracking_uri is not None or (state_dir() / "mlflow" / DATABASE).is_file()
 
 
 def connect() -> MlflowClient:
@@ -71,6 +72,7 @@ def connect() -> MlflowClient:
     if uri == local_store()[0]:
         private_dir(local_store()[1].parent)
         private_dir(local_store()[1])
+        private_file(local_store()[1].with_name(DATABASE))
     address = _with_password(uri)
     _choose(address)
 

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from feature_store.settings import settings
 from feature_store.telemetry.recent import Latest, latest_minutes, next_sender, sender_weights
+from models import heartbeat
 from models.registry.register_params import RegisterParams
 from models.say import say
 from models.section import read, read_all
@@ -76,6 +77,7 @@ def schedule(
         metrics = Metrics()
         scheduler = Scheduler(rounds, every_s, metrics)
         port = metrics.serve(metrics_port)
+        heartbeat.start()
         stop_on_signals(scheduler)
         url = f"http://{settings().metrics_address}:{port}/metrics"
         say(f"scheduler: a round every {every_s:g} s; metrics at {url}")

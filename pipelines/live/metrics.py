@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, ProcessCollector, start_http_server
+from prometheus_client import CollectorRegistry, Counter, Gauge, ProcessCollector
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from feature_store.quality.claims import KINDS
 from feature_store.settings import settings
+from models import metrics_page
 from pipelines.live.rounds_log import OUTCOMES, RETRAINING, RoundRecord
 from serving.deploy.log import age_s
 from serving.triton.endpoint import Triton
@@ -96,8 +97,7 @@ class Metrics:
 
     def serve(self, port: int) -> int:
         """Answer scrapes on a port (0: a free one); return it."""
-        server, _ = start_http_server(port, addr=str(settings().metrics_address), registry=self._registry)
-        return int(server.server_port)
+        return metrics_page.serve(self._registry, str(settings().metrics_address), port)
 
     def every(self, seconds: float) -> None:
         """Tell how often rounds come."""

@@ -114,7 +114,7 @@ class Retraining:
         (self._folder / "params.yaml").write_text(yaml.safe_dump(params))
         write_trace(latest, self._folder / "packets")
         make_scratch()
-        scratch().mkdir(exist_ok=True)
+        scratch().mkdir(mode=0o700, exist_ok=True)
         environment = os.environ | {"RAY_TMPDIR": str(scratch()), "OMP_NUM_THREADS": "1"}
         if (settings().ray_address or "").startswith(LOCAL_PREFIXES):
             # A Ray of its own: on that of the rounds its workers would have their priority and their cores.

@@ -30,11 +30,12 @@ DecisionLoop::DecidedBatch* DecisionLoop::Stream::decided_about(std::int64_t pac
 }
 
 DecisionLoop::DecisionLoop(Predictor& predictor, const ControllerParams& params,
-                           Statistics& statistics, FrameSink* telemetry)
+                           Statistics& statistics, FrameSink* telemetry, Heartbeat* heartbeat)
     : predictor_(predictor),
       params_(params),
       statistics_(statistics),
       telemetry_(telemetry),
+      heartbeat_(heartbeat),
       x_BWF_(static_cast<std::size_t>(kMaxWindows) * kMaxTokens * kEventWindowFeatureCount),
       pending_(kMaxOutstanding) {
   due_.reserve(2 * kMaxOutstanding);
@@ -226,6 +227,7 @@ void DecisionLoop::run(std::int64_t until_ns) {
   do {  // the first one is waited for, more are taken where they are there
     answered = predictor_.next(answer_, until_ns);
     const std::int64_t now_ns = monotonic_ns();
+    if (heartbeat_ != nullptr) heartbeat_->beat(now_ns);
     end_due(now_ns);
     if (answered) take_answer(now_ns);
     until_ns = 0;

@@ -23,6 +23,7 @@
 #include "serving/agent/complaints.h"
 #include "serving/agent/frame_sink.h"
 #include "serving/agent/frames.h"
+#include "serving/agent/heartbeat.h"
 #include "serving/agent/predictor.h"
 #include "serving/agent/sender.h"
 #include "serving/agent/statistics.h"
@@ -46,9 +47,9 @@ class DecisionTaker {
 
 class DecisionLoop {
  public:
-  // `telemetry` may be null; everything given must outlive the loop.
+  // `telemetry` and `heartbeat` may be null; everything given must outlive the loop.
   DecisionLoop(Predictor& predictor, const ControllerParams& params, Statistics& statistics,
-               FrameSink* telemetry);
+               FrameSink* telemetry, Heartbeat* heartbeat = nullptr);
 
   // A sender comes (its number, from 1, is returned) or goes; batches of one that went count as
   // late.
@@ -122,6 +123,7 @@ class DecisionLoop {
   const ControllerParams params_;
   Statistics& statistics_;
   FrameSink* const telemetry_;
+  Heartbeat* const heartbeat_;
   const EventStream::Pool pool_ = std::make_shared<swiftqueue::detail::EventPool>();
   std::map<std::uint32_t, std::unique_ptr<Stream>> streams_;
   std::size_t flows_ = 0;      // of all senders

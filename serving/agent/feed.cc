@@ -218,7 +218,7 @@ bool Feed::accept_one(std::vector<Connection*>& connections) {
       std::find(allowed_.begin(), allowed_.end(), user) == allowed_.end()) {
     why = "user " + std::to_string(static_cast<std::int64_t>(user)) +
           " may not connect; the agent's --allow-uid allows it";
-  } else if (connections.size() >= kMaxSenders) {
+  } else if (connections.size() >= kMaxSenders && !end_a_silent_one(connections)) {
     why = std::to_string(kMaxSenders) + " senders are connected, and more are not taken";
   }
   if (why.empty()) {
@@ -231,6 +231,23 @@ bool Feed::accept_one(std::vector<Connection*>& connections) {
   send(fd, &whole, sizeof whole, MSG_NOSIGNAL | MSG_DONTWAIT);
   close(fd);
   return true;
+}
+
+// Ends the connection that has been there longest without a whole frame: its place is for whoever
+// comes next. False: all have said something.
+bool Feed::end_a_silent_one(std::vector<Connection*>& connections) {
+  for (auto each = connections.begin(); each != connections.end(); ++each) {
+    Connection& connection = **each;
+    if (connection.heard) continue;
+    const bool open = read_from(connection);  // its HELLO may just have come
+    if (open && !connection.heard) end(connection, "it said nothing, and its place was needed");
+    const bool stays = open && connection.heard;
+    hand_over(connection);  // after an end it is the loop's
+    if (stays) continue;
+    connections.erase(each);
+    return true;
+  }
+  return false;
 }
 
 // Reads what there is; false once the connection is at its end.
@@ -271,6 +288,7 @@ void Feed::end(Connection& connection, const char* why) {
   event.frame = {};
   if (why != nullptr) event.frame.refused = refusal(why, 0, 0);
   read_.push_back(event);
+  connection.buffer = {};  // it may be a while until the loop comes to its end
 }
 
 void Feed::hand_over(Connection& connection) {

@@ -59,6 +59,7 @@ class Feed final : public DecisionTaker {
 
   void read_all();
   bool accept_one(std::vector<Connection*>& connections);
+  bool end_a_silent_one(std::vector<Connection*>& connections);
   bool read_from(Connection& connection);
   void end(Connection& connection, const char* why);
   void hand_over(Connection& connection);

@@ -263,6 +263,7 @@ inline bool is_size(std::int32_t bytes) { return bytes >= 1 && bytes <= kMaxSize
 inline const char* fault(const HelloFrame& f) {
   if (f.magic != kMagic) return "its magic is not SWQFRAME";
   if (!is_text(f.name)) return "its name is not printable ASCII ended by a zero";
+  if (text_of(f.name).empty()) return "its name is empty";
   return nullptr;
 }
 inline const char* fault(const SentFrame& f) {

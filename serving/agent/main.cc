@@ -19,6 +19,7 @@
 #include "serving/agent/clock.h"
 #include "serving/agent/decision_loop.h"
 #include "serving/agent/feed.h"
+#include "serving/agent/heartbeat.h"
 #include "serving/agent/local_predictor.h"
 #include "serving/agent/metrics.h"
 #include "serving/agent/rates.h"
@@ -48,6 +49,7 @@ struct Options {
   std::string metrics_address = "127.0.0.1";
   std::string record;
   std::string telemetry;
+  std::string heartbeat;
   ControllerParams controller;
   std::string guard;  // on, off; empty: as the input says
 };
@@ -103,6 +105,8 @@ void add_options(CLI::App& app, Options& o) {
       ->excludes(listen);
   app.add_option("--telemetry", o.telemetry,
                  "unix:PATH of a socket, or a file, for SENT and ACKED frames");
+  app.add_option("--heartbeat", o.heartbeat,
+                 "a file that is touched each second while decisions are made");
   app.add_option("--margin-us", o.controller.margin_us,
                  "the other queue must be better by this much")
       ->check(CLI::Range(0.0, 1e9));
@@ -262,7 +266,8 @@ int run(const Options& o) {
   }
   ControllerParams controller = o.controller;
   controller.guard.on = o.guard.empty() ? !o.listen.empty() : o.guard == "on";
-  DecisionLoop loop(*predictor, controller, statistics, telemetry.get());
+  Heartbeat heartbeat(o.heartbeat);
+  DecisionLoop loop(*predictor, controller, statistics, telemetry.get(), &heartbeat);
   Report report(statistics, o.listen.empty() ? kReportMs : 0);
   const auto say_ready = [&] {
     report.say("{\"event\": \"ready\", \"tokens\": " + std::to_string(predictor->model().tokens) +

@@ -9,13 +9,9 @@
 #include <string>
 
 #include "serving/agent/frame_sink.h"
+#include "serving/agent/http_page.h"
 #include "serving/agent/predictor.h"
 #include "serving/agent/statistics.h"
-
-namespace prometheus {
-class Collectable;
-class Exposer;
-}  // namespace prometheus
 
 namespace swiftqueue::agent {
 
@@ -25,13 +21,11 @@ class Metrics {
   // port cannot be had at that IPv4 address.
   Metrics(const std::string& address, int port, const Statistics& statistics,
           const Predictor& predictor, const FrameSink* telemetry);
-  ~Metrics();
 
-  int port() const;
+  int port() const { return page_->port(); }
 
  private:
-  std::shared_ptr<prometheus::Collectable> collector_;
-  std::unique_ptr<prometheus::Exposer> exposer_;
+  std::unique_ptr<HttpPage> page_;
 };
 
 }  // namespace swiftqueue::agent

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, Final
 
+from feature_store.settings import settings
 from serving.triton.endpoint import pem_file
 
 BINARY: Final = Path(__file__).parent / "_build" / "swiftqueue-agent"
@@ -48,6 +49,11 @@ def server_options(addresses: Sequence[str]) -> list[str]:
     names = ("tls_ca", "tls_cert", "tls_key")
     files = [f"--{name.replace('_', '-')}={file}" for name in names if (file := pem_file(name))]
     return [f"--server={address}" for address in addresses] + files
+
+
+def heartbeat_options() -> list[str]:
+    """Options that make the agent touch the file that SWIFTQUEUE_HEARTBEAT names, where it names one."""
+    return [f"--heartbeat={file}"] if (file := settings().heartbeat) else []
 
 
 @contextmanager

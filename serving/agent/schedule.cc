@@ -21,6 +21,7 @@ namespace swiftqueue::agent {
 namespace {
 
 constexpr std::int64_t kBehindNs = 5'000'000;
+constexpr std::int64_t kSilentNs = 500'000'000;
 constexpr std::int64_t kEnd = std::numeric_limits<std::int64_t>::max();
 
 class Replay final : public Source {
@@ -205,8 +206,8 @@ void run_schedule(Source& source, DecisionLoop& loop, std::uint32_t sender, cons
     if (pace.speed > 0) {
       due_ns = start_ns + std::llround(static_cast<double>(batch->now_ns - from_ns) / pace.speed);
       const std::int64_t ask_ns = due_ns - pace.deadline_ns;
-      do {
-        loop.run(ask_ns);
+      do {  // the loop says now and then that it lives, also where the source is silent for long
+        loop.run(std::min(ask_ns, monotonic_ns() + kSilentNs));
       } while (monotonic_ns() < ask_ns && !stop);
       statistics.behind.add(monotonic_ns() - ask_ns > kBehindNs ? 1 : 0);
     }

@@ -38,10 +38,10 @@ from feature_store.telemetry.events import (
     SEND_COLUMNS,
     UNKNOWN_US,
 )
+from models.heartbeat import Heartbeat
 from models.say import say
 from serving.agent import frames
 from serving.ingest.client import IngestClient, SenderRefusedError, read_token
-from serving.ingest.heartbeat import Heartbeat
 from serving.ingest.own_socket import listening, stranger
 from serving.ingest.senders import INSTALLATION
 
@@ -402,7 +402,7 @@ def forward(path: Path, senders: Senders, ended: threading.Event) -> None:
     Raises:
         OSError: no socket can be made there.
     """
-    heart = Heartbeat(path)
+    heart = Heartbeat(settings().heartbeat or path.with_name(f"{path.name}.alive"))
     with listening(path) as listener:
         say(f"forwarder: listens at {path}")
         said = lambda: {"senders": len(senders)} | senders.counts.as_said()  # noqa: E731

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from feature_store.local_ray import LOOPBACK, ray_cluster
 from feature_store.settings import settings, variable
-from feature_store.state import private_dir, state_dir
+from feature_store.state import private_dir, private_file, state_dir
 from feature_store.telemetry.log import check_format
 from models.say import say
 from serving.ingest.client import host_and_port
@@ -61,8 +61,7 @@ def replicas_log() -> Path:
     """Log of the replicas and the compaction; it is there from now on, for who follows it."""
     path = state_dir() / "ingest" / LOG_NAME
     private_dir(path.parent)
-    path.touch()
-    return path
+    return private_file(path)
 
 
 @dataclass(frozen=True)

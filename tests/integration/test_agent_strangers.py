@@ -18,6 +18,7 @@ import numpy as np
 import psutil
 import pytest
 from agent_program import AgentProgram, LiveSender, needs_agent
+from crowd import DEAF, IDLE, MANY, SLOW, check_a_crowd_costs_only_its_places, crowd
 from waiting import wait_until
 
 from serving.agent import frames
@@ -268,35 +269,27 @@ def test_root_is_said_to_be_needless(agent: tuple[AgentProgram, Path]) -> None:
     assert len(program.warnings) == (1 if os.geteuid() == 0 else 0)
 
 
-def too_many(path: Path) -> tuple[list[socket.socket], bytes]:
-    """Connect until the agent is full, and once more; return the silent ones and what the last heard."""
-    silent = []
-    for _ in range(MAX_SENDERS - 1):
-        silent.append(socket.socket(socket.AF_UNIX))
-        silent[-1].connect(str(path))
-    with socket.socket(socket.AF_UNIX) as more:
-        more.connect(str(path))  # before the time-out: with one it would not wait for its place in the queue
-        more.settimeout(10)
-        return silent, b"".join(iter(lambda: more.recv(200), b""))
-
-
 def test_connections_are_bounded_and_the_silent_go(agent: tuple[AgentProgram, Path]) -> None:
     program, path = agent
     with LiveSender(path, "good") as good:
-        for _ in range(5):  # on a busy machine the first may have gone, without a HELLO, before the last came
-            silent, refused = too_many(path)
-            if b"256 senders are connected" in refused:
-                break
-        assert b"256 senders are connected" in refused
+        named = [LiveSender(path, f"named {number}") for number in range(MAX_SENDERS - 1)]
+        with socket.socket(socket.AF_UNIX) as more:
+            more.connect(
+                str(path)
+            )  # before the time-out: with one it would not wait for its place in the queue
+            more.settimeout(60)
+            assert b"256 senders are connected" in b"".join(iter(lambda: more.recv(200), b""))
         good.until_decided()
-        silent[0].settimeout(20)
-        assert b"no HELLO frame came within 5 s" in silent[0].recv(200)  # and their places are free again
-        wait_until(lambda: program.metrics()["refused_senders_total"] >= MAX_SENDERS, "they stay")
+        for each in named:
+            each.socket.close()
+        wait_until(lambda: program.metrics()["senders"] == 1, "they stay")
+        with crowd(path, MAX_SENDERS) as silent:
+            silent[0].settimeout(60)
+            assert b"no HELLO frame came within 5 s" in silent[0].recv(200) + silent[0].recv(200)
+            wait_until(lambda: program.metrics()["refused_senders_total"] >= MAX_SENDERS, "they stay")
         with LiveSender(path, "later") as later:
             later.until_decided()
         assert len(program.complaints) <= 60  # 256 lines would fill the log
-        for each in silent:
-            each.close()
 
 
 def test_flows_are_bounded(agent: tuple[AgentProgram, Path]) -> None:
@@ -382,3 +375,100 @@ def test_damaged_frames_end_only_their_own_connection(agent: tuple[AgentProgram,
     assert refused > mutants.COUNT // 10
     wait_until(lambda: program.metrics()["senders"] == 0, "senders that went are still counted")
     assert program.metrics()["remembered_packets"] == 0
+
+
+MOST_CLIENTS = 64  # of http_page.h
+
+
+def metrics_port(program: AgentProgram) -> int:
+    return int(program.ready["metrics_port"])
+
+
+@pytest.mark.parametrize("say", [IDLE, SLOW, DEAF], ids=["idle", "slow", "deaf"])
+def test_slow_clients_keep_nobody_from_the_metrics(agent: tuple[AgentProgram, Path], say: bytes) -> None:
+    program, _ = agent
+    check_a_crowd_costs_only_its_places(
+        program.process.pid, metrics_port(program), 300, say, MOST_CLIENTS, b"swiftqueue_agent_senders 0"
+    )
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("say", [IDLE, SLOW], ids=["idle", "slow"])
+def test_ten_thousand_clients_of_the_metrics_cost_only_their_places(
+    agent: tuple[AgentProgram, Path], say: bytes
+) -> None:
+    program, _ = agent
+    check_a_crowd_costs_only_its_places(
+        program.process.pid, metrics_port(program), MANY, say, MOST_CLIENTS, b"swiftqueue_agent_senders 0"
+    )
+
+
+def check_a_silent_crowd_delays_no_sender(agent: tuple[AgentProgram, Path], count: int, say: bytes) -> None:
+    """Whoever says who it is gets a place, and whoever has one is answered."""
+    program, path = agent
+    process = psutil.Process(program.process.pid)
+    with LiveSender(path, "before", deadline_us=5_000_000) as before:
+        before.until_decided()
+        files, held = process.num_fds(), process.memory_info().rss
+        with crowd(path, count, say):
+            before.until_decided()
+            with LiveSender(path, "beside", deadline_us=5_000_000) as beside:
+                beside.until_decided()
+            wait_until(lambda: process.num_fds() <= files + MAX_SENDERS, "more are held than may connect")
+            grown = process.memory_info().rss - held
+            print(f"{count:,} silent connections: {grown:,} bytes more")
+            assert grown < 48 << 20  # 256 places of 32 KiB, and what the allocator keeps of others
+            before.until_decided()
+        wait_until(lambda: process.num_fds() <= files, "connections that ended are held")
+
+
+@pytest.mark.parametrize("say", [IDLE, frames.hello("slow").tobytes()[:20]], ids=["idle", "slow"])
+def test_silent_connections_take_no_senders_place(agent: tuple[AgentProgram, Path], say: bytes) -> None:
+    check_a_silent_crowd_delays_no_sender(agent, 2 * MAX_SENDERS, say)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("say", [IDLE, frames.hello("slow").tobytes()[:20]], ids=["idle", "slow"])
+def test_ten_thousand_connections_cost_only_their_places(
+    agent: tuple[AgentProgram, Path], say: bytes
+) -> None:
+    check_a_silent_crowd_delays_no_sender(agent, MANY, say)
+
+
+def test_a_sender_without_a_name_is_refused(agent: tuple[AgentProgram, Path]) -> None:
+    _, path = agent
+    nameless = frames.blank(frames.HELLO)
+    nameless["magic"] = frames.MAGIC
+    with socket.socket(socket.AF_UNIX) as raw:
+        raw.settimeout(60)
+        raw.connect(str(path))
+        raw.sendall(nameless.tobytes())
+        frame = np.frombuffer(raw.recv(128, socket.MSG_WAITALL), frames.REFUSED)[0]
+    assert frame["type"] == 6
+    assert b"its name is empty" in bytes(frame["line"])
+
+
+def test_the_heartbeat_goes_on_whatever_its_clients_do_and_stops_with_the_agent(
+    make_artifact: Callable[..., Path], tmp_path: Path
+) -> None:
+    heart = tmp_path / "agent.alive"
+    arguments = ("--listen", tmp_path / "a.sock", "--local", make_artifact(1, tokens=16))
+    with AgentProgram(*arguments, "--metrics-port", 0, "--heartbeat", heart) as program:
+
+        def beats(times: int) -> None:
+            seen = set()
+            wait_until(lambda: seen.add(heart.stat().st_mtime_ns) or len(seen) > times, "it is still")
+
+        wait_until(heart.exists)
+        assert stat.S_IMODE(heart.stat().st_mode) == 0o600
+        with crowd(("127.0.0.1", metrics_port(program)), 200, SLOW):
+            beats(3)
+        heart.unlink()  # as whoever cleans the folder may do
+        wait_until(heart.exists)
+        psutil.Process(program.process.pid).suspend()
+        wait_until(lambda: psutil.Process(program.process.pid).status() == psutil.STATUS_STOPPED)
+        still = heart.stat().st_mtime_ns
+        time.sleep(2.5)
+        assert heart.stat().st_mtime_ns == still
+        psutil.Process(program.process.pid).resume()
+        beats(2)

@@ -45,6 +45,7 @@ from loop_attacks import (
     check_a_stranger_changes_nothing,
     check_every_part_listens_on_loopback_alone,
     check_no_process_was_called_with_a_secret,
+    slow_clients_of_nobody,
 )
 from loop_checks import check_prometheus
 from mutants import ALL
@@ -53,7 +54,7 @@ from ray_stranger import check_strangers_are_refused
 from toy_world import bottleneck_table, write_table
 from waiting import wait_until
 
-from feature_store.state import scratch
+from feature_store.state import PRIVATE, scratch
 from feature_store.telemetry.events import ACK, SEND
 from infra.local import parts, processes, status
 from infra.local.loop import stop_stack
@@ -141,6 +142,7 @@ def loop(make_artifact: Callable[..., Path], arguments: Arguments) -> Iterator[F
         register_champion(make_artifact(1, onnx=True))
         with contextlib.ExitStack() as running:
             running.callback(stop_stack)
+            running.callback(os.umask, os.umask(PRIVATE))  # as the command line has it
             start_mlflow()
             patch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{ports['SWIFTQUEUE_MLFLOW_PORT']}")
             patch.setenv("PYTHONPATH", str(HERE / "holding"))
@@ -234,20 +236,56 @@ def test_one_command_up(loop: FaultLoop, capsys: pytest.CaptureFixture[str]) -> 
     loop.start()  # harmless
     assert {name: processes.running(name) for name in wanted} == servers
 
-    # A killed sender is started by the keeper, and nothing else is; a killed keeper is named: `up` starts it.
+    # A killed sender is started by the keeper, and nothing else is.
     begin = len(loop.said("keeper"))
     servers["agent"].process().kill()
     wait_until(lambda: "agent is up" in loop.said("keeper")[begin:], "the keeper did not start it")
-    keeper = servers["keeper"].process()
+
+    # A killed keeper is started by its supervisor, a killed supervisor by its keeper.
+    (keeper,) = (one for one in servers["keeper"].process().children() if "keeper" in one.cmdline())
     keeper.kill()
-    keeper.wait()
-    capsys.readouterr()
-    assert print_status() == 1
-    assert "keeper: was started and is gone" in capsys.readouterr().out
-    loop.start()
+    wait_until(lambda: loop.restarts("keeper") == 1, "nobody started the keeper")
+    assert processes.running("keeper") == servers["keeper"]
+    servers["keeper"].process().kill()
+    wait_until(
+        lambda: processes.running("keeper") not in (None, servers["keeper"]), "nobody started its supervisor"
+    )
+    loop.wait_until_kept()
+    loop.start()  # harmless
     again = {name: processes.running(name) for name in wanted}
     assert {name for name in wanted if again[name] != servers[name]} == {"agent", "keeper"}
     wait_until(lambda: print_status() == 0, "not well again")
+
+
+def test_what_the_loop_writes_is_its_owners_alone(loop: FaultLoop) -> None:
+    """Logs, the registry's database, the reservoir: whatever lies there, but what the tests put there."""
+    loop.next_good_round(0)
+    ours = (loop.state / "ballast", loop.state / "mlflow" / "artifacts")
+    seen = [path for folder in (loop.state, scratch()) for path in folder.rglob("*") if path.is_file()]
+    found = {path: path.stat().st_mode & 0o077 for path in seen if not any(map(path.is_relative_to, ours))}
+    assert {path.name for path in found} >= {"server.log", "mlflow.db", "server.json"}
+    assert [f"{path}: {mode:o}" for path, mode in found.items() if mode] == []
+
+
+@pytest.mark.long
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_slow_clients_of_another_user_end_no_part(loop: FaultLoop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three of them ended the agent every minute: its page was taken for its life."""
+    with impatient_keeper(loop, monkeypatch):
+        loop.wait_until_kept()
+        names = {"agent": "AGENT", "scheduler": "SCHEDULER", "keeper": "KEEPER"}
+        ports = {name: loop.ports[f"SWIFTQUEUE_{setting}_METRICS"] for name, setting in names.items()}
+        before = {name: processes.running(name) for name in ports}
+        with slow_clients_of_nobody([*ports.values()], 300):
+            decided = loop.batches("decided")
+            time.sleep(4 * PATIENCE_S)  # of the keeper: what it takes to end a part several times
+            loop.next_good_round(len(loop.rounds()))
+            assert loop.batches("decided") > decided
+            assert {name: loop.restarts(name) for name in ("agent", "scheduler")} == {
+                "agent": 0,
+                "scheduler": 0,
+            }
+        assert {name: processes.running(name) for name in ports} == before
 
 
 @pytest.mark.parametrize(
@@ -414,7 +452,9 @@ def binds(probe: socket.socket, port: int) -> bool:
 
 @pytest.mark.long
 @tried("disk", OTHERS, SOME)
-def test_a_full_disk_declines_everything_and_heals(loop: FaultLoop) -> None:
+def test_a_full_disk_declines_everything_and_heals(
+    loop: FaultLoop, capsys: pytest.CaptureFixture[str]
+) -> None:
     if not loop.small_disk:
         pytest.skip("no small file system could be mounted here: mount needs root")
     loop.wait_until_kept()
@@ -427,6 +467,9 @@ def test_a_full_disk_declines_everything_and_heals(loop: FaultLoop) -> None:
     wait_until(lambda: loop.rounds_ended("failed") > rounds_failed, "no round failed")
     wait_until(lambda: loop.probe.client.shipped.retries > retries, "the ingest took telemetry")
     assert loop.served() is not None
+    capsys.readouterr()
+    assert print_status() == 1
+    assert capsys.readouterr().out.startswith("first: the disk is full: ")
     after = len(loop.rounds())
     ballast.unlink()
     loop.next_good_round(after)

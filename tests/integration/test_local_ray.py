@@ -40,7 +40,15 @@ def test_the_token_is_the_users_alone(monkeypatch: pytest.MonkeyPatch, tmp_path:
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_job_listens_on_loopback_alone(ray_cluster: None, tmp_path: Path, workers: int) -> None:
-    """While it trains: also the store by which PyTorch's workers find each other."""
+    """While it trains: also the store by which PyTorch's workers find each other.
+
+    Its files lie in a folder of our own: who made `/tmp/ray` first kept every other user's from starting.
+    """
+    from ray._private.worker import global_worker
+
+    session = Path(global_worker.node.get_session_dir_path())
+    assert session.parent.name == f"ray-{os.getpid()}"
+    assert stat.S_IMODE(session.parents[1].stat().st_mode) == 0o700
 
     def loop(config: dict[str, Any]) -> None:
         import ipaddress

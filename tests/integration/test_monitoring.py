@@ -7,6 +7,8 @@ import re
 import shutil
 import subprocess
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -216,6 +218,10 @@ def test_alerts_go_to_the_alertmanager_that_is_named(
             assert time.monotonic() < deadline
             time.sleep(0.2)
         assert [one["url"] for one in told] == [f"http://127.0.0.1:{manager}/api/v2/alerts"]
+        until(url, 'up{job="prometheus"} == 1')  # it knows its own password
+        for path in ("debug/pprof/heap", "api/v1/query?query=up", "metrics", "-/ready"):
+            with pytest.raises(urllib.error.HTTPError, match="401"):
+                urllib.request.urlopen(f"{url}/{path}", timeout=60)  # noqa: S310 - loopback http
     finally:
         prometheus.main("stop")
 

@@ -49,7 +49,6 @@ from serving.ingest.forwarder import (
     Counts,
     Forwarder,
     FrameError,
-    Heartbeat,
     Senders,
     _Agents,
     forward,
@@ -585,11 +584,12 @@ def test_who_connected_just_before_the_end_is_heard(folder: Path) -> None:
 
 def test_the_heartbeat_has_the_counts(running: tuple[Path, Store, Senders]) -> None:
     path, store, _ = running
+    heart = path.with_name(f"{path.name}.alive")
     with connect(path) as agent:
         agent.sendall(hello(1, "a") + sent(1, 3, 2))
         wait_until(lambda: bool(store.clients))
-        wait_until(lambda: json.loads(Heartbeat(path).file.read_text())["events"] == 2)
-    said = json.loads(Heartbeat(path).file.read_text())
+        wait_until(lambda: json.loads(heart.read_text())["events"] == 2)
+    said = json.loads(heart.read_text())
     assert (said["lost"], said["refused_senders"]) == (3, 0)
 
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import socket
+import struct
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,12 +18,15 @@ from typing import Any
 import psutil
 import pytest
 from prometheus_client import Counter
-from waiting import wait_until
+from waiting import LIMIT_S, wait_until
 
-from infra.local import asked, keeper, parts, processes, under_way
+from feature_store.state import drop_scratch, make_scratch
+from infra.local import asked, keeper, parts, processes, status, under_way
+from infra.local import loop as loop_of_parts
+from infra.local.disk import Disk
 from infra.local.keeper import Keeper
-from serving.ingest import heartbeat
-from serving.ingest.heartbeat import Heartbeat
+from models import heartbeat
+from models.heartbeat import Heartbeat
 
 SLEEPER = [sys.executable, "-S", "-c", "import time; time.sleep(60)"]
 
@@ -299,15 +306,18 @@ def test_a_part_that_up_started_meanwhile_is_left_alone(monkeypatch: pytest.Monk
     assert processes.running("agent") == server
 
 
-def test_a_forwarder_is_alive_while_its_heartbeat_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("name", ["forwarder", "agent", "scheduler"])
+def test_a_part_is_alive_while_its_heartbeat_goes_on(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    server = processes.Server("forwarder", 1, 0.0, {}, "", 0)
-    monkeypatch.setattr(asked, "telemetry_socket", lambda: tmp_path / "telemetry.sock")
+    """Its page, which a stranger can keep busy, is not asked."""
+    server = processes.Server(name, 1, 0.0, {"metrics": 1}, "", 0)
+    monkeypatch.setattr(asked, "heartbeat", lambda part: tmp_path / f"{part}.alive")
     monkeypatch.setattr(heartbeat, "HEARTBEAT_S", 3600.0)
     now_s = 0.0
     monkeypatch.setattr(keeper, "time", SimpleNamespace(monotonic=lambda: now_s))
-    heart, answers = Heartbeat(tmp_path / "telemetry.sock"), keeper._Beats()
+    heart, answers = Heartbeat(tmp_path / f"{name}.alive"), type(keeper.ANSWERS[name])()
+    assert isinstance(answers, keeper._Beats)
     assert not answers(server)  # it has never beaten
     heart.beat()
     assert answers(server)
@@ -316,3 +326,146 @@ def test_a_forwarder_is_alive_while_its_heartbeat_goes_on(
     assert not answers(server)
     monkeypatch.setattr(heartbeat, "HEARTBEAT_S", 0.0)
     wait_until(lambda: heart.beat() or answers(server))  # a clock of files ticks each few milliseconds
+
+
+def test_a_heartbeat_goes_on_where_no_file_can_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full disk: what is there can be touched."""
+    heart = Heartbeat(tmp_path / "part.alive")
+    heart.beat()
+    os.utime(heart.file, (0, 0))
+    monkeypatch.setattr(heartbeat, "HEARTBEAT_S", 0.0)
+    monkeypatch.setattr(Path, "write_text", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left")))
+    heart.beat()
+    assert heart.file.stat().st_mtime > 0
+
+
+def test_what_strangers_hold_or_a_full_disk_silences_is_not_ended_but_what_is_paused_is(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    loop = Loop(monkeypatch)
+    triton = processes.running("triton")
+    assert triton is not None
+    loop.keeper._spared = lambda server: keeper._spared(replace(server, ports={"grpc": 1}))
+    monkeypatch.setattr(keeper, "strangers_connected", lambda ports: keeper.STRANGERS)
+    loop.mute = {"triton"}
+    loop.look_for(int(keeper.PATIENCE_S) + 15)
+    assert processes.running("triton") == triton
+    said = capsys.readouterr().out
+    assert said.count("triton does not answer, and is not ended: other users of this machine hold 16") == 1
+    monkeypatch.setattr(keeper, "strangers_connected", lambda ports: keeper.STRANGERS - 1)
+    monkeypatch.setattr(keeper, "disk", lambda: Disk(0, 10**9))
+    loop.look_for(int(keeper.PATIENCE_S) + 15)
+    assert processes.running("triton") == triton
+    assert "not ended: the disk is full" in capsys.readouterr().out
+    psutil.Process(triton.pid).suspend()
+    loop.look_until("triton")
+    assert processes.running("triton") != triton
+
+
+# Who keeps the keeper.
+
+
+@pytest.fixture
+def kept(state: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    """A loop of which nothing is here but the keeper; its metrics' port."""
+    elsewhere = {
+        "SWIFTQUEUE_TRITON_SERVERS": "127.0.0.1:1",
+        "MLFLOW_TRACKING_URI": "http://127.0.0.1:1",
+        "RAY_ADDRESS": "127.0.0.1:1",
+        "SWIFTQUEUE_INGEST": "http://127.0.0.1:1",
+    }
+    (port,) = processes.free_ports(1)
+    for name, value in {**elsewhere, "SWIFTQUEUE_KEEPER_METRICS": str(port)}.items():
+        monkeypatch.setenv(name, value)
+    asked.write_asked(asked.Live("x", 1, 60, 30, 8))
+    for name in parts.wanted():
+        if name != "keeper":
+            processes.start(name, SLEEPER, {}, {}, lambda: True, 10)
+    yield port
+    processes.stop("keeper")
+    drop_scratch()
+
+
+def restarts_of_the_keeper(port: int) -> float | None:
+    return status.number(f"http://127.0.0.1:{port}/metrics", 'swiftqueue_part_restarts_total{part="keeper"}')
+
+
+@pytest.mark.slow
+def test_a_killed_keeper_is_started_again_and_so_is_its_supervisor(kept: int, state: Path) -> None:
+    loop_of_parts.start_part("keeper", asked.Live("x", 1, 60, 30, 8))
+    first = processes.running("keeper")
+    assert first is not None
+    (child,) = psutil.Process(first.pid).children()
+    child.kill()
+    wait_until(lambda: restarts_of_the_keeper(kept) == 1, "nobody started the keeper")
+    assert processes.running("keeper") == first
+    psutil.Process(first.pid).kill()
+
+    def another() -> bool:
+        now = processes.running("keeper")
+        return now is not None and now != first and restarts_of_the_keeper(kept) == 0
+
+    wait_until(another, "no other supervisor came")
+    said = processes.log_path("keeper").read_text()
+    assert "the keeper was ended by signal 9: starting it again" in said
+    assert "the supervisor of the keeper is gone: this process takes its place" in said
+    now = processes.running("keeper")
+    assert now is not None
+    family = [psutil.Process(now.pid), *psutil.Process(now.pid).children()]
+    assert len(family) == 2
+    under_way.end_what_is_under_way()  # as `down` does
+    processes.stop("keeper")
+    assert not any(one.is_running() and one.status() != psutil.STATUS_ZOMBIE for one in family)
+
+
+@pytest.mark.slow
+def test_a_supervisor_ends_where_nothing_is_to_be_kept(tmp_path: Path) -> None:
+    """And it ends a keeper that is still."""
+    wanted, alive = tmp_path / "up.json", tmp_path / "keeper.alive"
+    wanted.touch()
+    program = (
+        "import sys; from infra.local import supervisor; supervisor.STILL_S = 1.0; "
+        "supervisor.supervise(sys.argv[1], sys.argv[2], sys.argv[3:])"
+    )
+    sleeper = [sys.executable, "-c", "import time; time.sleep(3600)"]
+    command = [sys.executable, "-c", program, wanted, alive, *sleeper]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as supervisor:
+        assert supervisor.stdout is not None
+        assert "gave no sign of life for 1 s: starting it again" in supervisor.stdout.readline()
+        wanted.unlink()
+        assert supervisor.wait(LIMIT_S) == 0
+        assert not psutil.Process().children(recursive=True) or all(
+            "3600" not in " ".join(one.cmdline()) for one in psutil.Process().children(recursive=True)
+        )
+
+
+@pytest.mark.slow
+def test_what_systemd_starts_is_the_keeper_and_tells_that_it_lives(
+    kept: int, state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`up --live --foreground`, with the socket that systemd gives to a unit of type `notify`."""
+    told = make_scratch() / "notify.sock"
+    program = (
+        "import os, sys; from infra.local import loop\n"
+        "child = os.fork()\n"
+        "if child: loop.stay_as_keeper(child)\n"
+    )
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(str(told))
+        manager.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        manager.settimeout(LIMIT_S)
+        environment = os.environ | {"NOTIFY_SOCKET": str(told), "WATCHDOG_USEC": "90000000"}
+        with subprocess.Popen([sys.executable, "-c", program], env=environment) as main:
+            heard = set()
+            while heard != {b"READY=1", b"WATCHDOG=1"}:
+                state_told, credentials, _, _ = manager.recvmsg(100, 1000)
+                heard.add(state_told)
+                assert struct.unpack("iii", credentials[0][2])[0] == main.pid
+            own = processes.running("keeper")
+            assert own is not None
+            assert own.pid == main.pid
+            assert status.number(f"http://127.0.0.1:{kept}/metrics", "swiftqueue_disk_size_bytes")
+            processes.stop("keeper")  # as `down` does
+            assert main.wait(LIMIT_S) == 0  # which the unit does not take for a fault

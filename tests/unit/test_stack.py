@@ -6,7 +6,6 @@ import json
 import os
 import re
 import resource
-import shutil
 import socket
 import subprocess
 import sys
@@ -20,8 +19,8 @@ import pytest
 from toy_world import bottleneck_table, write_table
 from waiting import wait_until
 
-from feature_store.state import make_scratch, scratch
 from infra.local import asked, loop, parts, processes, prometheus, status, under_way
+from infra.local.disk import Disk
 from infra.local.judgement import Judgement
 from infra.local.loop import start_loop, stop_stack
 from infra.local.parts import PARTS
@@ -541,6 +540,87 @@ def test_a_stolen_port_is_named(state: Path) -> None:
     assert f"is gone, and another program has its port {port} (log" in judged["scheduler"]
 
 
+def test_a_server_takes_many_connections_and_what_it_writes_is_its_owners_alone(
+    state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where `up` was given few files, a umask that lets others read, and a log of an earlier version."""
+    monkeypatch.setenv("NOTIFY_SOCKET", "/run/of-systemd")
+    soft, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    processes.log_path("sleeper").parent.mkdir()
+    processes.log_path("sleeper").touch(mode=0o644)
+    writes = (
+        "import os, resource, time; open('made', 'w').close()\n"
+        "time.sleep(0.5); files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)\n"
+        "print(files, os.environ.get('NOTIFY_SOCKET'))\n"
+        "print('ready', flush=True); time.sleep(60)"
+    )
+    before = os.umask(0o022)
+    monkeypatch.chdir(state)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, most))
+    try:
+        processes.start("sleeper", [sys.executable, "-S", "-c", writes], {}, {}, says_ready, 60)
+        log = processes.log_path("sleeper")
+        assert f"{most} None\n" in log.read_text()
+        assert {path.stat().st_mode & 0o777 for path in (log, state / "made")} == {0o600}
+    finally:
+        processes.stop("sleeper")
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, most))
+        os.umask(before)
+
+
+def test_a_full_disk_is_the_first_thing_that_status_says(
+    state: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked.write_asked(asked.Live("x", 1, 60, 30, 8))
+    assert status.print_status() == 1
+    assert "disk" not in capsys.readouterr().out.splitlines()[0]
+    monkeypatch.setattr(status, "disk", lambda: Disk(free=0, size=640_000_000))
+    assert status.print_status() == 1
+    first, *rest = capsys.readouterr().out.splitlines()
+    assert first.startswith(f"first: the disk is full: 0 bytes free of 640 MB on the disk of {state}: ")
+    assert any(line.startswith("ingest: ") for line in rest)
+    assert status.print_status(as_json=True) == 1
+    assert json.loads(capsys.readouterr().out)["parts"][0]["part"] == "first"
+
+
+@pytest.mark.parametrize(
+    ("unwell", "said"),
+    [
+        (["ray", "ingest", "forwarder"], "ray, below; what rests on it is mended with it: forwarder, ingest"),
+        (
+            ["scheduler", "triton", "agent"],
+            "triton, below; what rests on it is mended with it: agent, scheduler",
+        ),
+        (["forwarder", "ingest"], "ingest, below; what rests on it is mended with it: forwarder"),
+        (["keeper"], ""),
+        ([], ""),
+    ],
+)
+def test_status_begins_with_the_part_that_others_rest_on(state: Path, unwell: list[str], said: str) -> None:
+    judged = [Judgement(name not in unwell, "", name) for name in PARTS]
+    assert [(one.part, one.line) for one in status.explain(judged)] == ([("first", said)] if said else [])
+
+
+def test_alerts_are_named_the_worst_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    fires = [
+        ("AppendSlow", "ticket"),
+        ("DiskFull", "ticket"),
+        ("AgentWithoutServer", "page"),
+        ("TritonDown", "page"),
+    ]
+    found = [
+        {"state": "firing", "labels": {"alertname": name, "severity": severity}, "annotations": {}}
+        for name, severity in fires
+    ]
+    monkeypatch.setattr(status, "ask", lambda *_, **__: {"alerts": found})
+    processes.start("prometheus", SLEEPER, {"http": 1}, {}, lambda: True, 10)
+    try:
+        named = [one.line.split(" ")[0] for one in status._firing()]
+    finally:
+        processes.stop("prometheus")
+    assert named == ["TritonDown", "AgentWithoutServer", "DiskFull", "AppendSlow"]
+
+
 def test_a_prometheus_that_has_scraped_nothing_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(status, "ask", lambda *_, **__: {"result": []})
     server = processes.start("prometheus", SLEEPER, {"http": 1}, {}, lambda: True, 10)
@@ -550,19 +630,6 @@ def test_a_prometheus_that_has_scraped_nothing_says_so(monkeypatch: pytest.Monke
     monkeypatch.setattr(status, "SCRAPED_S", 0.0)
     assert not status._prometheus(server).well
     processes.stop("prometheus")
-
-
-def test_the_scratch_folder_is_ours_alone(state: Path) -> None:
-    try:
-        make_scratch()
-        make_scratch()
-        shutil.rmtree(scratch())  # as whoever cleans /tmp may do; the keeper starts parts all the same
-        asked.temporary().rmdir()
-        scratch().chmod(0o755)
-        with pytest.raises(OSError, match="open to others; remove it"):
-            make_scratch()
-    finally:
-        scratch().rmdir()
 
 
 def test_laps_of_a_trace_are_one_sender_that_goes_on(tmp_path: Path) -> None:

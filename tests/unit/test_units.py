@@ -32,7 +32,11 @@ def test_the_unit_starts_the_loop_at_boot_and_bounds_its_memory(
     unit.read_string(text)
     assert unit["Service"]["MemoryMax"] == "12G"
     assert unit["Service"]["OOMPolicy"] == "continue"  # the keeper starts what was killed for memory
-    assert unit["Service"]["ExecStart"].endswith('/swiftqueue" up --live "--every" "60"')
+    assert unit["Service"]["ExecStart"].endswith('/swiftqueue" up --live --foreground "--every" "60"')
+    # The keeper is the main process: it is started again unless `down` ended it, and takes no part along.
+    kept = {"Type": "notify", "Restart": "always", "RestartPreventExitStatus": "0", "KillMode": "process"}
+    assert {name: unit["Service"][name] for name in kept} == kept
+    assert int(unit["Service"]["WatchdogSec"]) > 10
     assert unit["Service"]["ExecStop"].endswith('/swiftqueue" down')
     assert unit["Install"]["WantedBy"] == "default.target"
     assert f'Environment="SWIFTQUEUE_STATE={tmp_path}/100%% mine"' in text

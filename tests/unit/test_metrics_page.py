@@ -1,0 +1,65 @@
+"""The page of metrics of scheduler and keeper, in a process of its own, and its clients."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+from crowd import DEAF, IDLE, MANY, SLOW, check_a_crowd_costs_only_its_places
+
+from models.metrics_page import MOST_CLIENTS
+
+PROGRAM = """
+import sys, time
+from prometheus_client import CollectorRegistry, Gauge
+from models import metrics_page
+registry = CollectorRegistry()
+Gauge("shown", "", registry=registry).set(7)
+Gauge("large", "x" * 100_000, registry=registry)
+print(metrics_page.serve(registry, "127.0.0.1", 0), flush=True)
+time.sleep(3600)
+"""
+
+
+@pytest.fixture
+def served() -> Iterator[tuple[int, int]]:
+    """Process and port of a page."""
+    with subprocess.Popen([sys.executable, "-c", PROGRAM], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        yield process.pid, int(process.stdout.readline())
+        process.kill()
+
+
+@pytest.mark.parametrize("say", [IDLE, SLOW, DEAF], ids=["idle", "slow", "deaf"])
+def test_clients_that_say_nothing_or_read_nothing_keep_nobody_out(
+    served: tuple[int, int], say: bytes
+) -> None:
+    check_a_crowd_costs_only_its_places(*served, 300, say, MOST_CLIENTS, b"shown 7.0")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("say", [IDLE, SLOW], ids=["idle", "slow"])
+def test_ten_thousand_clients_cost_only_their_places(served: tuple[int, int], say: bytes) -> None:
+    check_a_crowd_costs_only_its_places(*served, MANY, say, MOST_CLIENTS, b"shown 7.0")
+
+
+@pytest.mark.parametrize(
+    ("request_line", "answer"),
+    [
+        (b"GET /metrics?x=1 HTTP/1.1\r\n\r\n", b"HTTP/1.1 200"),
+        (b"GET /else HTTP/1.1\r\n\r\n", b"HTTP/1.1 404"),
+        (b"POST /metrics HTTP/1.1\r\n\r\n", b"HTTP/1.1 405"),
+        (b"\0\xff\r\n\r\n", b"HTTP/1.1 405"),
+        (b"GET /" + b"x" * 10_000, b""),  # too long: it is not read to its end
+    ],
+)
+def test_what_is_no_scrape_is_refused(served: tuple[int, int], request_line: bytes, answer: bytes) -> None:
+    with socket.create_connection(("127.0.0.1", served[1]), timeout=60) as client:
+        client.sendall(request_line)
+        try:
+            assert client.recv(12) == answer
+        except ConnectionResetError:
+            assert answer == b""
