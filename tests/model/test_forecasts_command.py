@@ -23,8 +23,8 @@ from infra.cli import app
 from infra.forecasts import fingerprint, judging_of, summarised, traces_of
 from infra.results import forecasters as published
 from laboratory.report.tables import NONE
-from models.forecasters.forecaster import Part, load
-from models.forecasters.walk import lessons
+from models.forecasters.forecaster import load
+from models.forecasters.traces import Part, lessons
 from models.scoring.intervals import estimate, over_all
 from models.training.protocol import Slice
 
