@@ -9,7 +9,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from models.forecasters.forecaster import kinds
 from models.import_closure import files_of
+from models.section import read_all
 
 FILES = ("dvc.yaml", "data/long/dvc.yaml")
 BY_HAND = ("data", "simulation", "testbed", "${item.file}")
@@ -20,6 +22,12 @@ def dependencies(stage: Any) -> list[str]:
     named = stage["cmd"].split()[1]
     code = [str(path) for path in files_of(named if "." in named else f"pipelines.{named}")]
     return [*code, "pipelines/run", *(dep for dep in stage["deps"] if dep.startswith(BY_HAND))]
+
+
+def trained_by(project: Path) -> list[str]:
+    """Return the sections that stage pretrain reads: the choice, and those of all kinds that may be chosen."""
+    own = read_all(project / "params.yaml")
+    return ["architecture", "change", *(name for name in own if name in kinds())]
 
 
 def main() -> None:
@@ -33,6 +41,8 @@ def main() -> None:
         for stage in document["stages"].values():
             each = stage.get("do", stage)  # of a stage for each trace
             each["deps"] = dependencies(each)
+        if pretrain := document["stages"].get("pretrain"):
+            pretrain["params"][:] = trained_by(Path())
         with path.open("w") as file:
             yaml.dump(document, file)
 

@@ -32,6 +32,7 @@ class NetworkForecaster(Forecaster):
         "learning_rate": Between(5e-4, 8e-3),
         "weight_decay": Between(1e-4, 0.3),
         "dropout": (0.0, 0.05, 0.1, 0.2, 0.3),
+        "sharp_weight": Between(1, 10),
     }
 
     def __init__(self, model: QueryNetwork, protocol: Mapping[str, Any] | None = None) -> None:

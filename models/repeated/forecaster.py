@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Final, Self
+from typing import Annotated, Any, ClassVar, Final, Self
 
 import numpy as np
-from pydantic import field_validator
+from pydantic import Field, field_validator
 
 from feature_store.events.event_stream import AS_SENT, INPUTS, event_schema_hash
 from models.forecasters.forecaster import Forecaster, Say, check_made_for
@@ -29,14 +29,14 @@ class RepeatedParams(Section):
     """A baseline that repeats a latency that the sender knows."""
 
     section: ClassVar = "repeated"
-    input: str
-    """Name of the query's latency: `last_latency_flow_us`, `mean8_latency_us` (RFC 6298's smoothed), …"""
+    input: Annotated[str, Field(json_schema_extra={"enum": list(LATENCIES)})]
+    """Latency that is repeated, an input of a query; `mean8_…` is smoothed as in RFC 6298."""
 
     @field_validator("input")
     @classmethod
     def _a_latency(cls, name: str) -> str:
         if name not in LATENCIES:
-            raise ValueError(f"it must be a visible latency; {near(name, list(LATENCIES))}")
+            raise ValueError(f"it must be one of {', '.join(LATENCIES)}; {near(name, list(LATENCIES))}")
         return name
 
 

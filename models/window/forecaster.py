@@ -74,7 +74,7 @@ class WindowParams(TrainingParams):
     def _fits_together(self) -> Self:
         check_heads(self.section, self.width, self.heads)
         if self.anchor is not None and self.anchor not in self.names:
-            raise ValueError(f"anchor is {self.anchor!r}; it must be one of its inputs, or null")
+            raise ValueError(f"{self.section}.anchor is {self.anchor!r}; it must be one of its inputs, or null")
         return self
 
     @property
@@ -103,6 +103,7 @@ class WindowForecaster(Forecaster):
         "noam_factor": Between(0.05, 0.8),
         "weight_decay": Between(1e-6, 1e-3),
         "batch_size": (32, 64, 128),
+        "warmup_steps": (100, 300, 1000),
     }
     Network: ClassVar[type[Transformer]] = Transformer
 

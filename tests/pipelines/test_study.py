@@ -38,13 +38,14 @@ def test_simulated_traces_are_long_enough_for_two_rounds(protocol: str) -> None:
 
 def test_overrides_reach_their_parameters() -> None:
     params = params_of(
-        "small", "simulate.seeds=[8, 9]", "pretrain.epochs=3", "windows.tokens=128", "pretrain.noam_factor=2"
+        *("small", "simulate.seeds=[8, 9]", "event-stream.epochs=3", "mlp.layers=1"),
+        "event-stream.sharp_weight=2",
     )
     assert params["simulate"]["seeds"] == [8, 9]
     assert set(params["extract"]["traces"]) == {"dumbbell-8", "dumbbell-9"}
-    assert params["pretrain"]["epochs"] == 3
-    assert params["windows"]["tokens"] == 128  # where the project has `auto`
-    assert params["pretrain"]["noam_factor"] == 2
+    assert params["event-stream"]["epochs"] == 3
+    assert params["mlp"]["layers"] == 1  # of another kind than the one that is trained
+    assert params["event-stream"]["sharp_weight"] == 2
 
 
 def test_stages_read_what_a_study_writes(tmp_path: Path) -> None:
@@ -67,7 +68,7 @@ def test_stages_read_what_a_study_writes(tmp_path: Path) -> None:
 @pytest.mark.slow
 @settings(max_examples=30)  # each reads params.yaml
 @given(
-    section=st.sampled_from(["simulate", "windows", "pretrain", "none"]),
+    section=st.sampled_from(["simulate", "event-stream", "none"]),
     key=st.text(st.characters(codec="ascii", categories=["Ll"]), min_size=1),
 )
 def test_an_override_changes_its_own_key_or_is_refused(section: str, key: str) -> None:
@@ -81,18 +82,18 @@ def test_an_override_changes_its_own_key_or_is_refused(section: str, key: str) -
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("pretrain.epochs", "not of the form"),
+        ("event-stream.epochs", "not of the form"),
         ("epochs=3", "not of the form"),
-        ("pretrain.epochs=", "not of the form"),
-        ("pretrian.epochs=3", r"no section 'pretrian'; did you mean pretrain\?"),
-        ("pretrain.epoch=3", r"no parameter pretrain.epoch; did you mean epochs\?"),
-        ("pretrain.epochs=many", "pretrain.epochs is 'many'; it must be a whole number"),
+        ("event-stream.epochs=", "not of the form"),
+        ("even-stream.epochs=3", r"no section 'even-stream'; did you mean event-stream\?"),
+        ("event-stream.epoch=3", r"no parameter event-stream.epoch; did you mean epochs\?"),
+        ("event-stream.epochs=many", "event-stream.epochs is 'many'; it must be a whole number"),
         ("simulate.seeds=3", "simulate.seeds is 3; it must be a list"),
         ("simulate.seeds=[0]", "simulate.seeds.0 is 0"),
         ("simulate.seeds=2026-11-27", "simulate.seeds is '2026-11-27'; it must be a list"),
         ("simulate.rtt_ms=0", "simulate.rtt_ms is 0"),
         ("simulate.duration_s=12", "protocol 'small' needs at least 35 s"),
-        ("pretrain.epochs=[1", "no YAML value"),
+        ("event-stream.epochs=[1", "no YAML value"),
         ("split.protocol=paper", "use --protocol"),
         ("extract.traces={}", "command line"),
     ],

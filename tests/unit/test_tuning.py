@@ -59,5 +59,5 @@ def test_a_value_without_a_logarithm_is_named() -> None:
 
 
 def test_a_value_that_its_section_refuses_is_one_line() -> None:
-    with pytest.raises(ValueError, match=r"query-mlp.dropout is 1.5; it must be"):
+    with pytest.raises(ValueError, match=r"mlp.dropout is 1.5; it must be"):
         with_values(VARIANTS["mlp"], {"dropout": 1.5})
