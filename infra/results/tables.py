@@ -36,7 +36,7 @@ from laboratory.lfq import traces
 from laboratory.report import guard, ladder, premise_map, rules
 from laboratory.report import tables as lab
 from laboratory.report.comparison import LIMITS, Place, against_chance, by_seed, change_of, percent
-from laboratory.report.judging import JUDGED, SERVED
+from laboratory.report.judging import JUDGED
 from laboratory.report.measures import MS, QUEUEING_P99
 from laboratory.runs import experience
 from laboratory.runs.results import COMPLETE
@@ -270,9 +270,9 @@ def _ratio(row: Row) -> str:
     return f"{row.ratio:.3g}" if row.ours else lab.NONE
 
 
-def worst_wait(data: Data, scenario: str = JUDGED) -> list[str]:
-    """Return the longest wait of any L4S packet of the sender under RFC 9332, by control and seed."""
-    runs = data.of(scenario).filter(pl.col("profile") == "rfc9332", pl.col("status") == COMPLETE)
+def worst_wait(data: Data) -> list[str]:
+    """The longest wait of any L4S packet of the sender in figure 8 under RFC 9332, by seed."""
+    runs = data.of(JUDGED).filter(pl.col("profile") == "rfc9332", pl.col("status") == COMPLETE)
     seeds = sorted(set(runs["seed"]))
     lines = lab.head_of(["control", *(f"seed {seed}, ms" for seed in seeds)])
     for control in CONTROLS:
@@ -282,8 +282,6 @@ def worst_wait(data: Data, scenario: str = JUDGED) -> list[str]:
             .select("seed", "queueing_cdf_us")
             .iter_rows()
         }
-        if not waits:
-            continue
         cells = [f"{waits[seed] * MS:.0f}" if seed in waits else lab.NONE for seed in seeds]
         lines.append(lab.row_of([f"`{control}`", *cells]))
     return lines
@@ -406,11 +404,6 @@ TABLES: Final[Mapping[str, Callable[[Data], list[str]]]] = {
     "bed-router": lambda data: bed_report.router_table(data.bed),
     "targets": lambda data: lab.judged(data.of(JUDGED, "many-flows")),
     "figure8": lambda data: lab.by_control(data.of(JUDGED)),
-    "fresh-figure8": lambda data: lab.by_control(data.of(SERVED)),
-    "fresh-worst-wait": partial(worst_wait, scenario=SERVED),
-    **{f"fresh-ladder-{one}": partial(known, profile=one, scenario=ladder.FRESH) for one in PROFILES},
-    "fresh-guard": lambda data: guard.guarded(data.runs, guard.FRESH),
-    "fresh-guard-kept": lambda data: guard.kept(data.runs, guard.FRESH),
     "worst-wait": worst_wait,
     "other-traffic": lambda data: lab.by_control(data.of("hadoop", "receivers", "replay", "many-flows")),
     **{f"sweeps-{profile}": partial(brief, profile=profile, prefix="sweep-") for profile in PROFILES},
@@ -498,8 +491,8 @@ def _tuned(data: Data) -> str:
 
 
 def _wait(data: Data, profile: str) -> str:
-    place = Place(SERVED, "", profile)
-    runs = data.of(SERVED)
+    place = Place(JUDGED, "", profile)
+    runs = data.of(JUDGED)
     random = change_of(runs, place, "random", QUEUEING_P99)
     said = f"{_to(change_of(runs, place, 'model', QUEUEING_P99))}; by chance {_short(random)}"
     if profile == "uncoupled":
