@@ -16,6 +16,7 @@ from toy_world import START_NS, bottleneck_table
 
 from benchmarks.inference_references import typical_features
 from feature_store.events import windows as fw
+from feature_store.events.beginning import NOTHING
 from feature_store.events.definition import EVENTS
 from models.networks import artifact
 from models.networks.prediction import predict
@@ -58,7 +59,7 @@ def packets() -> pl.DataFrame:
 def minute(packets: pl.DataFrame, champion: Path, **changes: Any) -> Minute:
     values: dict[str, Any] = {
         "packets": packets,
-        "flow_starts_ns": {},
+        "beginning": NOTHING,
         "learn_from_ns": START_NS + 2 * S,
         "judge_from_ns": START_NS + 9 * S,
         "champion": artifact.read_files(champion),
@@ -136,23 +137,37 @@ def test_a_batch_border_is_a_batch_border(packets: pl.DataFrame, champion: Path)
     assert tune(whole).figures["champion"]["n"] == tune(cut).figures["champion"]["n"]
 
 
-def test_flows_keep_their_age(packets: pl.DataFrame, champion: Path, tmp_path: Path) -> None:
-    """The same head as from the whole log, although the flows' first packets are not in the minute."""
+def test_a_minute_that_is_told_its_beginning_is_the_minute_of_the_whole_log(
+    packets: pl.DataFrame, make_event_artifact: Callable[..., Path], tmp_path: Path
+) -> None:
+    """The same head as from the whole log, although its first second, with the flows' starts, is cut off."""
+    champion = make_event_artifact(1)
+    least = pl.col("sent_ns") < START_NS + S // 2
+    packets = packets.with_columns(
+        latency_us=pl.when(least).then(pl.col("latency_us") / 2).otherwise("latency_us")
+    )
     cut = packets.filter(pl.col("sent_ns") >= START_NS + S)[5:]
-    starts = dict(packets.group_by("flow_id").agg(pl.col("sent_ns").min()).iter_rows())
+    beginning = NOTHING.moved(packets, packets.height - cut.height)
     learn = {"learn_from_ns": START_NS + 6 * S}  # 5 s of lead-in
     whole, known, unknown = (
-        torch.cat(
-            [value.flatten() for value in load(dict(one.files), tmp_path).model.head.state_dict().values()]
-        )
+        tune(one)
         for one in (
-            tune(minute(packets, champion, **learn)),
-            tune(minute(cut, champion, flow_starts_ns=starts, **learn)),
-            tune(minute(cut, champion, **learn)),
+            minute(packets, champion, **learn),
+            minute(cut, champion, beginning=beginning, **learn),
+            minute(cut, champion, **learn),
         )
     )
-    torch.testing.assert_close(known, whole, rtol=0, atol=0)
-    assert (unknown - whole).abs().max() > 1e-3
+    assert known.files == whole.files
+    assert known.figures == whole.figures
+    assert unknown.files != whole.files
+    # What is kept to judge again is told its own beginning.
+    (ours,), (theirs,) = known.slices, whole.slices
+    Slices(tmp_path).keep((ours,))
+    (kept,) = Slices(tmp_path).recent()
+    assert kept.beginning == ours.beginning == theirs.beginning
+    assert kept.beginning.flow_starts_ns.keys() == set(packets["flow_id"])
+    anew = kept.by("anew", Engine(champion), artifact.load(champion).description.tokens)
+    assert anew.windows.candidates_BHF.tobytes() == theirs.windows.candidates_BHF.tobytes()
 
 
 def test_inputs_that_have_drifted_show(packets: pl.DataFrame, champion: Path, tuned: Tuned) -> None:
@@ -218,28 +233,27 @@ def test_what_judged_before_judges_again_and_teaches_nothing(
 
 
 def test_a_slice_is_the_same_for_whoever_encodes_it(
-    long: pl.DataFrame, champion: Path, tmp_path: Path
+    long: pl.DataFrame, make_event_artifact: Callable[..., Path]
 ) -> None:
-    """From its own packets, with the lead-in alone, and by an encoder of other windows and weights."""
+    """From its own packets, with the lead-in alone, and by an encoder of other sizes and weights."""
+    champion = make_event_artifact(1)
     (first,) = tune(at(long, champion, 9)).slices
     (later,) = tune(at(long, champion, 17)).slices  # begins with a lead-in of five seconds
     assert later.packets.height < long.height / 2
-    version = artifact.load(champion, fw.schema_hash())
+    tokens = artifact.load(champion).description.tokens
     for one in (first, later):
-        anew = one.by("anew", Engine(champion), TOKENS)
+        anew = one.by("anew", Engine(champion), tokens)
         np.testing.assert_allclose(anew.windows.features_BRD, one.windows.features_BRD, rtol=1e-4, atol=1e-4)
-    torch.manual_seed(9)
-    other = Predictor(version.model.features, version.model.target, version.model.sizes)
-    artifact.save(tmp_path / "other", other, replace(version.description, tokens=2 * TOKENS))
-    files = artifact.read_files(tmp_path / "other")
+    other = make_event_artifact(9, width=32)
+    files = artifact.read_files(other)
     judged = tune(at(long, champion, 17, earlier=(first,), retrained=files, params=LONGER))
     expected = tune(at(long, champion, 17, earlier=(first,)))
     theirs = judged.figures["champion"]["log_mae"]
     assert theirs == pytest.approx(expected.figures["champion"]["log_mae"], rel=1e-4)
     # What passed has its encoder from now on: no round encodes the old slices again.
     assert judged.verdict.passed, judged.verdict.reason
-    wide = encoder_of(artifact.load(tmp_path / "other"))
-    assert [one.encoder for one in judged.slices] == [wide, wide]
+    narrow = encoder_of(artifact.load(other))
+    assert [one.encoder for one in judged.slices] == [narrow, narrow]
 
 
 def test_the_reference_judges_with_the_champion(long: pl.DataFrame, champion: Path) -> None:
@@ -264,9 +278,12 @@ def test_a_slice_that_is_damaged_costs_itself_alone(
     oldest = min((tmp_path / "slices").iterdir())
     oldest.write_bytes(oldest.read_bytes()[:-100])
     (tmp_path / "slices" / "empty.npz").touch()  # as after a power cut
+    np.savez(tmp_path / "slices" / "older.npz", packets=np.zeros(1))
     (found,) = store.recent()
     assert found.from_ns == second.from_ns
-    assert capsys.readouterr().out.count("cannot be read and is left out") == 2
+    said = capsys.readouterr().out
+    assert said.count("cannot be read and is left out") == 3
+    assert "older.npz: an earlier version wrote it" in said
     assert len(list((tmp_path / "slices").iterdir())) == 1
     for number in range(KEPT + 2):
         store.keep((replace(first, from_ns=number),))
@@ -294,14 +311,14 @@ def test_two_heads_beside_each_other_on_what_came_since(
 ) -> None:
     good = artifact.read_files(champion)
     head = spoilt(champion, tmp_path / "bad") if spoils else good
-    found = compare(Pair(long, {}, START_NS + 9 * S, head, good))
+    found = compare(Pair(long, NOTHING, START_NS + 9 * S, head, good))
     assert found.seconds == pytest.approx(11, abs=0.3)
     assert found.batches == pytest.approx(11 * 1000 / 8, rel=0.1)
     ours, theirs = found.figures["head"], found.figures["other"]
     assert (ours["log_mae"] > 1.05 * theirs["log_mae"]) == spoils
     assert bool(found.inferior) == spoils
     assert (found.worse.get("log-error", 0) > 0.05) == spoils
-    assert compare(Pair(long, {}, START_NS + 100 * S, head, good)).batches == 0
+    assert compare(Pair(long, NOTHING, START_NS + 100 * S, head, good)).batches == 0
 
 
 def test_some_of_the_windows_are_those_that_all_would_be(
@@ -316,7 +333,7 @@ def test_some_of_the_windows_are_those_that_all_would_be(
     np.testing.assert_array_equal(some.features_BRD, whole.features_BRD)
     np.testing.assert_array_equal(some.candidates_BHF, whole.candidates_BHF)
     good = artifact.read_files(champion)
-    pair = Pair(long, {}, START_NS + 9 * S, good, good)
+    pair = Pair(long, NOTHING, START_NS + 9 * S, good, good)
     everything = compare(pair).figures["head"]["log_mae"]
     monkeypatch.setattr(watch, "MOST_WINDOWS", 300)
     assert compare(pair).figures["head"]["n"] < 8 * 300

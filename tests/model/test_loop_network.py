@@ -17,6 +17,7 @@ import torch
 import toy_world
 import yaml
 
+from feature_store.events.beginning import NOTHING
 from feature_store.events.definition import EVENTS, WINDOW
 from laboratory.learning import judged_models
 from laboratory.learning.train import IN_THE_ENGINE
@@ -251,7 +252,7 @@ def test_live_rounds_encode_it_by_pytorch_and_the_laboratory_refuses_it(
     tuned = tune(
         Minute(
             packets,
-            {},
+            NOTHING,
             toy_world.START_NS + 2 * S,
             toy_world.START_NS + 6 * S,
             artifact.read_files(tmp_path / "first"),
