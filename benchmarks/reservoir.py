@@ -29,6 +29,7 @@ from models import json_lines
 if TYPE_CHECKING:
     import polars as pl
 
+    from feature_store.events.beginning import Beginning
     from pipelines.live.minute import Minute
 
 PRETRAINED: Final = Path("data/models/pretrained")
@@ -81,6 +82,7 @@ def walk(table: pl.DataFrame) -> Iterator[dict[str, Any]]:
     """Walk a packet table; a dictionary for each round: its time, and the figures of each arm after it."""
     import polars as pl
 
+    from feature_store.events.beginning import NOTHING
     from models.networks.artifact import read_files
     from models.section import read
     from models.training.head import FinetuneParams
@@ -91,25 +93,26 @@ def walk(table: pl.DataFrame) -> Iterator[dict[str, Any]]:
     params = read(PARAMS_FILE, FinetuneParams)
     pretrained = dict(read_files(PRETRAINED))
     arms = {name: Arm(size, pretrained) for name, size in {WITHOUT: 0, **ARMS}.items()}
-    starts = dict(table.group_by("flow_id").agg(pl.col("sent_ns").min()).iter_rows())
     begin_ns, end_ns = (int(table["sent_ns"][place]) for place in (0, -1))
+    at_ns_P = table["sent_ns"] - begin_ns
 
-    def between(from_s: float, to_s: float) -> pl.DataFrame:
+    def between(from_s: float, to_s: float) -> tuple[pl.DataFrame, Beginning]:
         at_ns = pl.col("sent_ns") - begin_ns
         part = table.filter(at_ns >= round(from_s * 1e9), at_ns < round(to_s * 1e9))
         newest_ns = begin_ns + round(to_s * 1e9)
         unknown = pl.col("acked_ns") > newest_ns  # not acknowledged yet
-        return part.with_columns(pl.when(~unknown).then(c).alias(c) for c in ("acked_ns", "latency_us"))
+        seen = part.with_columns(pl.when(~unknown).then(c).alias(c) for c in ("acked_ns", "latency_us"))
+        return seen, NOTHING.moved(table, int((at_ns_P < round(from_s * 1e9)).sum()))
 
     at_s = LEAD_IN_S + LEARN_S + JUDGE_S
     while begin_ns + round((at_s + EVERY_S) * 1e9) <= end_ns:
-        seen = between(at_s - LEAD_IN_S - LEARN_S - JUDGE_S, at_s)
+        seen, beginning = between(at_s - LEAD_IN_S - LEARN_S - JUDGE_S, at_s)
         newest_ns = begin_ns + round(at_s * 1e9)
         judge_from_ns = newest_ns - round(JUDGE_S * 1e9)
         for arm in arms.values():
             minute = Minute(
                 packets=seen,
-                flow_starts_ns=starts,
+                beginning=beginning,
                 learn_from_ns=judge_from_ns - round(LEARN_S * 1e9),
                 judge_from_ns=judge_from_ns,
                 champion=arm.served,
@@ -122,10 +125,10 @@ def walk(table: pl.DataFrame) -> Iterator[dict[str, Any]]:
             )
             with contextlib.suppress(DeclinedError):
                 _learn(arm, minute, tune)
-        after = between(at_s - LEAD_IN_S, at_s + EVERY_S)
+        after, known_after = between(at_s - LEAD_IN_S, at_s + EVERY_S)
         one: dict[str, Any] = {"at_s": at_s, "refused": {name: arm.refused for name, arm in arms.items()}}
         for name in ARMS:
-            pair = Pair(after, starts, newest_ns, arms[name].served, arms[WITHOUT].served)
+            pair = Pair(after, known_after, newest_ns, arms[name].served, arms[WITHOUT].served)
             with contextlib.suppress(DeclinedError):
                 found = compare(pair).figures
                 one |= {name: found.get("head"), WITHOUT: found.get("other")}

@@ -25,7 +25,7 @@ def dependencies(stage: Any) -> list[str]:
 
 
 def trained_by(project: Path) -> list[str]:
-    """Return the sections that stage pretrain reads: the choice, and those of all kinds that may be chosen."""
+    """Return the sections that stage pretrain reads: the choice, and all that may be chosen."""
     own = read_all(project / "params.yaml")
     return ["architecture", "change", *(name for name in own if name in kinds())]
 

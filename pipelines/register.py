@@ -170,7 +170,8 @@ def register(
 
 def served_level(params: Mapping[str, Any]) -> Level:
     """Return which of several quantiles the chosen forecaster's section has served."""
-    section = params.get((params.get(ArchitectureParams.section) or {}).get("name")) or {}
+    chosen = (params.get(ArchitectureParams.section) or {}).get("name")
+    section = params.get(str(chosen)) or {}
     level: Level = section.get("served_level")
     return level
 

@@ -22,6 +22,7 @@ using swiftqueue::EventStream;
 using swiftqueue::EventWindow;
 using swiftqueue::kEventInputCount;
 using swiftqueue::kHorizon;
+using swiftqueue::KnownBefore;
 using swiftqueue::PacketColumns;
 using EventTrace = swiftqueue::TraceWindows<EventWindow, swiftqueue::kEventWindowFeatureCount>;
 
@@ -46,9 +47,32 @@ struct Decisions {
   float* x_DHF;
 };
 
-std::int64_t replay(const PacketColumns& columns, bool previous, const EventColumns& out,
-                    const Decisions& decisions) {
+// What was known when the log began; its columns.
+struct Beginning {
+  std::int64_t count;
+  const std::uint8_t* of;  // KnownBefore::Of
+  const std::int32_t* id;
+  const std::int64_t* first_sent_ns;
+  const float* least_us;
+  std::int64_t hole_ns, hole_end_ns, until_ns;  // of `begin_holes`; `until_ns` negative: not told
+};
+
+constexpr std::int64_t kNoBeginning = std::numeric_limits<std::int64_t>::min() + 1;
+
+// kNoBeginning + row for a row of the beginning that cannot be; of the hole, + the number of rows.
+std::int64_t replay(const PacketColumns& columns, bool previous, const Beginning& beginning,
+                    const EventColumns& out, const Decisions& decisions) {
   EventStream stream;
+  if (beginning.until_ns >= 0 &&
+      !stream.begin_holes(beginning.hole_ns, beginning.hole_end_ns, beginning.until_ns)) {
+    return kNoBeginning + beginning.count;
+  }
+  for (std::int64_t k = 0; k < beginning.count; ++k) {
+    const auto of = static_cast<KnownBefore::Of>(beginning.of[k]);
+    if (!stream.begin({of, beginning.id[k], beginning.first_sent_ns[k], beginning.least_us[k]})) {
+      return kNoBeginning + k;
+    }
+  }
   AckLog acks(columns, previous);
   std::int64_t events = 0;
   std::int64_t now_ns = 0;
@@ -131,17 +155,25 @@ int sq_event_query(const EventStream* stream, std::int64_t decision_ns, std::int
 }
 
 // Events written (at most twice the packets), -1 - packet for a packet refused, INT64_MIN when out
-// of memory.
+// of memory, INT64_MIN + 1 + row for a row of the beginning that cannot be (its hole: + the number
+// of rows).
 std::int64_t sq_events_replay(std::int64_t packets, const std::int64_t* sent_ns,
                               const std::int32_t* size_bytes, const std::int32_t* flow_id,
                               const std::int32_t* receiver_id, const std::uint8_t* queue,
                               const std::int64_t* acked_ns, const float* latency_us, int previous,
+                              std::int64_t known, const std::uint8_t* known_of,
+                              const std::int32_t* known_id, const std::int64_t* known_first_sent_ns,
+                              const float* known_least_us, std::int64_t hole_ns,
+                              std::int64_t hole_end_ns, std::int64_t holes_until_ns,
                               std::uint8_t* ack, std::int64_t* packet, std::int64_t* time_ns,
                               float* x_EF, std::int64_t decisions, const std::int64_t* first,
                               int candidate_queue, int told, std::int64_t* cut, float* x_DHF) {
   try {
     return replay({packets, sent_ns, size_bytes, flow_id, receiver_id, queue, acked_ns, latency_us},
-                  previous != 0, {ack, packet, time_ns, x_EF},
+                  previous != 0,
+                  {known, known_of, known_id, known_first_sent_ns, known_least_us, hole_ns,
+                   hole_end_ns, holes_until_ns},
+                  {ack, packet, time_ns, x_EF},
                   {decisions, first, candidate_queue, static_cast<Told>(told), cut, x_DHF});
   } catch (const std::bad_alloc&) {
     return std::numeric_limits<std::int64_t>::min();

@@ -46,8 +46,12 @@ def _load() -> ctypes.CDLL:
         "sq_event_query": (ctypes.c_int, [pointer, i64, *packet, ctypes.c_int, pointer]),
         "sq_events_replay": (
             i64,
-            [i64, *[pointer] * 7, ctypes.c_int, *[pointer] * 4, i64, pointer, ctypes.c_int, ctypes.c_int]
-            + [pointer] * 2,
+            [
+                *[i64, *[pointer] * 7, ctypes.c_int],  # the packets, and whether `previous`
+                *[i64, *[pointer] * 4, i64, i64, i64],  # what is known when they begin, and the last hole
+                *[pointer] * 4,
+                *[i64, pointer, ctypes.c_int, ctypes.c_int, pointer, pointer],  # the decisions
+            ],
         ),
         "sq_event_window_features": (ctypes.c_int, []),
         "sq_event_window_schema": (ctypes.c_char_p, []),

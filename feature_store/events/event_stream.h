@@ -14,6 +14,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -167,7 +168,8 @@ struct Scope {
   std::int64_t first_sent_ns = kNever;
   std::int64_t last_ack_ns = kNever;
   std::int32_t in_flight = 0;
-  bool seen = false;  // a latency
+  bool seen = false;         // a latency
+  bool least_known = false;  // `min_us`: by a latency, or from before the log began
   float last_us = 0;
   float min_us = 0;
   double mean8_us = 0;
@@ -205,6 +207,17 @@ using EventPool = ChunkPool<EventRecord>;
 
 }  // namespace detail
 
+// What a log that begins in the midst of a sender's life is told of the time before, of one flow,
+// queue or receiver. What it is not told it finds out again in its lead-in: last and mean
+// latencies, rates, and the packets in flight.
+struct KnownBefore {
+  enum class Of : std::uint8_t { kFlow, kQueue, kReceiver };
+  Of of;
+  std::int32_t id;
+  std::int64_t first_sent_ns = detail::kNever;               // of a flow; kNever: not told
+  float least_us = std::numeric_limits<float>::quiet_NaN();  // latency; NaN: none was seen
+};
+
 // A sender's log of SEND and ACK events as rows of inputs. Feed events in time order, at one
 // instant ACKs before sends; a time before the last event's counts as that event's time. Not
 // thread-safe. An event and a query cost O(1); giving up costs O(1) a packet. A query changes
@@ -225,10 +238,57 @@ class EventStream {
   EventStream(const EventStream&) = delete;
   EventStream& operator=(const EventStream&) = delete;
 
+  // Before the first event, in any order: what was known when the log began. Returns false, and
+  // changes nothing, for what cannot be. The first packet must not be sent before a flow began that
+  // was told of.
+  bool begin(const KnownBefore& known) {
+    const bool tells = !std::isnan(known.least_us);
+    if (last_packet_ >= 0 || known.of > KnownBefore::Of::kReceiver ||
+        (tells && !(std::isfinite(known.least_us) && known.least_us >= 0)) ||
+        known.first_sent_ns < detail::kNever || known.first_sent_ns > kMaxTimeNs ||
+        (known.of == KnownBefore::Of::kQueue && (known.id < 0 || known.id >= kQueues))) {
+      return false;
+    }
+    begins_ns_ = std::max(begins_ns_, known.first_sent_ns);
+    switch (known.of) {
+      case KnownBefore::Of::kFlow: {
+        detail::Scope& flow = flows_[known.id];
+        flow.first_sent_ns = known.first_sent_ns;
+        if (tells) least(flow, known.least_us);
+        break;
+      }
+      case KnownBefore::Of::kQueue:
+        if (tells) least(queues_[static_cast<std::size_t>(known.id)], known.least_us);
+        break;
+      case KnownBefore::Of::kReceiver:
+        if (!tells) break;
+        least(sender_, known.least_us);  // the sender's is the least of its receivers'
+        receivers_[known.id] = known.least_us;
+        break;
+    }
+    return true;
+  }
+
+  // Likewise: the last hole as of `until_ns`, which ends the lead-in (`end_ns` kNever: there was
+  // none). Silences of the lead-in count for nothing: this log lacks the ACKs of the packets that
+  // were in flight when it began.
+  bool begin_holes(std::int64_t hole_ns, std::int64_t end_ns, std::int64_t until_ns) {
+    const bool none = end_ns == detail::kNever;
+    if (last_packet_ >= 0 || until_ns > kMaxTimeNs || end_ns > until_ns ||
+        end_ns < detail::kNever || (!none && hole_ns < kHoleNs)) {
+      return false;
+    }
+    hole_ns_ = none ? 0 : hole_ns;
+    hole_end_ns_ = end_ns;
+    holes_until_ns_ = until_ns;
+    return true;
+  }
+
   // SEND. Packets are numbered in send order. Writes the event's row x_F, the state just after it.
   // Returns false, and changes and writes nothing, for what SenderWindow::sent refuses.
   bool sent(std::int64_t packet, std::int64_t sent_ns, const Candidate& what, float* x_F) {
     if (packet <= last_packet_ || !valid(what) || sent_ns < 0 || sent_ns > kMaxTimeNs) return false;
+    if (last_packet_ < 0 && sent_ns < begins_ns_) return false;
     now_ns_ = std::max(now_ns_, sent_ns);
     give_up_and_forget();
     if (remembered() >= kMaxRemembered) give_up_oldest();
@@ -270,7 +330,7 @@ class EventStream {
     std::int64_t gap_ns = 0;
     if (sender_.last_ack_ns != detail::kNever) {
       gap_ns = now_ns - sender_.last_ack_ns;
-      if (gap_ns >= kHoleNs) {
+      if (gap_ns >= kHoleNs && now_ns > holes_until_ns_) {
         hole_ns_ = gap_ns;
         hole_end_ns_ = now_ns;
       }
@@ -406,12 +466,17 @@ class EventStream {
     }
   }
 
+  static void least(detail::Scope& scope, float latency_us) {
+    scope.min_us = scope.least_known ? std::min(scope.min_us, latency_us) : latency_us;
+    scope.least_known = true;
+  }
+
   static void see(detail::Scope& scope, float latency_us, float queueing_us) {
     const double x = latency_us;
     const double waited = queueing_us;
     scope.mean8_us = scope.seen ? scope.mean8_us + (x - scope.mean8_us) / 8 : x;
     scope.mean2_us = scope.seen ? scope.mean2_us + (x - scope.mean2_us) / 2 : x;
-    scope.min_us = scope.seen ? std::min(scope.min_us, latency_us) : latency_us;
+    least(scope, latency_us);
     scope.last_us = latency_us;
     scope.mean2_queueing_us =
         scope.seen ? scope.mean2_queueing_us + (waited - scope.mean2_queueing_us) / 2 : waited;
@@ -432,8 +497,10 @@ class EventStream {
     x_F[event_input("flow_age_us")] =
         microseconds(flow.first_sent_ns == kNever ? 0 : now_ns - flow.first_sent_ns);
     x_F[event_input("hole_us")] = microseconds(std::min(hole_ns_, kHoleCapNs));
-    x_F[event_input("hole_age_us")] = microseconds(
-        hole_end_ns_ == kNever ? kHoleAgeCapNs : std::min(now_ns - hole_end_ns_, kHoleAgeCapNs));
+    // Only a lead-in has a hole that has not ended yet.
+    const std::int64_t hole_age_ns = std::max<std::int64_t>(now_ns - hole_end_ns_, 0);
+    x_F[event_input("hole_age_us")] =
+        microseconds(hole_end_ns_ == kNever ? kHoleAgeCapNs : std::min(hole_age_ns, kHoleAgeCapNs));
     if (const auto known = receivers_.find(what.receiver_id); known != receivers_.end()) {
       x_F[event_input("min_latency_receiver_us")] = known->second;
       x_F[event_input("expected_latency_us")] =
@@ -462,11 +529,14 @@ class EventStream {
   }
 
   std::int64_t now_ns_ = 0;
+  std::int64_t begins_ns_ = detail::kNever;  // when the last flow began that `begin` was told of
   std::int64_t last_packet_ = -1;
   std::int64_t last_sent_ns_ = detail::kNever;
   std::int64_t overflowed_ = 0;
   std::int64_t hole_ns_ = 0;
   std::int64_t hole_end_ns_ = detail::kNever;
+  std::int64_t holes_until_ns_ =
+      detail::kNever;  // until then the last hole is what `begin_holes` says
   detail::Scope sender_;
   std::array<detail::Scope, kQueues> queues_{};
   std::unordered_map<std::int32_t, detail::Scope> flows_;  // its elements stay where they are

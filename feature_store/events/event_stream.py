@@ -16,11 +16,13 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from feature_store.events.beginning import NOTHING, Beginning
 from feature_store.events.event_library import ABI, INPUTS, EventInput, event_schema_hash
 from feature_store.events.windows import HORIZON, MAX_TIME_NS, VISIBILITIES, packet_columns
 
 __all__ = [
     "INPUTS",
+    "MAX_TIME_NS",
     "VISIBILITIES",
     "EventInput",
     "EventStream",
@@ -135,19 +137,22 @@ def replay_events(
     visibility: str = "acked",
     queue: int = AS_SENT,
     told: str = "all",
+    beginning: Beginning = NOTHING,
 ) -> Events:
     """Return the events of a trace's packet table, and the queries of decisions about 8 packets each.
 
     Args:
-        packets: the packet table of one trace, whole and in send order.
+        packets: the packet table of one trace, whole and in send order, counted from 0.
         first_packet_D: the first packet of each decision, ascending; by default batches 8k..8k+7.
         visibility: `acked` (what a sender can do) or `previous` (the paper's offline protocol).
         queue: of the candidates: 0 classic, 1 l4s, or -1, the one they were sent in.
         told: what the sender says of packets 2 to 8 of a batch: `all`, `flows` (flow, receiver and queue),
             or of the `first` alone; what it does not say is taken to be as of the first.
+        beginning: what was known of the sender before the first packet, where the table is cut out of a
+            longer log. After a lead-in the rows are those of the longer log (docs/EVENTS.md).
 
     Raises:
-        ValueError: a visibility, knowledge, decision or packet that cannot be; the message names it.
+        ValueError: a visibility, knowledge, decision, packet or beginning that cannot be, which it names.
     """
     if visibility not in VISIBILITIES:
         raise ValueError(f"visibility {visibility!r} is unknown; take one of {', '.join(VISIBILITIES)}")
@@ -165,6 +170,7 @@ def replay_events(
             f"decisions must be ascending, each with {HORIZON} of {packets.height} packets after it"
         )
     columns: list[npt.NDArray[Any]] = [np.ascontiguousarray(c) for c in packet_columns(packets).values()]
+    known = beginning.columns()
     most = packets.height + int((columns[5] >= 0).sum())
     ack_E, packet_E, time_ns_E = np.empty(most, np.bool_), np.empty(most, np.int64), np.empty(most, np.int64)
     x_EF = np.empty((most, len(INPUTS)), np.float32)
@@ -174,6 +180,9 @@ def replay_events(
         packets.height,
         *(c.ctypes.data for c in columns),
         int(visibility == "previous"),
+        len(known[0]),
+        *(c.ctypes.data for c in known),
+        *beginning.hole(),
         *(out.ctypes.data for out in (ack_E, packet_E, time_ns_E, x_EF)),
         len(first_D),
         first_D.ctypes.data,
@@ -184,7 +193,15 @@ def replay_events(
     )
     if written == -(2**63):
         raise MemoryError(f"no memory for the events of {packets.height} packets")
+    if written < -(2**62):
+        raise ValueError(f"a log cannot begin so: {beginning.row(written + 2**63 - 1)}")
     if written < 0:
         bad = packets.row(-1 - written, named=True)
+        if bad["size_bytes"] >= 1:  # so it is the first packet
+            flow, start_ns = max(beginning.flow_starts_ns.items(), key=lambda one: one[1])
+            raise ValueError(
+                f"packet {bad['packet']} was sent at {bad['sent_ns']} ns, and the log's beginning tells of "
+                f"flow {flow}, which began later, at {start_ns} ns: leave out flows that the log itself shows"
+            )
         raise ValueError(f"packet {bad['packet']}: size_bytes {bad['size_bytes']} must be at least 1")
     return Events(ack_E[:written], packet_E[:written], time_ns_E[:written], x_EF[:written], cut_D, x_DHF)

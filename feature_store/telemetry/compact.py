@@ -14,7 +14,6 @@ import os
 import shutil
 import time
 from collections import defaultdict
-from copy import deepcopy
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Final
@@ -26,11 +25,12 @@ from feature_store.telemetry.manifest import (
     FILE,
     Counts,
     Manifest,
+    OlderFormatError,
     load_manifest,
     save_manifest,
     sender_dir,
 )
-from feature_store.telemetry.round import LEAST_MINUTES, Round
+from feature_store.telemetry.round import LEAST_MINUTES, Columns, Round
 
 ROUND_BYTES: Final = 64 << 20  # of segments taken in at once: what bounds the memory
 GAP_S: Final = 5.0  # what is missing so long after a later batch is a gap: all segments were closed since
@@ -39,7 +39,10 @@ KEEP_BYTES: Final = 4 << 30  # of a sender: 4 to 8 hours at 100 Mbit/s
 KEEP_TOTAL_BYTES: Final = 64 << 30  # of all senders together, those that stopped among them
 FREE_BYTES: Final = 2 << 30  # of the disk, for what else needs it
 FREE_SHARE: Final = 20  # on a small disk: one part in so many of it
+REMEMBERED_PARTS: Final = 4  # of each sender
 ROOM_S: Final = 60.0  # how often the room is looked at
+DAMAGED: Final = "damaged"
+OLDER: Final = "older"
 KEEP_DAMAGED: Final = 16  # torn segments, and senders' folders with a damaged file: the newest
 
 
@@ -90,6 +93,8 @@ class Compactor:
             raise BlockingIOError(f"{root}: another compactor is at work there") from None
         self._manifests: dict[str, Manifest] = {}
         self._lost: list[str] = []  # lines about senders that begin anew
+        # By sender and file, for the newest of them: what would be read again for the next ACKs.
+        self._unacknowledged: dict[str, dict[str, Columns]] = {}
         for folder in (root / "packets").glob("trace=*"):
             self._sweep(self._manifest(folder.name.removeprefix("trace=")))
         self._intake = max((p.intake for m in self._manifests.values() for p in m.partitions), default=0)
@@ -167,7 +172,7 @@ class Compactor:
                 gone[sender].add(place)
                 over -= size
         for sender, places in gone.items():
-            manifest = deepcopy(self._manifests[sender])
+            manifest = self._manifests[sender].copy()
             manifest.generation += 1
             dropped = sum(manifest.partitions[place].rows for place in places)
             manifest.partitions = [p for n, p in enumerate(manifest.partitions) if n not in places]
@@ -222,31 +227,40 @@ class Compactor:
         present: set[str],
     ) -> Manifest:
         """One sender's manifest with the batches of these segments; `named` are by their segment's name."""
-        manifest = deepcopy(before)
+        manifest = before.copy()
         manifest.generation += 1
         manifest.segments = sorted((present & set(before.segments)) | {path.name for path in segments})
         fresh = [(key, events) for name, key, events in named if name not in before.segments]
-        Round(self._root, manifest, self._keep_minutes, self._keep_bytes, self._intake).take(fresh)
+        known = self._unacknowledged.get(before.sender, {})
+        change = Round(self._root, manifest, self._keep_minutes, self._keep_bytes, self._intake, known)
+        change.take(fresh)
+        newest = [*known.items(), *change.unacknowledged.items()][-REMEMBERED_PARTS:]
+        self._unacknowledged[before.sender] = dict(newest)
         return manifest
 
     def _manifest(self, sender: str) -> Manifest:
         if sender not in self._manifests:
             try:
                 self._manifests[sender] = load_manifest(self._root, sender)
+            except OlderFormatError as error:
+                self._begin_anew(sender, error, OLDER)
             except ValueError as error:
                 self._begin_anew(sender, error)
         return self._manifests[sender]
 
-    def _begin_anew(self, sender: str, error: Exception) -> Manifest:
-        """Put a sender's files aside, one of which is damaged or gone: it costs its own past alone."""
-        aside = self._put_aside(sender_dir(self._root, sender))
+    def _begin_anew(self, sender: str, error: Exception, where: str = DAMAGED) -> Manifest:
+        """Put a sender's files aside, of which one is damaged or gone: it costs its own past alone.
+
+        Those of an older format are put aside likewise, and all of them are kept.
+        """
+        aside = self._put_aside(sender_dir(self._root, sender), where)
         self._lost.append(f"{error}; its minutes lie in {aside} now, and it begins anew")
         self._manifests[sender] = Manifest(sender)
         return self._manifests[sender]
 
-    def _put_aside(self, path: Path) -> Path:
-        """Move what is damaged out of the store; beyond KEEP_DAMAGED the oldest goes."""
-        folder = self._root / "damaged"
+    def _put_aside(self, path: Path, where: str = DAMAGED) -> Path:
+        """Move what is damaged, or of an older format, out of the store; keep the newest of the damaged."""
+        folder = self._root / where
         folder.mkdir(exist_ok=True)
         target = folder / path.name
         if target.exists():
@@ -254,6 +268,8 @@ class Compactor:
         newest_ns = max((kept.stat().st_mtime_ns for kept in folder.iterdir()), default=0)
         path.rename(target)
         os.utime(target, ns=(max(time.time_ns(), newest_ns + 1),) * 2)  # the clock may have been set back
+        if where == OLDER:
+            return target
         for older in sorted(folder.iterdir(), key=lambda kept: kept.stat().st_mtime_ns)[:-KEEP_DAMAGED]:
             shutil.rmtree(older) if older.is_dir() else older.unlink()
         return target

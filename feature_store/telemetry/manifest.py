@@ -8,21 +8,32 @@ from __future__ import annotations
 
 import bisect
 import json
-from dataclasses import asdict, dataclass, field
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, ClassVar, Final, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import ConfigDict, Field, StringConstraints, TypeAdapter, ValidationError
 
 from feature_store.atomic import write_durably
+from feature_store.events.beginning import FORGET_NS, HOLE_NS, LEAD_IN_NS, SCOPES, Beginning, Hole
 from feature_store.telemetry.sessions import Opening
 
 FILE: Final = "manifest.json"
 MAX_FLOWS: Final = 4096  # of a session whose start is remembered: those that sent last
 MAX_RANGES: Final = 1000  # of a session; more gaps than that are counted, but no longer told apart
+MAX_STEPS: Final = 16  # by which a least latency came down: of the oldest nobody asks any more
+HOLE_EVERY_NS: Final = 1_000_000_000  # the last hole of each second is remembered
+MAX_HOLES: Final = 300  # five minutes of a sender that has one each second
+FORMAT: Final = 2  # the packets of 1 had no ECN codepoint as sent
 _STRICT: Final = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 Whole = Annotated[int, Field(ge=0, lt=2**63)]
 WholeOrNone = Annotated[int, Field(ge=-1, lt=2**63)]  # -1 before the first
+Id = Annotated[str, StringConstraints(pattern=r"\A\d{1,10}\z")]
 FileName = Annotated[
     str, StringConstraints(pattern=r"\A(minute=\d{1,12}|acks)/[A-Za-z0-9][A-Za-z0-9-]{0,80}\.parquet\z")
 ]
@@ -54,9 +65,13 @@ class Session:
     last_packet: WholeOrNone = -1
     newest_ns: WholeOrNone = -1  # of its events
     shift_ns: Whole = 0  # added to the sender's clock since that was set back
-    flow_starts_ns: dict[Annotated[str, StringConstraints(pattern=r"\A\d{1,10}\z")], Whole] = field(
-        default_factory=dict
-    )  # first SEND by flow, the last to send last
+    flow_starts_ns: dict[Id, Whole] = field(default_factory=dict)  # first SEND by flow, the last to send last
+    # When each least latency so far was seen, and what it was, by scope and id: ever later, ever lower.
+    least_us: dict[Literal["flow", "queue", "receiver"], dict[Id, list[tuple[Whole, float]]]] = field(
+        default_factory=lambda: {scope: {} for scope in SCOPES}
+    )
+    holes: list[tuple[Whole, Whole]] = field(default_factory=list)  # end and length; the last of each second
+    last_ack_ns: WholeOrNone = -1
     checked: Whole = 0  # sequence numbers below it were looked at for gaps, once
     mark: Whole = 0  # those below it are looked at next
     mark_s: float = 0.0  # Unix time of the mark
@@ -102,6 +117,66 @@ class Session:
             self.flow_starts_ns[flow] = min(self.flow_starts_ns.pop(flow, sent_ns), sent_ns)
         for flow in list(self.flow_starts_ns)[:-MAX_FLOWS]:
             del self.flow_starts_ns[flow]
+
+    def note_latencies(self, acked_ns: NDArray[np.int64], columns: Mapping[str, NDArray[Any]]) -> None:
+        """Remember the least latencies of packets whose first ACK is here, and when each was seen.
+
+        Args:
+            acked_ns: times of the ACKs.
+            columns: `sent_ns` and `latency_us` of the packets, and the ids of their scopes.
+        """
+        seen = acked_ns - columns["sent_ns"] <= FORGET_NS
+        acked_ns, us = acked_ns[seen], columns["latency_us"][seen]
+        for scope in SCOPES if len(us) else ():
+            of_scope, id_of_N = self.least_us[scope], columns[scope][seen]
+            ids = np.unique(id_of_N)
+            id_N = np.searchsorted(ids, id_of_N)
+            names = [str(one) for one in ids.tolist()]
+            for one in names:  # the last to be seen last
+                of_scope[one] = of_scope.pop(one, [])
+            # A row below the least so far, or earlier than it was seen: there are few.
+            last = np.array([(of_scope[one] or [(-1, np.inf)])[-1] for one in names])
+            is_step = (us < last[id_N, 1]) | (acked_ns <= last[id_N, 0])
+            for row in np.flatnonzero(is_step).tolist():
+                _note_step(of_scope[names[id_N[row]]], int(acked_ns[row]), float(us[row]))
+            for one in list(of_scope)[:-MAX_FLOWS]:
+                del of_scope[one]
+
+    def may_note(self, latencies_us: NDArray[np.float32]) -> bool:
+        """Whether one of these latencies, NaN where unknown, may be a least one of whatever flow."""
+        known_us = latencies_us[np.isfinite(latencies_us)]
+        lowest = known_us.min() if len(known_us) else None
+        steps = (steps for of_scope in self.least_us.values() for steps in of_scope.values())
+        return lowest is not None and any(lowest < known[-1][1] for known in steps if known)
+
+    def note_acks(self, acked_ns: NDArray[np.int64]) -> None:
+        """Remember the holes between the times of ACKs, which come in order."""
+        if not len(acked_ns):
+            return
+        times_ns = np.append(self.last_ack_ns, acked_ns) if self.last_ack_ns >= 0 else acked_ns
+        self.last_ack_ns = int(acked_ns[-1])
+        gaps_ns = np.diff(times_ns)
+        for row in np.flatnonzero(gaps_ns >= HOLE_NS).tolist():
+            end_ns = int(times_ns[row + 1])
+            if self.holes and self.holes[-1][0] // HOLE_EVERY_NS == end_ns // HOLE_EVERY_NS:
+                self.holes.pop()
+            self.holes.append((end_ns, int(gaps_ns[row])))
+        del self.holes[:-MAX_HOLES]
+
+    def beginning(self, from_ns: int) -> Beginning:
+        """Return what is known when a log of this session begins with a packet sent at `from_ns`."""
+        until_ns = from_ns + LEAD_IN_NS
+        starts = {int(flow): ns for flow, ns in self.flow_starts_ns.items() if ns <= from_ns}
+        least = {
+            scope: {
+                int(one): steps[at - 1][1]
+                for one, steps in self.least_us[scope].items()
+                if (at := bisect.bisect_right(steps, (until_ns, math.inf)))
+            }
+            for scope in SCOPES
+        }
+        at = bisect.bisect_right(self.holes, (until_ns, 2**63))
+        return Beginning(starts, least, Hole(*self.holes[at - 1]) if at else None, until_ns)
 
     def gaps(self) -> list[tuple[int, int]]:
         """Sequence numbers that never came although later ones did: first and last of each gap."""
@@ -154,7 +229,7 @@ class Manifest:
 
     __pydantic_config__: ClassVar[ConfigDict] = _STRICT
     sender: str
-    format: Literal[1] = 1
+    format: Literal[2] = FORMAT
     generation: Whole = 0  # one more with each change; names the files it adds
     sessions: dict[Whole, Session] = field(default_factory=dict)
     partitions: list[Partition] = field(default_factory=list)
@@ -185,6 +260,10 @@ class Manifest:
                 found += session.missing_before
         return found
 
+    def copy(self) -> Manifest:
+        """Return another one, which may be changed."""
+        return _STORED.validate_json(_STORED.dump_json(self))
+
     def check(self) -> None:
         """Look at what the types of the fields cannot say.
 
@@ -197,9 +276,41 @@ class Manifest:
             ends = [number for both in session.ranges for number in both]
             if ends != sorted(ends):
                 raise ValueError("sequence numbers out of order")
+            in_order: list[list[Any]] = [session.holes]
+            in_order += [steps for of_scope in session.least_us.values() for steps in of_scope.values()]
+            if any(a[0] >= b[0] for steps in in_order for a, b in pairwise(steps)):
+                raise ValueError("least latencies or holes out of order")
+            if session.least_us.keys() != set(SCOPES):
+                raise ValueError("least latencies of too few scopes")
 
 
 _STORED: Final = TypeAdapter(Manifest)
+
+
+class OlderFormatError(ValueError):
+    """A manifest that an earlier version of this program wrote."""
+
+
+def _is_older(content: bytes) -> bool:
+    """Whether bytes that are no manifest of this version say that they are one of an earlier one."""
+    try:
+        told = json.loads(content)
+    except (ValueError, RecursionError):
+        return False
+    number = told.get("format") if isinstance(told, dict) else None
+    return isinstance(number, int) and 0 < number < FORMAT
+
+
+def _note_step(steps: list[tuple[int, float]], ns: int, us: float) -> None:
+    """Note a latency seen at a time, in whatever order they come, if it was the least until then."""
+    at = bisect.bisect_right(steps, (ns, math.inf))
+    if at and steps[at - 1][1] <= us:
+        return
+    end = at
+    while end < len(steps) and steps[end][1] >= us:
+        end += 1
+    steps[at - (at > 0 and steps[at - 1][0] == ns) : end] = [(ns, us)]
+    del steps[:-MAX_STEPS]
 
 
 def sender_dir(root: Path, sender: str) -> Path:
@@ -220,6 +331,10 @@ def load_manifest(root: Path, sender: str) -> Manifest:
             raise ValueError("of another sender")
     except FileNotFoundError:
         return Manifest(sender)
+    except OlderFormatError as error:
+        raise OlderFormatError(
+            f"{path}: {error}; the ingest puts its minutes aside when it starts, and the sender begins anew"
+        ) from None
     except ValueError as error:
         raise ValueError(
             f"{path}: not a telemetry manifest ({error}); the log still holds what came since"
@@ -237,6 +352,8 @@ def read_manifest(content: bytes) -> Manifest:
         stored = _STORED.validate_json(content)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
+        if _is_older(content):
+            raise OlderFormatError(f"a telemetry manifest of an older format than {FORMAT}") from None
         where = ".".join(str(part) for part in first["loc"])
         raise ValueError(f"{where[:80]}: {first['msg'][:120]}") from None
     stored.check()
@@ -245,4 +362,6 @@ def read_manifest(content: bytes) -> Manifest:
 
 def save_manifest(root: Path, manifest: Manifest) -> None:
     """Make a manifest the current one, durably and at once."""
-    write_durably(sender_dir(root, manifest.sender) / FILE, json.dumps(asdict(manifest)).encode())
+    write_durably(
+        sender_dir(root, manifest.sender) / FILE, json.dumps(_STORED.dump_python(manifest)).encode()
+    )

@@ -15,6 +15,7 @@ from typing import Final
 
 import polars as pl
 
+from feature_store.events.beginning import NOTHING, Beginning
 from feature_store.packets.schema import HORIZON, PACKET_SCHEMA
 from feature_store.packets.table_writer import MINUTE_NS
 from feature_store.settings import variable
@@ -48,7 +49,7 @@ class Latest:
     newest_ns: int  # the session's last event, by the sender's clock
     session: int
     missing_packets: int  # numbers within the span for which no SEND came: lost telemetry
-    flow_starts_ns: Mapping[int, int]  # when each of the flows that sent last sent its first packet
+    beginning: Beginning  # what was known of the sender when these packets begin
     unmatched_acks: int = 0  # of packets that it never sent, since the store knows it
     damaged: str = ""  # a line that names a damaged file; what came before it is left out
 
@@ -150,7 +151,7 @@ def latest_minutes(root: Path, sender: str, minutes: float, *, settled: bool = F
             session.newest_ns,
             number,
             _missing(packets),
-            {int(flow): sent_ns for flow, sent_ns in session.flow_starts_ns.items()},
+            session.beginning(int(whole["sent_ns"][0])) if whole.height else NOTHING,
             manifest.counts.unmatched_acks,
             damaged,
         )

@@ -7,16 +7,19 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
+from types import MappingProxyType
+from typing import Any, Final
 
 import numpy as np
 import polars as pl
+from numpy.typing import NDArray
 
 from feature_store.atomic import sync_dir
 from feature_store.packets.table_writer import MINUTE_NS
 from feature_store.telemetry import tables
-from feature_store.telemetry.events import MAX_TIME_NS, BatchKey, Events
+from feature_store.telemetry.events import ACK, MAX_TIME_NS, BatchKey, Events
 from feature_store.telemetry.manifest import Manifest, Partition, Session, save_manifest, sender_dir
 from feature_store.telemetry.sessions import read_opening
 
@@ -24,6 +27,7 @@ SETTLED_NS: Final = 120_000_000_000  # a row waits for its ACK as long as in `ex
 MAX_WAITING: Final = 1 << 20  # ACKs without their SENDs, of a session or minute: two minutes of 100 Mbit/s
 # Of a session's minute: eight times 100 Mbit/s. It is merged whole, and a clock may stand still.
 MAX_MINUTE_ROWS: Final = 1 << 22
+LATELY: Final = 2  # earlier parts of a minute, a second each: packets whose ACK comes in a later compaction
 MAX_PARTS: Final = 24  # files of a partition before they become one, settled or not
 SET_BACK_NS: Final = 100_000_000  # a step back this large is a clock that was set (docs/PACKETS.md)
 LEAST_MINUTES: Final = 3  # of a sender, that stay whatever their bytes: a round of the live loop needs two
@@ -33,13 +37,22 @@ class Round:
     """One change of one sender's packets; for use once."""
 
     def __init__(
-        self, root: Path, manifest: Manifest, keep_minutes: int, keep_bytes: int, intake: int
+        self,
+        root: Path,
+        manifest: Manifest,
+        keep_minutes: int,
+        keep_bytes: int,
+        intake: int,
+        before: Mapping[str, Columns] = MappingProxyType({}),
     ) -> None:
+        """Prepare a change; `before` may have the packets without an ACK of files, to read fewer."""
         self._root, self._manifest, self._intake = root, manifest, intake
         self._keep_minutes, self._keep_bytes = keep_minutes, keep_bytes
         self._folder = sender_dir(root, manifest.sender)
         self._files = 0
         self._written: set[Path] = set()  # folders
+        self._before = before
+        self.unacknowledged: dict[str, Columns] = {}  # of the files with new packets
 
     def take(self, batches: list[tuple[BatchKey, Events]]) -> None:
         """Take in batches, in any order and with duplicates, and make the manifest the current one.
@@ -82,6 +95,7 @@ class Round:
         sends, acks = [], []
         if in_order:
             events = tables.event_frame(in_order)
+            session.note_acks(np.concatenate([batch["time_ns"][batch["kind"] == ACK] for batch in in_order]))
             packets = tables.packets_of(self._manifest.sender, events)
             highest_before = pl.col("packet").cum_max().shift(1, fill_value=-1)
             grown = packets.filter(
@@ -112,6 +126,9 @@ class Round:
         if packets.is_empty():
             return acks
         packets = tables.with_acks(packets, acks)
+        known = np.isfinite(packets["latency_us"].to_numpy())
+        acked_ns = packets["acked_ns"].filter(pl.Series(known)).to_numpy()
+        self._manifest.sessions[number].note_latencies(acked_ns, _columns(packets, known))
         minutes = packets.with_columns(minute=pl.col("sent_ns") // MINUTE_NS)
         for group in minutes.partition_by("minute"):
             minute = int(group["minute"][0])
@@ -128,7 +145,9 @@ class Round:
             partition.first_packet = min(partition.first_packet, first)
             partition.last_packet = max(partition.last_packet, last)
             partition.rows += part.height
-            partition.packets.append(self._write(f"minute={minute}/part-{number}", part))
+            name = self._write(f"minute={minute}/part-{number}", part)
+            partition.packets.append(name)
+            self.unacknowledged[name] = _unacknowledged(part)
         return acks.join(packets.select("packet"), on="packet", how="anti", maintain_order="left")
 
     def _place_acks(self, number: int, acks: pl.DataFrame) -> None:
@@ -140,6 +159,8 @@ class Round:
                 inside = pl.col("packet").is_between(partition.first_packet, partition.last_packet)
                 here = acks.filter(inside)
                 if here.height:
+                    if session.may_note(here["latency_us"].to_numpy()):
+                        self._note_acknowledged(session, partition, here)
                     partition.acks.append(self._write(f"acks/minute-{partition.minute}-{number}", here))
                 homeless &= ~inside
         orphans = acks.filter(homeless)
@@ -150,6 +171,26 @@ class Round:
         self._manifest.orphans = kept + (
             [self._write(f"acks/orphans-{number}", waiting)] if waiting.height else []
         )
+
+    def _note_acknowledged(self, session: Session, partition: Partition, acks: pl.DataFrame) -> None:
+        """Note the latencies of the packets of a minute's last files whose first ACKs these are.
+
+        Only they can show a new least latency; the ACKs of others lie in gaps, or are of nothing.
+        """
+        packet_N, acked_ns, us = (acks[name].to_numpy() for name in ("packet", "acked_ns", "latency_us"))
+        for name in [name for name in reversed(partition.packets) if name not in self.unacknowledged][
+            :LATELY
+        ]:
+            waiting = self._before.get(name)
+            if waiting is None:
+                waiting = _unacknowledged(tables.read_part(self._folder, name))
+            if not len(waiting["packet"]):
+                continue
+            place_N = np.minimum(np.searchsorted(waiting["packet"], packet_N), len(waiting["packet"]) - 1)
+            here_N = (waiting["packet"][place_N] == packet_N) & np.isfinite(us)
+            here_N &= acked_ns >= waiting["sent_ns"][place_N]
+            columns = {key: values[place_N[here_N]] for key, values in waiting.items()}
+            session.note_latencies(acked_ns[here_N], {**columns, "latency_us": us[here_N]})
 
     def _settle(self) -> None:
         """Make each minute one file when no ACK of it can come any more, or when its files are many."""
@@ -245,6 +286,24 @@ def _late_on_one_clock(session: Session, events: Events) -> Events:
         events = events.copy()
         events["time_ns"] = np.minimum(events["time_ns"] + session.shift_ns, MAX_TIME_NS)
     return events
+
+
+Columns = dict[str, NDArray[Any]]
+
+
+def _columns(packets: pl.DataFrame, chosen: NDArray[np.bool_]) -> Columns:
+    """Return the columns of some packets that their latencies are noted by."""
+    columns = {
+        **{name: packets[name] for name in ("packet", "sent_ns", "latency_us")},
+        **{"flow": packets["flow_id"], "receiver": packets["receiver_id"]},
+        "queue": packets["queue"].to_physical(),  # the order of QUEUES: 0 classic, 1 l4s
+    }
+    return {name: column.to_numpy()[chosen] for name, column in columns.items()}
+
+
+def _unacknowledged(packets: pl.DataFrame) -> Columns:
+    """Return the columns of the packets without an ACK, in the order of their numbers."""
+    return _columns(packets, np.isnan(packets["acked_ns"].cast(pl.Float64).to_numpy()))
 
 
 def _note_flows(session: Session, packets: pl.DataFrame) -> None:

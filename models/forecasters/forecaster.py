@@ -222,7 +222,7 @@ def chosen(params: Path) -> Variant:
 def sections_of_choice(params: Mapping[str, Any]) -> list[str]:
     """Return those of a parameter file's sections that say which forecaster it chooses, and its sizes."""
     choice = (params.get(ArchitectureParams.section) or {}).get("name")
-    return [name for name in (ArchitectureParams.section, choice) if name in params]
+    return [str(name) for name in (ArchitectureParams.section, choice) if name in params]
 
 
 def variants(path: Path, wanted: Sequence[str] = ()) -> list[Variant]:
@@ -318,9 +318,9 @@ def load(folder: Path) -> Forecaster:
 
 
 def _load_artifact(folder: Path) -> Forecaster:
-    from models.networks import artifact
+    from models.networks import artifact, files
 
-    if not (folder / artifact.DESCRIPTION_FILE).is_file():
+    if not (folder / files.DESCRIPTION_FILE).is_file():
         raise FileNotFoundError(f"{folder / DESCRIPTION_FILE}: no such file; not a forecaster, or incomplete")
     name = artifact.architecture_in(folder)
     return kind_named(name).read(folder, {})

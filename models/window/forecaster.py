@@ -74,7 +74,8 @@ class WindowParams(TrainingParams):
     def _fits_together(self) -> Self:
         check_heads(self.section, self.width, self.heads)
         if self.anchor is not None and self.anchor not in self.names:
-            raise ValueError(f"{self.section}.anchor is {self.anchor!r}; it must be one of its inputs, or null")
+            line = f"{self.section}.anchor is {self.anchor!r}; it must be a text or null, one of its inputs"
+            raise ValueError(line)
         return self
 
     @property

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,9 @@ import polars as pl
 from numpy.typing import NDArray
 
 from feature_store.events import windows as fw
+from feature_store.events.beginning import NOTHING, Beginning
 from feature_store.events.definition import EVENTS
+from feature_store.events.event_stream import replay_events
 from models.networks.artifact import Artifact
 from models.networks.prediction import encode
 from models.say import say
@@ -96,11 +99,22 @@ class Encoding:
     """Encodes windows in decision order, a few chunks ahead of each other, from its entry to its exit."""
 
     def __init__(
-        self, packets: pl.DataFrame, encoder: Encoder, tokens: int, first: int, every: int = 1
+        self,
+        packets: pl.DataFrame,
+        encoder: Encoder,
+        tokens: int,
+        first: int,
+        every: int = 1,
+        *,
+        beginning: Beginning = NOTHING,
     ) -> None:
-        """Encode all windows of W `tokens` from number `first` on, or one of `every` so many."""
+        """Encode all windows of W `tokens` from number `first` on, or one of `every` so many.
+
+        Windows of events know what the sender knew when the packets begin; windows of packets do not.
+        """
         self._every = every
         self._packets, self._tokens, self._first = packets, tokens, first
+        self._beginning = beginning
         self._cores = len(os.sched_getaffinity(0))
         self._encoders: SimpleQueue[Encoder] = SimpleQueue()
         for _ in range(self._cores):
@@ -151,9 +165,7 @@ class Encoding:
         """Make windows; the other threads encode them."""
         try:
             done = 0
-            made = fw.iter_windows(
-                self._packets, self._tokens, chunk=CHUNK, first=self._first, definition=EVENTS
-            )
+            made = event_windows(self._packets, self._tokens, self._first, self._beginning)
             for all_BWF in made:
                 x_BWF = all_BWF[-done % self._every :: self._every]
                 done += len(all_BWF)
@@ -173,6 +185,26 @@ class Encoding:
         finally:
             self._encoders.put(encoder)
             self._room.release()
+
+
+def event_windows(
+    packets: pl.DataFrame, tokens: int, first: int, beginning: Beginning
+) -> Iterator[NDArray[np.float32]]:
+    """Yield windows x_BWF of the events' definition from number `first` on, CHUNK at a time.
+
+    Each is the rows of the last events before a decision, after all-zero rows while there are fewer, then
+    its queries (docs/EVENTS.md).
+    """
+    log, band = replay_events(packets, beginning=beginning), tokens - fw.HORIZON
+    for begin in range(first, len(log.cut_D), CHUNK):
+        chunk = slice(begin, begin + CHUNK)
+        event_BW = log.cut_D[chunk, None] + np.arange(-band, 0)
+        there_BW = event_BW >= 0
+        x_BWF = np.zeros((len(event_BW), tokens, len(EVENTS.features)), np.float32)
+        x_BWF[:, :band, :-1][there_BW] = log.x_EF[event_BW[there_BW]]
+        x_BWF[:, :band, -1][there_BW] = log.ack_E[event_BW[there_BW]]
+        x_BWF[:, band:, :-1] = log.x_DHF[chunk]
+        yield x_BWF
 
 
 def _give_way() -> None:

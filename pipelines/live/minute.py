@@ -24,6 +24,7 @@ import torch
 from numpy.typing import NDArray
 
 from feature_store.events import windows as fw
+from feature_store.events.beginning import Beginning
 from feature_store.events.definition import EVENTS
 from feature_store.quality.distribution_shift import input_shift, sample_inputs
 from models.networks import artifact
@@ -40,7 +41,7 @@ from pipelines.live.reservoir import EMPTY, Past, Reservoir, stretches
 from pipelines.live.rounds_log import DeclinedError
 from pipelines.live.slices import JudgingSlice, due, encoder_of, usable
 
-LEAD_IN_NS: Final = 5_000_000_000  # of a slice that is kept: fills its first windows' history
+LEAD_IN_NS: Final = 5_000_000_000  # of a slice that is kept: more than the lead-in of docs/EVENTS.md
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ class Minute:
     """What a round works on."""
 
     packets: pl.DataFrame  # a packet table: consecutive packets of one sender
-    flow_starts_ns: Mapping[int, int]  # of flows that began before them
+    beginning: Beginning  # what was known of the sender before them
     learn_from_ns: int
     judge_from_ns: int
     champion: Mapping[str, bytes]  # artifact files by name
@@ -89,7 +90,7 @@ def tune(minute: Minute) -> Tuned:
     clock = _Clock()
     champion = Version.load(minute.champion)
     own = champion if minute.retrained is None else Version.load(minute.retrained)
-    packets = flows_aligned(minute.packets, minute.flow_starts_ns)
+    packets, beginning = aligned(minute.packets, minute.beginning)
     trace = str(packets["trace"][0])
     clock.lap("load")
     targets = fw.targets(packets)
@@ -104,7 +105,7 @@ def tune(minute: Minute) -> Tuned:
     for name, count in (("to learn from", int(learn_B.sum())), ("to judge on", judges)):
         if count < minute.least_windows:
             raise DeclinedError(f"{count} windows {name}, at least {minute.least_windows} are needed")
-    with Encoding(packets, own.encodes, own.tokens, first) as encoding:
+    with Encoding(packets, own.encodes, own.tokens, first, beginning=beginning) as encoding:
         taught = encoding.take(judge - first).chosen(learn_B[first:judge])
         clock.lap("encode")
         past = None
@@ -113,8 +114,10 @@ def tune(minute: Minute) -> Tuned:
         tuned = _train(own.found.model, taught, targets, learn_B, minute, past)  # while the rest is encoded
         clock.lap("train")
         judged = encoding.take(judges)
+    cut = int(np.searchsorted(decision_ns_B, minute.judge_from_ns - LEAD_IN_NS)) * fw.HORIZON
     newest = JudgingSlice.of(
-        _since(packets, decision_ns_B, minute.judge_from_ns - LEAD_IN_NS),
+        packets[cut:].with_columns(pl.col("packet") - cut),
+        beginning.moved(packets, cut),
         minute.judge_from_ns,
         own.encoder,
         judged,
@@ -200,14 +203,6 @@ def _held_out(slices: Sequence[JudgingSlice], change: Change) -> gate.HeldOut:
     )
 
 
-def _since(packets: pl.DataFrame, decision_ns_B: NDArray[np.int64], from_ns: int) -> pl.DataFrame:
-    """The packets of all batches decided since a time, with their flows' starts, as a table of its own."""
-    begin = int(np.searchsorted(decision_ns_B, from_ns)) * fw.HORIZON
-    starts = dict(packets[:begin].group_by("flow_id").agg(pl.col("sent_ns").min()).iter_rows())
-    rest = packets[begin:]
-    return _with_flow_starts(rest.with_columns(packet=pl.int_range(rest.height, dtype=pl.Int64)), starts)
-
-
 def _files(tuned: Artifact) -> dict[str, bytes]:
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) / "artifact"
@@ -215,55 +210,23 @@ def _files(tuned: Artifact) -> dict[str, bytes]:
         return artifact.read_files(folder)
 
 
-def flows_aligned(packets: pl.DataFrame, flow_starts_ns: Mapping[int, int]) -> pl.DataFrame:
-    """The packets as windows take them, with the flows' ages as the sender knows them.
+def aligned(packets: pl.DataFrame, beginning: Beginning) -> tuple[pl.DataFrame, Beginning]:
+    """Return the packets from the first whole batch on, counted from 0, and what is known when they begin.
 
     Raises:
-        DeclinedError: a packet is missing.
-    """
-    return _with_flow_starts(_aligned(packets), flow_starts_ns)
-
-
-def _aligned(packets: pl.DataFrame) -> pl.DataFrame:
-    """The packets from the first whole batch on, counted from 0; batches keep their borders.
-
-    Raises:
-        DeclinedError: a packet is missing.
+        DeclinedError: a packet is missing, or all are.
     """
     first = int(packets["packet"][0]) if packets.height else 0
-    packets = packets[-first % fw.HORIZON :]
-    if packets.is_empty():
+    cut = -first % fw.HORIZON
+    if packets.height <= cut:
         raise DeclinedError("no packet was sent")
-    first = int(packets["packet"][0])
-    counted = packets["packet"] - first
-    gaps = counted != pl.int_range(packets.height, eager=True)
+    rest = packets[cut:]
+    counted = rest["packet"] - rest["packet"][0]
+    gaps = counted != pl.int_range(rest.height, eager=True)
     if gaps.any():
         at = int(gaps.arg_max() or 0)
-        raise DeclinedError(f"telemetry has a gap before packet {packets['packet'][at]}")
-    return packets.with_columns(packet=counted)
-
-
-def _with_flow_starts(packets: pl.DataFrame, flow_starts_ns: Mapping[int, int]) -> pl.DataFrame:
-    """Put before the packets, in whole batches, a packet of each flow that began earlier, sent when it began.
-
-    So the windows know the flows' ages as the sender does. These packets are never acknowledged: they change
-    no latency, are given up after 2 s, and the lead-in moves them out of every window's history.
-    """
-    begin_ns = int(packets["sent_ns"][0])
-    starts = pl.DataFrame(
-        [(flow, start_ns) for flow, start_ns in flow_starts_ns.items() if start_ns < begin_ns],
-        schema={"flow_id": packets.schema["flow_id"], "start_ns": pl.Int64},
-        orient="row",
-    )
-    first = packets.unique("flow_id", keep="first", maintain_order=True).join(starts, on="flow_id")
-    if first.is_empty():
-        return packets
-    unknown = {"acked_ns": None, "latency_us": None, "retransmitted": False, "lost": False}
-    early = first.with_columns(sent_ns="start_ns", **{k: pl.lit(v) for k, v in unknown.items()})
-    padding = -early.height % fw.HORIZON
-    early = pl.concat([early[:1]] * padding + [early]).sort("sent_ns").select(packets.columns)
-    whole = pl.concat([early.cast(packets.schema), packets])
-    return whole.with_columns(packet=pl.int_range(whole.height, dtype=pl.Int64))
+        raise DeclinedError(f"telemetry has a gap before packet {rest['packet'][at]}")
+    return rest.with_columns(packet=counted), beginning.moved(packets, cut)
 
 
 @dataclass(frozen=True)

@@ -112,7 +112,7 @@ class Probation:
             return None
         from_ns = max(since_ns + 1, newest_ns - round(seconds * 1e9))
         packets = believed(latest.packets, 0).packets
-        pair = Pair(packets, latest.flow_starts_ns, from_ns, head, other, self._change)
+        pair = Pair(packets, latest.beginning, from_ns, head, other, self._change)
         compared: Compared = self._worker.do(pair)
         return compared
 

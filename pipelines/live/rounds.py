@@ -341,7 +341,7 @@ class Rounds(Runner[RoundRecord]):
         trained_on = parent / INPUTS_FILE
         minute = Minute(
             packets=packets,
-            flow_starts_ns=latest.flow_starts_ns,
+            beginning=latest.beginning,
             learn_from_ns=judge_from_ns - round(self._params.learn_s * 1e9),
             judge_from_ns=judge_from_ns,
             champion=read_files(parent),

@@ -19,9 +19,11 @@ from typing import Final, Self
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
+from pydantic import TypeAdapter
 
 from feature_store.atomic import write_file
 from feature_store.events import windows as fw
+from feature_store.events.beginning import Beginning
 from feature_store.state import private_dir
 from models.networks.artifact import Artifact
 from models.say import say
@@ -31,6 +33,7 @@ KEPT: Final = 11  # with the newest ten seconds: two minutes judge
 MOST_WINDOWS: Final = 2048  # of a slice; of more every second one is taken, or every third: they are alike
 # From the end of one to the beginning of the next, in its own lengths: three quarters of the telemetry teach.
 PAUSE: Final = 3
+_BEGINNING: Final = TypeAdapter(Beginning)
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,7 @@ class JudgingSlice:
     """Some seconds of one sender."""
 
     packets: pl.DataFrame  # counted from 0, from the lead-in on
+    beginning: Beginning  # what was known of the sender before them
     from_ns: int
     to_ns: int  # its last packet
     encoder: str  # that encoded it
@@ -46,13 +50,16 @@ class JudgingSlice:
     decision_ns_B: NDArray[np.int64]
 
     @classmethod
-    def of(cls, packets: pl.DataFrame, from_ns: int, encoder: str, encoded: EncodedWindows) -> Self:
+    def of(
+        cls, packets: pl.DataFrame, beginning: Beginning, from_ns: int, encoder: str, encoded: EncodedWindows
+    ) -> Self:
         """Put one together from all windows decided since `from_ns`."""
         targets = fw.targets(packets)
         chosen_B = np.flatnonzero(targets.decision_ns_B >= from_ns)
         every = slice(None, None, -(-len(chosen_B) // MOST_WINDOWS) or 1)
         return cls(
             packets,
+            beginning,
             from_ns,
             int(packets["sent_ns"][-1]),
             encoder,
@@ -71,9 +78,9 @@ class JudgingSlice:
         if encoder == self.encoder:
             return self
         first = int(np.searchsorted(fw.targets(self.packets).decision_ns_B, self.from_ns))
-        with Encoding(self.packets, encodes, tokens, first) as encoding:
+        with Encoding(self.packets, encodes, tokens, first, beginning=self.beginning) as encoding:
             encoded = encoding.take(fw.batches_in(self.packets) - first)
-        other = JudgingSlice.of(self.packets, self.from_ns, encoder, encoded)
+        other = JudgingSlice.of(self.packets, self.beginning, self.from_ns, encoder, encoded)
         return replace(self, encoder=encoder, windows=other.windows)
 
     def save(self, file: Path) -> None:
@@ -83,6 +90,7 @@ class JudgingSlice:
         np.savez(
             content,
             packets=np.frombuffer(packets.getvalue(), np.uint8),
+            beginning=np.frombuffer(_BEGINNING.dump_json(self.beginning), np.uint8),
             from_ns=self.from_ns,
             to_ns=self.to_ns,
             encoder=self.encoder,
@@ -101,6 +109,8 @@ class JudgingSlice:
             NOT_READ, PolarsError: it is not there, or damaged.
         """
         with np.load(file, allow_pickle=False) as found:
+            if "beginning" not in found:
+                raise ValueError("an earlier version wrote it; the next rounds keep new ones")
             windows = EncodedWindows(found["features_BRD"], found["candidates_BHF"])
             y_BH, decision_ns_B = found["y_BH"], found["decision_ns_B"]
             if (
@@ -112,6 +122,7 @@ class JudgingSlice:
                 raise ValueError("its arrays differ in length")
             return cls(
                 pl.read_parquet(io.BytesIO(found["packets"].tobytes())),
+                _BEGINNING.validate_json(found["beginning"].tobytes()),
                 int(found["from_ns"]),
                 int(found["to_ns"]),
                 str(found["encoder"]),

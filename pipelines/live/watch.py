@@ -16,12 +16,13 @@ import numpy as np
 import polars as pl
 
 from feature_store.events import windows as fw
+from feature_store.events.beginning import Beginning
 from feature_store.events.definition import EVENTS
 from models.networks.prediction import latencies
 from models.registry import gate
 from models.sharp import PAPERS, Change
 from pipelines.live.encoding import Encoding
-from pipelines.live.minute import Minute, Tuned, Version, as_seen, flows_aligned, tune
+from pipelines.live.minute import Minute, Tuned, Version, aligned, as_seen, tune
 
 MOST_WINDOWS: Final = 2048
 
@@ -31,7 +32,7 @@ class Pair:
     """What is to be compared."""
 
     packets: pl.DataFrame  # a packet table: consecutive packets of one sender, with a lead-in
-    flow_starts_ns: Mapping[int, int]
+    beginning: Beginning  # what was known of the sender before them
     from_ns: int  # decisions before it are only history
     head: Mapping[str, bytes]  # artifact files by name
     other: Mapping[str, bytes]
@@ -56,7 +57,7 @@ def compare(pair: Pair) -> Compared:
         DeclinedError: the telemetry has a gap.
     """
     head, other = Version.load(pair.head), Version.load(pair.other)
-    packets = flows_aligned(pair.packets, pair.flow_starts_ns)
+    packets, beginning = aligned(pair.packets, pair.beginning)
     targets = fw.targets(packets)
     first = int(np.searchsorted(targets.decision_ns_B, pair.from_ns))
     batches = len(targets.decision_ns_B) - first
@@ -67,7 +68,7 @@ def compare(pair: Pair) -> Compared:
     encoded = {}
     for one in (head, other):
         if one.encoder not in encoded:
-            with Encoding(packets, one.encodes, one.tokens, first, every) as encoding:
+            with Encoding(packets, one.encodes, one.tokens, first, every, beginning=beginning) as encoding:
                 encoded[one.encoder] = encoding.take(len(decision_ns_B))
     held_out = gate.HeldOut(
         encoded[head.encoder].candidates_BHF,

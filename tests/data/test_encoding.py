@@ -9,6 +9,7 @@ from toy_world import bottleneck_table
 
 from benchmarks.inference_references import save
 from feature_store.events import windows as fw
+from feature_store.events.beginning import NOTHING
 from feature_store.events.definition import EVENTS
 from pipelines.live import encoding
 from pipelines.live.encoding import Encoding
@@ -61,3 +62,11 @@ def test_a_packet_that_cannot_be_is_named(engine: Engine, packets: pl.DataFrame)
     named = pytest.raises(ValueError, match="packet 500: size_bytes 0 must be at least 1")
     with Encoding(bad, engine, TOKENS, 0) as running, named:
         running.take(len(packets) // fw.HORIZON)
+
+
+def test_windows_of_events_are_those_of_the_live_class(packets: pl.DataFrame) -> None:
+    """Bit for bit, from any window on, the first ones too, which are not full."""
+    whole = np.concatenate(list(fw.iter_windows(packets, TOKENS, definition=EVENTS)))
+    for first in (0, FIRST):
+        got = np.concatenate(list(encoding.event_windows(packets, TOKENS, first, NOTHING)))
+        assert got.tobytes() == whole[first:].tobytes()

@@ -6,6 +6,7 @@ import os
 import random
 import shutil
 import time
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -23,7 +24,7 @@ from feature_store.telemetry import compact as telemetry_compact
 from feature_store.telemetry import round as telemetry_round
 from feature_store.telemetry.compact import Compactor
 from feature_store.telemetry.events import ACK, HEADER, MAX_TIME_NS, SEND, BatchKey, encode, sealed
-from feature_store.telemetry.log import SegmentWriter, adopt_segments, log_dir, read_segment
+from feature_store.telemetry.log import FRAME, MAGIC, SegmentWriter, adopt_segments, log_dir, read_segment
 from feature_store.telemetry.manifest import FILE, MAX_RANGES, Session, load_manifest, sender_dir
 from feature_store.telemetry.recent import (
     gaps,
@@ -242,7 +243,7 @@ def test_a_batch_that_comes_late_has_the_clock_of_its_time(tmp_path: Path, late:
     assert len(load_manifest(tmp_path, "a").partitions) == 1
     # Where the first batch after the step is the late one, the session's time went on without its 0.1 s.
     least_ms = -110 if late == 16 else -5
-    assert least_ms * MS <= latest.flow_starts_ns[7] - begin_ns <= 5 * MS
+    assert least_ms * MS <= load_manifest(tmp_path, "a").sessions[1].flow_starts_ns["7"] - begin_ns <= 5 * MS
 
 
 def test_a_clock_set_back_neither_ages_nor_disorders_anything(tmp_path: Path) -> None:
@@ -491,11 +492,47 @@ def test_what_the_session_before_still_has_in_an_open_segment_is_awaited(tmp_pat
     assert gaps(tmp_path).is_empty()
 
 
-def test_a_log_of_an_older_format_is_refused_in_one_line_and_left(tmp_path: Path) -> None:
+def test_minutes_of_an_older_format_are_put_aside_and_their_sender_begins_anew(tmp_path: Path) -> None:
+    """They say an ECN codepoint that nobody saw. However many senders there are, none of it is lost."""
+    names = [f"s{number}" for number in range(telemetry_compact.KEEP_DAMAGED + 2)]
+    for name in names:
+        log(tmp_path, bodies(steady(80), 100, sender=name))
+    compact(tmp_path)
+    for name in names:
+        file = sender_dir(tmp_path, name) / FILE
+        file.write_text(file.read_text().replace('"format": 2', '"format": 1'))
+    with pytest.raises(
+        ValueError, match=r"trace=s3/manifest.json: .*older format.*; the ingest puts"
+    ) as caught:
+        latest_minutes(tmp_path, "s3", 1)
+    assert "\n" not in str(caught.value)
+    compactor = Compactor(tmp_path)
+    lines = compactor.run().damaged
+    compactor.close()
+    assert len(lines) == len(names)
+    assert all("older format" in line and f"{tmp_path}/older/trace=s" in line for line in lines)
+    assert len(list((tmp_path / "older").glob("trace=*/minute=*/*.parquet"))) == len(names)
+    assert not (tmp_path / "damaged").exists()
+    log(tmp_path, bodies(steady(80), 100, sender="s3", session=2))
+    compact(tmp_path)
+    assert rows_in(tmp_path, "s3") == 80
+
+
+def of_format_1() -> bytes:
+    """A segment with a batch whose events had neither ECN codepoint nor retransmission flag."""
+    (body,) = bodies(steady(4), 100)
+    header = np.frombuffer(body[: HEADER.itemsize], HEADER).copy()
+    header["format"] = 1
+    body = sealed(header.tobytes() + body[HEADER.itemsize :])
+    return FRAME.pack(MAGIC, len(body), zlib.crc32(body)) + body
+
+
+@pytest.mark.parametrize("content", [b"SQT1" + b"\0" * 100, of_format_1()])
+def test_a_log_of_an_older_format_is_refused_in_one_line_and_left(tmp_path: Path, content: bytes) -> None:
     log(tmp_path, bodies(steady(100), 1000))
     (segment,) = adopt_segments(tmp_path)
     older = segment.with_name(f"0{segment.name}")
-    older.write_bytes(b"SQT1" + b"\0" * 100)
+    older.write_bytes(content)
     with pytest.raises(ValueError, match=r"1 segment\(s\) as .* are of an older format") as caught:
         Compactor(tmp_path)
     assert older.name in str(caught.value)
@@ -615,12 +652,13 @@ def test_times_at_the_end_of_the_clock_do_not_wrap(tmp_path: Path) -> None:
     "damage",
     [
         lambda text: text[:-10],
-        lambda text: text.replace('"format": 1', '"format": 2'),
+        lambda text: text.replace('"format": 2', '"format": 3'),
         lambda text: text.replace('"sender": "a"', '"sender": "b"'),
         lambda text: text.replace('"packets": ["minute=', '"packets": ["../../minute='),
         lambda text: text.replace('"ranges": [[0, ', '"ranges": [[5, '),
         lambda text: text.replace('"rows": ', '"rows": -'),
         lambda text: text.replace('"sessions": {"1"', '"sessions": {"2"'),
+        lambda text: text.replace('"flow": {"0": [[', '"flow": {"0": [[9000000000000000000, 1.0], ['),
         lambda text: text.replace('"newest_ns": ', '"newest_ns": 99999999999999999999'),
         lambda text: "[" * 100_000,
     ],

@@ -26,6 +26,7 @@ from models.training.finetuning import FinetuneParams, finetune_head
 from models.training.pretraining import Pretrainer, PretrainParams, ScaledPrediction, fit_scaling
 from models.training.windows import WindowSet, load_windows
 
+from feature_store.events.beginning import NOTHING
 from feature_store.events.definition import EVENTS, WINDOW
 from laboratory.learning import judged_models
 from laboratory.learning.train import IN_THE_ENGINE
@@ -249,7 +250,7 @@ def test_live_rounds_encode_it_by_pytorch_and_the_laboratory_refuses_it(
     tuned = tune(
         Minute(
             packets,
-            {},
+            NOTHING,
             toy_world.START_NS + 2 * S,
             toy_world.START_NS + 6 * S,
             artifact.read_files(tmp_path / "first"),

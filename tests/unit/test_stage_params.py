@@ -18,7 +18,8 @@ from pipelines.params.sections import check, reference, section_of, sections
 
 PROJECT = Path(__file__).resolve().parents[2]
 OWN: dict[str, dict[str, Any]] = yaml.safe_load((PROJECT / "params.yaml").read_text())
-COMPARED = {each.kind.Params.section: each.params.model_dump() for each in variants(PROJECT / "forecasters.yaml")}
+ALL = variants(PROJECT / "forecasters.yaml")
+COMPARED = {each.params.section: each.params.model_dump() for each in ALL}
 GIVEN = COMPARED | OWN
 KEYS = [(name, key) for name in sections() for key in section_of(name).model_fields]
 
