@@ -105,7 +105,7 @@ class CaptureFile:
 
         capture = pcaplib.Capture()
         rare = RareDecoder()
-        ordered = _Ordered(capture)
+        ordered = Ordered(capture)
         rest = np.empty(0, np.uint8)
         for piece in self._pieces():
             self._head = self._head or piece[:16]
@@ -172,7 +172,7 @@ class CaptureFile:
         yield b""
 
 
-class _Ordered:
+class Ordered:
     """Segments as they are decoded, given on once no other can still come before them."""
 
     def __init__(self, capture: pcaplib.Capture) -> None:

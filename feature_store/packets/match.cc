@@ -199,7 +199,10 @@ void Matcher::Data(const Segment& segment, TraceClock::Reading now) {
     SentAgain(flow, start, end);
   }
   if (in_order) {
-    flow.first.push_back({start, end, row});
+    const bool acked =
+        flow.ahead_ns == now.stamp_ns && flow.ahead_steps == clock_.steps() && end <= flow.ahead;
+    flow.first.push_back({start, end, acked ? kSacked : row});
+    if (acked) Acknowledge(row, now);
   } else {
     flow.again.emplace(end, Resent{start, row});
     flow.SentAgainTo(end);
@@ -218,9 +221,6 @@ void Matcher::Data(const Segment& segment, TraceClock::Reading now) {
   flow.newest = sent_++;
   if (end > flow.sent_end) flow.newest_timestamp = segment.timestamp_value;
   flow.sent_end = std::max(flow.sent_end, end);
-  if (flow.ahead_ns == now.stamp_ns && flow.ahead_steps == clock_.steps()) {
-    Cumulative(flow, flow.ahead, now);
-  }
 }
 
 // The connection is over, and its ports carry another one with a sequence space of its own.

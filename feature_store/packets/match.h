@@ -106,7 +106,7 @@ class Matcher {
   struct Outstanding {
     std::int64_t start;
     std::int64_t end;
-    std::int64_t row;  // kSacked: a selective ACK covered it
+    std::int64_t row;  // kSacked: it is acknowledged before those before it
   };
   static constexpr std::int64_t kSacked = -1;
   struct Resent {

@@ -14,7 +14,7 @@ import pytest
 from test_extract_receiver import write_transfer
 
 from feature_store import native
-from feature_store.packets import pcaplib
+from feature_store.packets import captures, pcaplib
 from feature_store.packets.extract import Job, extract_trace
 from feature_store.packets.schema import scan_packets
 
@@ -27,14 +27,15 @@ def good_captures() -> list[bytes]:
     with tempfile.TemporaryDirectory() as folder:  # those hold no echo of an ACK's timestamp; this does
         receiver = Path(folder) / "receiver.pcap"
         write_transfer(receiver, 1_000_000, 1_000_000, 0, packets=60)
-        return [seed for seed in seeds if len(seed) > 100] + [receiver.read_bytes()] * 3
+        return [seed for seed in seeds if len(seed) > 100] + [receiver.read_bytes()] * 4
 
 
 def feed(data: bytes) -> None:
     """Push a capture through the decoder and the matcher in pieces of any length; refuse one without rows."""
     pieces = random.Random(zlib.crc32(data))
+    captures.BATCH = 7  # type: ignore[misc]
     capture, traffic = pcaplib.Capture(), pcaplib.Traffic()
-    out = np.empty(7, pcaplib.SEGMENT)
+    ordered = captures.Ordered(capture)
     batches = []
     rest, at = b"", 0
     while capture.state == pcaplib.READING:
@@ -43,14 +44,16 @@ def feed(data: bytes) -> None:
         at += size
         last = at >= len(data)
         while True:
-            consumed, n = capture.feed(np.frombuffer(rest, np.uint8), last=last, out=out)
+            consumed, n = capture.feed(np.frombuffer(rest, np.uint8), last=last, out=ordered.room())
             rest = rest[consumed:]
-            traffic.add(out[:n])
-            batches.append(out[:n].copy())
-            if n < len(out):
+            batches += [batch.copy() for batch in ordered.take(n)]
+            if n < captures.BATCH:
                 break
         if last:
             break
+    batches += [batch.copy() for batch in ordered.rest()]
+    for batch in batches:
+        traffic.add(batch)
     drained = 0
     if (sender := traffic.heaviest()) is not None:
         at_receiver = pcaplib.SenderView(sender, tick_ns=pieces.choice((1_000, 1_000_000, 2**40)))

@@ -231,14 +231,15 @@ def _row(sent: _Seen, earlier: list[_Seen], later: list[_Seen], number: int, lat
     lost = last_byte_again = False
     row = Row(sent.time_ns, None, None, number, again, lost)
     # An ACK in the same tick, of bytes that were not sent yet when it was written.
-    for one in reversed(earlier):
+    for one in () if again else reversed(earlier):
         if (one.event.kind, one.event.flow, one.life) != ("ack", sent.event.flow, sent.life):
             continue
         if one.highest is None or not one.highest < one.event.at <= one.highest + MAX_WINDOW:
             continue
         if (one.stamp_ns, one.steps) == (sent.stamp_ns, sent.steps) and end <= one.event.at:
-            known = None if again or sent.stamp_ns == sent.first_ns else 0
-            return replace(row, acked_ns=sent.time_ns, latency_ns=known)
+            return replace(
+                row, acked_ns=sent.time_ns, latency_ns=None if sent.stamp_ns == sent.first_ns else 0
+            )
         break
     for one in later:
         event = one.event
