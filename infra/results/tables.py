@@ -322,7 +322,7 @@ def summary(data: Data) -> list[str]:
     """The README's rows, each with its page."""
     rows = (
         ("late packets", "late-packets", _late(data, "late-packets")),
-        ("its head, tuned", "late-packets", _tuned(data)),
+        ("tuned head", "late-packets", _tuned(data)),
         ("Wi-Fi, one layer", "wifi", _late(data, "wifi")),
         ("choice of queue", "late-packets", _choice(data)),
         ("P99 wait, uncoupled", "figure8", _wait(data, "uncoupled")),

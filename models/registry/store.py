@@ -175,8 +175,8 @@ def log_data(client: MlflowClient, run_id: str, data: Iterable[DataSet]) -> None
     inputs = []
     for one in data:
         source = json.dumps({"uri": one.source})
-        columns = Schema([ColSpec(kind, name) for name, kind in one.columns.items()]).to_dict()
-        schema = json.dumps({"mlflow_colspec": columns}) if columns else None
+        columns = [ColSpec(kind, name) for name, kind in one.columns.items()]
+        schema = json.dumps({"mlflow_colspec": Schema(columns).to_dict()}) if columns else None
         profile = None if one.rows is None else json.dumps({"num_rows": one.rows})
         entity = Dataset(one.name, one.digest, "local", source, schema, profile)
         inputs.append(DatasetInput(entity, [InputTag("mlflow.data.context", one.use)]))

@@ -18,7 +18,7 @@ from infra.local import processes
 from infra.local.pages import page
 from infra.local.servers import with_login
 from models.program import SWIFTQUEUE
-from models.registry.lineage import packet_sets
+from models.registry.lineage import folder_set, packet_sets
 from models.registry.runs import PARENT_TAG, stage_run
 from models.registry.store import PASSWORD, TRAINING, USER, tracking_uri
 
@@ -42,6 +42,7 @@ def test_runs_say_what_they_are_of_and_have_steps(
     (made / "model.json").write_text("{}")
     with stage_run("pretrain", traces=["a", "b"], params=PARAMS, seed=7) as run:
         run.takes(packet_sets(tmp_path / "packets", ["a", "b"], tmp_path / "dvc.lock"))
+        run.takes([folder_set(made, tmp_path / "dvc.lock")])
         run.keep(made, "model")
         for epoch in (1, 2, 3):
             run.log(
@@ -69,7 +70,8 @@ def test_runs_say_what_they_are_of_and_have_steps(
         **{"pretrain.width": "32", "pretrain.heads": "2"},
     }
     assert [file.path for file in client.list_artifacts(done.info.run_id, "model")] == ["model/model.json"]
-    (taken,) = done.inputs.dataset_inputs  # of the other trace there is no table
+    taken, other = sorted(done.inputs.dataset_inputs, key=lambda one: one.dataset.name)  # b has no table
+    assert (other.dataset.name, other.dataset.profile) == ("model", None)
     assert (taken.dataset.name, taken.tags[0].value) == ("a", "training")
     assert json.loads(taken.dataset.source) == {"uri": "packets/trace=a"}
     assert json.loads(taken.dataset.profile)["num_rows"] > 100

@@ -151,7 +151,7 @@ def test_a_trace_that_joined_goes_again_and_leaves_nothing(
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("offic", "params.yaml has no trace 'offic'; known: dumbbell-1, "),
+        ("home", "params.yaml has no trace 'home'; known: dumbbell-1, "),
         ("dumbbell-1", "register.trace is 'dumbbell-1', whose head is served; name another trace there"),
         ("dumbbell-2", "'dumbbell-2' is simulated: take its seed out of simulate.seeds"),
     ],
