@@ -145,8 +145,10 @@ class Bounds:
                 Allowance(limits.openings_s, limits.openings_burst),
             )
         self._senders.move_to_end(name)
-        if len(self._senders) > REMEMBERED and not next(iter(self._senders.values())).in_flight:
-            self._senders.popitem(last=False)
+        if len(self._senders) > REMEMBERED:  # the oldest but those with a request under way, which are few
+            idle = (old for old, one in self._senders.items() if not one.in_flight and old != name)
+            if (oldest := next(idle, None)) is not None:
+                del self._senders[oldest]
         return sender
 
     async def _look_up(self, sender: _Sender, key: BatchKey) -> None:

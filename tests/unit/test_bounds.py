@@ -115,6 +115,17 @@ def test_only_so_many_senders_are_remembered(monkeypatch: pytest.MonkeyPatch) ->
     assert len(ours._senders) <= 4
 
 
+def test_a_slow_request_does_not_keep_the_names_that_come_after_it() -> None:
+    """As it did: nobody was forgotten while the oldest had a request under way."""
+    ours = Bounds(Path(), limits())
+    with ours.turn("slow"):
+        for number in range(100_000):
+            with ours.turn(f"s{number}"):
+                pass
+        assert len(ours._senders) <= bounds.REMEMBERED + 1
+        assert ours._senders["slow"].in_flight == 1
+
+
 def test_there_are_only_so_many_senders(tmp_path: Path) -> None:
     for name in ("a", "b"):
         assert open_session(tmp_path, name, most=2) == 1
