@@ -32,7 +32,7 @@ from pipelines.live import DRIFT
 
 ON_RAY: Final = ("ingest", "scheduler")
 PARAMS_FILE: Final = Path("params.yaml")
-TIMEOUT_S: Final = 300.0  # of a part's start; over 180 s were seen on two cores with 24 programs that wanted them
+TIMEOUT_S: Final = 420.0  # of a part's start; 302 s were seen on two cores that 35 programs wanted
 PORT_WAIT_S: Final = 3.0  # a killed part's child needs a moment to let go of its port
 
 

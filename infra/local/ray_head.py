@@ -27,8 +27,8 @@ from serving.ingest.server import SERVE_PATIENCE
 NAME: Final = "ray"
 START_TIMEOUT_S: Final = 240.0
 CHECK_TIMEOUT_S: Final = 20.0
-# To import Ray takes five seconds of a core: where a busy machine gives it a tenth of one, a judgement that is
-# ended after 20 s and begun anew never comes.
+# To import Ray takes five seconds of a core: where a busy machine gives it a tenth of one, a judgement that
+# is ended after 20 s and begun anew never comes.
 START_CHECK_TIMEOUT_S: Final = 120.0
 CALL_TIMEOUT_S: Final = 5.0
 # No record of each task for a dashboard that nobody starts: the head's memory rose by 250 MiB an hour.
