@@ -19,7 +19,6 @@ from pathlib import Path
 from types import FrameType
 from typing import Final, NoReturn
 
-from feature_store import door
 from feature_store.local_ray import ALONE, LOOPBACK
 from feature_store.settings import settings, variable
 from feature_store.state import drop_scratch, private_file, scratch, state_dir
@@ -33,7 +32,7 @@ from pipelines.live import DRIFT
 
 ON_RAY: Final = ("ingest", "scheduler")
 PARAMS_FILE: Final = Path("params.yaml")
-TIMEOUT_S: Final = 300.0  # of a part's start; over 180 s were seen on two cores with 24 busy programs
+TIMEOUT_S: Final = 420.0  # of a part's start; 302 s were seen on two cores that 35 programs wanted
 PORT_WAIT_S: Final = 3.0  # a killed part's child needs a moment to let go of its port
 
 
@@ -164,8 +163,7 @@ def ray_environment() -> dict[str, str]:
         return {"RAY_ADDRESS": address}
     server = processes.running("ray")
     number = server.ports["gcs"] if server else settings().ray_port
-    ours = door.variables(settings().ingest_port, settings().scheduler_metrics)  # a driver listens, too
-    return {"RAY_ADDRESS": f"{LOOPBACK}:{number}", **ALONE, **ours}
+    return {"RAY_ADDRESS": f"{LOOPBACK}:{number}", **ALONE}
 
 
 def _check_what_it_needs(live: asked.Live, model: str, makes: Container[str]) -> None:

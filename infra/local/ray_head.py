@@ -18,7 +18,6 @@ from typing import Final
 
 import grpc
 
-from feature_store import door
 from feature_store.local_ray import ALONE, LOOPBACK, OBJECT_STORE_BYTES, PATIENCE, use_token
 from feature_store.settings import settings
 from feature_store.state import stranger_listens
@@ -28,7 +27,7 @@ from serving.ingest.server import SERVE_PATIENCE
 NAME: Final = "ray"
 START_TIMEOUT_S: Final = 240.0
 CHECK_TIMEOUT_S: Final = 20.0
-# To import Ray takes five seconds of a core. Where a busy machine gives it a tenth of one, a judgement that
+# To import Ray takes five seconds of a core: where a busy machine gives it a tenth of one, a judgement that
 # is ended after 20 s and begun anew never comes.
 START_CHECK_TIMEOUT_S: Final = 120.0
 CALL_TIMEOUT_S: Final = 5.0
@@ -67,7 +66,6 @@ def start(folder: Path, temporary: Path) -> processes.Server:
         "TMPDIR": str(temporary),
         **ALONE,
         **SERVE_PATIENCE,
-        **door.variables(settings().ingest_port),
     }
     address = f"{LOOPBACK}:{number}"
     return processes.start(

@@ -182,10 +182,10 @@ class Arguments(threading.Thread):
 def slow_clients_of_nobody(ports: list[int], count: int) -> Iterator[None]:
     """In the block user `nobody` has so many clients at each port, each of which says a letter and waits.
 
-    Those that are ended are there again at once.
+    Those that are ended are there again a moment later.
     """
     program = """
-import encodings.idna, json, os, selectors, socket, sys
+import encodings.idna, json, os, selectors, socket, sys, time
 ports, count = json.loads(sys.argv[1])
 os.setgroups([]), os.setgid(65534), os.setuid(65534)
 waiting = selectors.DefaultSelector()
@@ -201,6 +201,7 @@ for port in ports:
         come(port)
 print("there", flush=True)
 while True:
+    time.sleep(0.1)
     for key, _ in waiting.select():
         waiting.unregister(key.fileobj)
         key.fileobj.close()

@@ -42,7 +42,7 @@ def test_the_token_is_the_users_alone(monkeypatch: pytest.MonkeyPatch, tmp_path:
 def test_a_job_listens_on_loopback_alone(ray_cluster: None, tmp_path: Path, workers: int) -> None:
     """While it trains: also the store by which PyTorch's workers find each other.
 
-    Its files lie in a folder of our own: who made `/tmp/ray` first kept every other user's from starting.
+    Its files lie in a folder of ours: who made Ray's `/tmp/ray` first kept every other user's from starting.
     """
     from ray._private.worker import global_worker
 

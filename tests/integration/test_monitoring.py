@@ -221,7 +221,7 @@ def test_alerts_go_to_the_alertmanager_that_is_named(
         until(url, 'up{job="prometheus"} == 1')  # it knows its own password
         for path in ("debug/pprof/heap", "api/v1/query?query=up", "metrics", "-/ready"):
             with pytest.raises(urllib.error.HTTPError, match="401"):
-                urllib.request.urlopen(f"{url}/{path}", timeout=60)  # noqa: S310 - loopback http
+                urllib.request.urlopen(f"{url}/{path}", timeout=60)  # noqa: S310 - on loopback
     finally:
         prometheus.main("stop")
 
