@@ -80,8 +80,8 @@ def load_model(
     from models.forecasters import forecaster
     from models.networks.files import DESCRIPTION_FILE
 
-    known = (DESCRIPTION_FILE, forecaster.DESCRIPTION_FILE)
-    if not isinstance(which, int) and any((Path(which) / name).is_file() for name in known):
+    files = (DESCRIPTION_FILE, forecaster.DESCRIPTION_FILE)
+    if not isinstance(which, int) and any((Path(which) / name).is_file() for name in files):
         return _of_folder(Path(which))
     from feature_store.state import state_at, state_dir
     from models.registry import decision, registry, store

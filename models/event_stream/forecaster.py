@@ -29,6 +29,7 @@ SPLIT_SHARE: Final = 0.2  # of a slice: calibrates instead of tuning the head
 class EventStream(NetworkForecaster):
     """The network over events. With `calibration` its quantiles are moved to their levels."""
 
+    model: EventPredictor
     Params = EventStreamParams
 
     def __init__(
@@ -62,9 +63,9 @@ class EventStream(NetworkForecaster):
         from models.event_stream.training import log_of
         from models.forecasters.queries import Inputs
 
-        rows = (self.model.event_inputs, self.model.query_inputs)
-        seen = (Inputs.named([each.name for each in inputs]) for inputs in rows)
-        return encode_log(self.model, log_of(part, *seen, queue))
+        events = Inputs.named([each.name for each in self.model.event_inputs])
+        queries = Inputs.named([each.name for each in self.model.query_inputs])
+        return encode_log(self.model, log_of(part, events, queries, queue))
 
     def answer(self, encoded: Any) -> Floats:
         """Return latencies in µs (B, H)."""

@@ -42,6 +42,8 @@ class _Taught:
 class EventStreamCourse(Course):
     """An untrained network and its trainer, which has a worker's share of the segments."""
 
+    model: EventPredictor
+
     def __init__(
         self, parts: Sequence[Part], params: EventStreamParams, seed: int, rank: int = 0, workers: int = 1
     ) -> None:

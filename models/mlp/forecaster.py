@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from feature_store.events.event_stream import AS_SENT
 from models.forecasters.network import NetworkForecaster
 from models.forecasters.traces import Part
 from models.mlp.parameters import MlpParams
 
+if TYPE_CHECKING:
+    from models.mlp.network import QueryMlp
+
 
 class Mlp(NetworkForecaster):
     """Linear layers on what a decision's queries say."""
 
+    model: QueryMlp
     Params = MlpParams
 
     @staticmethod

@@ -29,6 +29,8 @@ PHASES: Final = HORIZON  # decisions begin at each packet: every SEND is seen at
 class MlpCourse(Course):
     """An untrained network and its trainer, which has a worker's share of the batches."""
 
+    model: QueryMlp
+
     def __init__(
         self, parts: Sequence[Part], params: MlpParams, seed: int, rank: int = 0, workers: int = 1
     ) -> None:

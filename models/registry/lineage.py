@@ -67,6 +67,11 @@ def packet_sets(packets: Path, traces: Iterable[str], lock: Path, use: str = "tr
     return sets
 
 
+def folder_set(folder: Path, lock: Path) -> DataSet:
+    """Describe what a folder holds as one data set, for a stage that has no packet tables."""
+    return DataSet(folder.name, *_where_and_what(folder, lock), "training", None, {})
+
+
 def _where_and_what(folder: Path, lock: Path) -> tuple[str, str]:
     """Path of a folder in the project, and its digest."""
     source = os.path.relpath(folder, lock.parent)
