@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import resource
+import shutil
 import socket
 import subprocess
 import time
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 
 NOBODY = 65534
+PYTHON = shutil.which("python3", path=os.defpath) or "python3"  # the first of PATH may lie in a home of ours
 
 
 def as_nobody(work: Callable[[], Any]) -> Any:
@@ -104,7 +106,7 @@ def stranger_at(port: int, at: str = "127.0.0.1") -> Iterator[None]:
         f"import socket; s = socket.create_server(({at!r}, {port}), family={family:d}, "
         f"dualstack_ipv6={both}); print(flush=True); input()"
     )
-    command = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "python3", "-I", "-c", listen]
+    command = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", PYTHON, "-I", "-c", listen]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd="/") as stranger:
         assert stranger.stdout is not None
         stranger.stdout.readline()

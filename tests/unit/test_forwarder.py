@@ -24,6 +24,7 @@ import mutants
 import numpy as np
 import pytest
 from self_signed import self_signed
+from strangers import PYTHON
 from waiting import wait_until
 
 from feature_store.telemetry.events import (
@@ -536,7 +537,7 @@ def test_another_users_agent_is_refused() -> None:
         try:
             program = "import socket,sys;s=socket.socket(1);s.connect(sys.argv[1]);print(s.recv(1))"
             nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
-            command = [*nobody, "python3", "-c", program, str(path)]
+            command = [*nobody, PYTHON, "-c", program, str(path)]
             answer = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S, check=False)
         finally:
             path.parent.chmod(0o700)
