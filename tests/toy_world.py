@@ -23,7 +23,7 @@ from models.event_stream.parameters import EventStreamParams
 from models.event_stream.training import EventStreamCourse
 from models.forecasters import forecaster as door
 from models.forecasters.queries import EVENT_INPUTS, QUERY_INPUTS
-from models.forecasters.traces import Trace, decision_times, lessons, read_traces
+from models.forecasters.traces import Trace, about, decision_times, lessons, read_traces
 from models.networks.scaling import ScaledFeature, transform_of
 from models.sharp import PAPERS
 from models.training.head import FinetuneParams
@@ -196,7 +196,7 @@ def untrained(traces: Iterable[Trace], **sizes: Any) -> EventStream:
 def write_models(folder: Path, **sizes: Any) -> EventStream:
     """Write forecasters for the traces in `folder`: `pretrained`, and `finetuned/NAME/round-K`."""
     traces = read_traces(folder / "packets", folder / "split.json", PAPERS)
-    base = untrained(traces.values(), **sizes)
+    base = untrained(traces.values(), **sizes).taught_by(about(traces))
     door.save(folder / "pretrained", base)
     head = copy.deepcopy(base)
     for name, trace in traces.items():

@@ -351,16 +351,15 @@ def test_one_compactor_at_a_time(tmp_path: Path) -> None:
 
 
 def test_the_stages_read_it_as_a_trace(tmp_path: Path) -> None:
-    from pipelines.windows import WindowsParams, make_windows
+    from pipelines.split import SplitParams, split
 
     log(tmp_path, bodies(steady(6000), 1000))
     compact(tmp_path)
     latest = latest_minutes(tmp_path, "a", 5)
     write_trace(latest, tmp_path / "trace")
     assert_frame_equal(scan_packets(tmp_path / "trace").collect(), latest.packets)
-    params = WindowsParams(visibility=["acked"], tokens=32, tokens_min=16, tokens_max=64)
-    meta = make_windows(tmp_path / "trace", tmp_path / "windows", params)
-    assert meta["traces"]["a"]["windows"] == 750
+    (divided,) = split(SplitParams(protocol="short"), tmp_path / "trace")["traces"].values()
+    assert divided["duration_s"] == pytest.approx(749 * 8 * 2e-3)  # from the first decision to the last
 
 
 def stored_ago(root: Path, sender: str, seconds: int) -> None:

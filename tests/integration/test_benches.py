@@ -94,10 +94,10 @@ def test_rate(set_to: Callable[..., None]) -> None:
 
 @tried("finetune")
 def test_finetune(set_to: Callable[..., None]) -> None:
-    set_to(finetune, WINDOWS=1200, DISTINCT=500, REFERENCE_BATCHES=1, ENCODED=2000)
+    set_to(finetune, PACKETS=9600, DECISIONS=1200, REFERENCE_BATCHES=1, ENCODED=2000)
     head, encoding = found = finetune.measure(rounds=1)
     check(found)
-    assert "1,200 windows" in head.name
+    assert "9,600 packets = 1,200 decisions" in head.name
     assert "2,000 packets" in encoding.name
 
 

@@ -191,7 +191,7 @@ def spoilt_files(files: Mapping[str, bytes], folder: Path) -> dict[str, bytes]:
     loaded = artifact.load(folder)
     with torch.no_grad():
         loaded.model.head[2].bias -= np.log(20) / loaded.model.target.scale
-    artifact.save(folder / "bad", loaded.model, loaded.description)
+    artifact.save(folder / "bad", loaded.model, loaded.description.protocol)
     return artifact.read_files(folder / "bad")
 
 

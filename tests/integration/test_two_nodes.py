@@ -41,7 +41,7 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(not mutants.ALL, reason="minutes: make test-all"),
 ]
-EPOCHS = 20
+EPOCHS = 40
 FINETUNE = {
     "seed": 1,
     "workers": 1,
@@ -52,7 +52,7 @@ FINETUNE = {
 }
 BATCHES, PACKETS = 40, 200
 LIMIT_S = 120.0
-PRETRAIN = {**toy_world.PRETRAIN, "epochs": EPOCHS}
+NETWORK = {"seed": 1, **toy_world.TINY, "epochs": EPOCHS}
 
 
 @pytest.fixture(scope="module")
@@ -84,12 +84,13 @@ def test_training_goes_on_where_its_node_died_and_ends_with_the_same_weights(
     cluster: TwoNodes, own: Path
 ) -> None:
     tables = [toy_world.bottleneck_table(f"t{i}", 1.28, seed=i, swing_ms=60) for i in (0, 1)]
-    given = toy_world.write_windows(own / "traces", tables, protocol=Protocol("toy", 0.64, 0.16, 0.21))
-    (given / "params.yaml").write_text(yaml.safe_dump({"pretrain": PRETRAIN, "finetune": FINETUNE}))
+    given = toy_world.write_traces(own / "traces", tables, protocol=Protocol("toy", 0.64, 0.16, 0.21))
+    params = {"architecture": {"name": "event-stream"}, "event-stream": NETWORK, "finetune": FINETUNE}
+    (given / "params.yaml").write_text(yaml.safe_dump(params))
 
     def stage(what: str, name: str, environment: dict[str, str], *options: str) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-u", "-m", f"pipelines.{what}", "--params", str(given / "params.yaml")]
-        command += ["--windows", str(given / "windows"), "--split", str(given / "split.json"), *options]
+        command += ["--packets", str(given / "packets"), "--split", str(given / "split.json"), *options]
         with (own / f"{name}.log").open("wb") as log:
             return subprocess.Popen(
                 [*command, "--output", str(own / name)],
@@ -100,7 +101,7 @@ def test_training_goes_on_where_its_node_died_and_ends_with_the_same_weights(
             )
 
     def pretrain(name: str) -> subprocess.Popen[bytes]:
-        return stage("pretrain", name, cluster.environment, "--packets", str(given / "packets"))
+        return stage("pretrain", name, cluster.environment)
 
     def finetune(name: str, environment: dict[str, str]) -> subprocess.Popen[bytes]:
         return stage("finetune", name, environment, "--pretrained", str(own / "straight"))

@@ -80,7 +80,7 @@ def figures(output: Path, control: str) -> dict[str, Any]:
 def test_every_control_is_run_resumed_and_reported(
     ray_cluster: None,
     tiny: Callable[..., str],
-    make_event_artifact: Callable[..., Path],
+    make_artifact: Callable[..., Path],
     tmp_path: Path,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
@@ -88,7 +88,7 @@ def test_every_control_is_run_resumed_and_reported(
     output = tmp_path / "lab"
     willing = {"controls": {"model": {"margin_us": 0, "margin_share": 0}}}
     scenario = tiny(controls=list(CONTROLS), environment=willing)
-    request = Request([scenario], artifact=str(make_event_artifact(3)), truth=True, pcap=True)
+    request = Request([scenario], artifact=str(make_artifact(3)), truth=True, pcap=True)
     assert run_lab(request, output) == 0
     assert "of which ACKs' latencies it learned is not known (it has no" in capfd.readouterr().out
     runs = load(output)
@@ -155,7 +155,7 @@ def test_every_control_is_run_resumed_and_reported(
 def test_a_run_is_explained_once_simulated(
     ray_cluster: None,
     tiny: Callable[..., str],
-    make_event_artifact: Callable[..., Path],
+    make_artifact: Callable[..., Path],
     tmp_path: Path,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
@@ -163,7 +163,7 @@ def test_a_run_is_explained_once_simulated(
     points = {name: {"at": ms, "set": {"rtt_ms": ms}} for name, ms in (("near", 20), ("far", 50))}
     scenario = tiny(axis={"label": "RTT, ms", "points": points})
     asked: dict[str, Any] = {
-        "artifact": str(make_event_artifact(3)),
+        "artifact": str(make_artifact(3)),
         "profile": "uncoupled",
         "point": "far",
         "seed": 2,
@@ -198,14 +198,12 @@ def test_a_run_is_explained_once_simulated(
 def test_rows_alone_will_do_where_their_runs_are_not_at_hand(
     ray_cluster: None,
     tiny: Callable[..., str],
-    make_event_artifact: Callable[..., Path],
+    make_artifact: Callable[..., Path],
     tmp_path: Path,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     scenario = tiny(seconds=2, controls=["default", "model", "random", "no_l4s"])
-    request = Request(
-        [scenario], artifact=str(make_event_artifact(3)), controls=["default", "model", "random"]
-    )
+    request = Request([scenario], artifact=str(make_artifact(3)), controls=["default", "model", "random"])
     assert run_lab(request, tmp_path / "lab") == 0
     rows = load(tmp_path / "lab").filter(pl.col("status") == COMPLETE)
     published = tmp_path / "published"
@@ -350,7 +348,7 @@ def test_controls_left_out_stand_with_the_reason_until_they_are_run(
 @pytest.mark.long
 def test_the_head_is_tuned_during_the_run(
     tiny: Callable[..., str],
-    make_event_artifact: Callable[..., Path],
+    make_artifact: Callable[..., Path],
     ray_cluster: None,
     tmp_path: Path,
 ) -> None:
@@ -358,7 +356,7 @@ def test_the_head_is_tuned_during_the_run(
     tuned = {"finetune_every_s": 2.5, "finetune_span_s": 1.0, "finetune_apply_after_s": 0.2}
     scenario = tiny(controls=["default", "model"], environment={"controls": {"model": tuned}})
     output = tmp_path / "lab"
-    parent = make_event_artifact(3)
+    parent = make_artifact(3)
     assert run_lab(Request([scenario], artifact=str(parent)), output) == 0
     folder = output / "runs" / figures(output, "model")["run"]
     summary = json.loads((folder / "summary.json").read_text())
@@ -493,13 +491,13 @@ def test_exploration_traces_explore_and_say_how(
 
 
 def test_a_model_is_explored_at_each_point_and_by_a_sender_that_follows_one(
-    ray_cluster: None, tiny: Callable[..., str], make_event_artifact: Callable[..., Path], tmp_path: Path
+    ray_cluster: None, tiny: Callable[..., str], make_artifact: Callable[..., Path], tmp_path: Path
 ) -> None:
     wanted = {"share": 0.2, "burst_packets": [8], "seconds": 4, "seeds": [1001], "points": True}
     points = {"near": {"set": {}}, "far": {"set": {"rtt_ms": 60}}}
     axis = {"label": "x", "points": points, "only": list(points)}
     scenario = load_scenario(Path(tiny(explore=wanted, axis=axis)))
-    followed = models_by_profile(str(make_event_artifact(3)), tmp_path)
+    followed = models_by_profile(str(make_artifact(3)), tmp_path)
     traces = explore("tiny", scenario, *programs.build(), tmp_path / "lab", followed)
     assert traces is not None
     found = {name: packets_of(run, name) for name, run in traces["uncoupled"].items()}
@@ -520,9 +518,9 @@ def test_no_compiler_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 
 
 def test_a_model_that_learned_from_other_acks_is_refused(
-    make_event_artifact: Callable[..., Path], tmp_path: Path
+    make_artifact: Callable[..., Path], tmp_path: Path
 ) -> None:
-    shutil.copytree(make_event_artifact(3), tmp_path / "model")
+    shutil.copytree(make_artifact(3), tmp_path / "model")
     (tmp_path / "model" / "origin.json").write_text('{"acks": "cumulative"}')
     with pytest.raises(ValueError, match=r"of cumulative ACKs, .* selective ones in small") as error:
         run_lab(Request(["small"], artifact=str(tmp_path / "model")), tmp_path / "lab")

@@ -27,6 +27,8 @@ from feature_store.packets.schema import read_packets, traces_in
 from laboratory.learning import packet_table
 from laboratory.learning.packet_table import packets_of, write_packets
 from laboratory.runs.execution import check
+from models.forecasters.traces import Trace, decision_times
+from models.training.protocol import Protocol, divide
 from pipelines.simulators import build_simulator
 
 pytestmark = pytest.mark.slow  # ns-3 programs are compiled and run
@@ -232,11 +234,11 @@ def test_flows_apart_are_traces_of_their_own(
 
 
 def test_the_same_run_gives_the_same_bytes(
-    program: Path, make_event_artifact: Callable[..., Path], tmp_path: Path
+    program: Path, make_artifact: Callable[..., Path], tmp_path: Path
 ) -> None:
     run = third(
         seconds=1.2,
-        control=model(make_event_artifact(1)),
+        control=model(make_artifact(1)),
         explore={"share": 0.1, "burst_packets": 8, "seed": 4},
         outputs=["pcap", "truth"],
     )
@@ -360,9 +362,9 @@ def test_a_threshold_on_the_last_latency_packet_by_packet(program: Path, tmp_pat
 
 
 def test_a_decision_cannot_act_before_it_exists(
-    program: Path, make_event_artifact: Callable[..., Path], tmp_path: Path
+    program: Path, make_artifact: Callable[..., Path], tmp_path: Path
 ) -> None:
-    artifact = make_event_artifact(2)
+    artifact = make_artifact(2)
 
     def moved(name: str, **changes: Any) -> tuple[np.ndarray[Any, Any], Result]:
         run = third(control=model(artifact, **changes), outputs=["truth"], seconds=2)
@@ -396,28 +398,19 @@ PACKET_US = 12.1  # of 1,502 bytes on S1's link of 1 Gbit/s
 
 
 def event_artifact(folder: Path, quantiles: Sequence[float] = ()) -> Path:
-    """An event stream of random weights, scaled to a toy trace; all of its quantiles are served."""
+    """An event stream that forecasts its anchor, scaled to a toy trace; all of its quantiles are served."""
     import torch
-    from models.forecasters.event_stream import EventStreamParams, _untrained
-    from models.networks.event_window import served
 
-    from feature_store.events.definition import EVENTS
-    from models.forecasters.forecaster import Part
-    from models.networks import artifact
-    from models.section import read_all
-    from models.training.protocol import Slice
-
-    own = read_all(Path("forecasters.yaml"))["event-stream"]
-    del own["name"]
-    params = EventStreamParams(**{**own, "quantiles": list(quantiles)})
     table = toy_world.bottleneck_table("t", 1.2, seed=3, swing_ms=40, episodes=True)
-    trained = _untrained([Part("t", table, Slice(0, table.height // 8))], params)
-    if quantiles:
-        with torch.no_grad():
-            trained.head[2].bias += torch.linspace(-0.2, 0.4, len(quantiles))
-    model = served(trained, "all" if quantiles else None)
-    described = artifact.Description(params.reach + 8, EVENTS.schema_hash, "acked", {"name": "toy"})
-    artifact.save(folder, model, described)
+    trace = Trace("t", table, divide(decision_times(table), Protocol("toy", 1, 0.1, 0.1), "t"))
+    sizes = {"width": 64, "heads": 4, "feed_forward": 128, "anchor": "expected_latency_us"}
+    made = toy_world.untrained([trace], **sizes, quantiles=list(quantiles))
+    with torch.no_grad():
+        made.model.head[2].weight.zero_()
+        if quantiles:
+            made.model.head[2].bias += torch.linspace(-0.2, 0.4, len(quantiles))
+    folder.mkdir()
+    made.export(folder, "all" if quantiles else None)
     return folder
 
 
@@ -518,9 +511,9 @@ def candidates(question: np.void, queues: Any, schema: pl.Schema) -> pl.DataFram
 
 
 def test_heads_are_swapped_while_the_run_goes_on(
-    program: Path, make_event_artifact: Callable[..., Path], tmp_path: Path
+    program: Path, make_artifact: Callable[..., Path], tmp_path: Path
 ) -> None:
-    first, second = make_event_artifact(3), make_event_artifact(3, head=1)
+    first, second = make_artifact(3), make_artifact(3, head=1)
     script = tmp_path / "tune.py"
     script.write_text(
         "import json, os, sys\n"
@@ -555,19 +548,19 @@ def test_heads_are_swapped_while_the_run_goes_on(
     assert [a["--output"] for a in asked] == [f"{tmp_path}/out.partial/finetune/round-{k}" for k in (1, 2)]
     assert (tmp_path / "out" / "finetune" / "round-2").is_dir()
 
-    run["finetune"]["command"][-1] = str(make_event_artifact(4))  # another encoder
+    run["finetune"]["command"][-1] = str(make_artifact(4))  # another encoder
     assert "more than its head" in refused(program, run, tmp_path / "encoder")
     run["finetune"]["command"] = ["false"]
     assert refused(program, run, tmp_path / "failed") == "finetune: the command false failed"
 
 
 def test_a_killed_run_takes_the_command_with_it(
-    program: Path, make_event_artifact: Callable[..., Path], tmp_path: Path
+    program: Path, make_artifact: Callable[..., Path], tmp_path: Path
 ) -> None:
     script = "import sys, time; print('begun', file=sys.stderr); time.sleep(20); sys.exit('it lived on')"
     tuning = {"every_s": 1, "span_s": 0.5, "apply_after_s": 0.25, "command": [sys.executable, "-c", script]}
     file = tmp_path / "run.json"
-    file.write_text(json.dumps(third(control=model(make_event_artifact(3)), finetune=tuning)))
+    file.write_text(json.dumps(third(control=model(make_artifact(3)), finetune=tuning)))
     command = [program, f"--run={file}", f"--out={tmp_path / 'out'}"]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as run:
         assert run.stderr is not None
@@ -673,21 +666,20 @@ def test_what_would_lead_out_of_bounds_is_refused_in_one_line(
 
 
 def test_a_broken_run_file_an_old_result_and_a_mismatched_artifact(
-    program: Path,
-    make_event_artifact: Callable[..., Path],
-    make_artifact: Callable[..., Path],
-    tmp_path: Path,
+    program: Path, make_artifact: Callable[..., Path], project: Path, tmp_path: Path
 ) -> None:
     assert "out.json: the text ends early" in refused(program, '{"format": 1', tmp_path / "out")
     other = tmp_path / "other-windows"
-    shutil.copytree(make_event_artifact(5), other)
+    shutil.copytree(make_artifact(5), other)
     described = json.loads((other / "model.json").read_text())
     (other / "model.json").write_text(json.dumps(described | {"schema_hash": "f" * 64}))
     line = refused(program, figure8(control=model(other)), tmp_path / "out")
     assert "other-windows: takes features ffffffffffff, this sender makes" in line
-    line = refused(program, figure8(control=model(make_artifact(5))), tmp_path / "out")
-    old = "is of the old form, over windows of packets; commit ebbf31e4 is the last one that serves it"
-    assert line.endswith(old)
+    line = refused(
+        program, figure8(control=model(project / "tests/data/artifacts/v1-tiny")), tmp_path / "out"
+    )
+    assert "v1-tiny" in line
+    assert "commit ebbf31e4 is the last one that serves it" in line
 
     (tmp_path / "out").mkdir()
     done = subprocess.run(
