@@ -273,38 +273,6 @@ def test_a_head_is_swapped_and_another_encoder_refused(tmp_path: Path) -> None:
         ours.swap_head(save(tmp_path / "c", other), 3)
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"width": 32}, "width is 32, the engine knows only 64; serve this model with ONNX Runtime"),
-        ({"heads": 2}, "heads is 2, the engine knows only 4; serve this model with ONNX Runtime"),
-        ({"feed_forward": 48}, "feed_forward is 48, the engine knows only multiples of 64; serve this model"),
-    ],
-)
-def test_other_sizes_are_for_onnx_runtime(tmp_path: Path, changes: dict[str, object], message: str) -> None:
-    folder = save(tmp_path / "m", served(forecaster(**changes).model))
-    with pytest.raises(ValueError, match=message):
-        Engine(folder)
-
-
-@pytest.mark.parametrize(
-    ("key", "value", "message"),
-    [
-        ("architecture.layers", 2, r"the window must be 128 events \(a band for each layer\) and 8 queries"),
-        ("architecture.layers", 17, "layers is 17, must be in 1..16"),
-        ("architecture.band", 192, "the window must be 192 events"),
-    ],
-)
-def test_a_description_that_cannot_be_is_refused_in_one_line(
-    tmp_path: Path, key: str, value: object, message: str
-) -> None:
-    folder = save(tmp_path / "m", served(forecaster().model))
-    change_described(folder, key, value)
-    with pytest.raises(ValueError, match=message) as refused:
-        Engine(folder)
-    assert len(str(refused.value).splitlines()) == 1
-
-
 def test_weights_and_values_that_cannot_be_are_named(tmp_path: Path) -> None:
     folder = save(tmp_path / "m", served(forecaster().model))
     x_BWF = windows()[-2:]
