@@ -13,9 +13,9 @@ namespace {
 constexpr int kSamples = rate::kMostSamples;
 constexpr int kFields = rate::kFieldCount;
 
-std::vector<std::string> field_names() {
+std::vector<std::string> names_of(const std::vector<engine::Scaling>& features) {
   std::vector<std::string> names;
-  for (const auto& field : rate::kFields) names.emplace_back(field.name);
+  for (const engine::Scaling& feature : features) names.push_back(feature.name);
   return names;
 }
 
@@ -23,7 +23,7 @@ std::vector<std::string> field_names() {
 
 Rates::Rates(const std::string& folder)
     : model_(folder, "auto"),
-      limits_(read_limits(folder + "/limits.json", field_names())),
+      limits_(read_limits(folder + "/limits.json", names_of(model_.features()))),
       hash_(std::hash<std::string>{}(
           engine::read_file(folder + "/model.safetensors", engine::kMaxWeightBytes))) {}
 

@@ -22,6 +22,7 @@
 #include <thread>
 #include <vector>
 
+#include "feature_store/events/event_window.h"
 #include "serving/engine/error.h"
 #include "serving/engine/safetensors.h"
 #include "serving/triton/native/model.h"
