@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Self
 
 from pydantic import AfterValidator, Field
 
+import models
 from feature_store.atomic import new_folder
 from feature_store.events.event_stream import AS_SENT
 from models.json_file import read_object
@@ -159,10 +160,10 @@ class Variant:
 
 def kinds() -> dict[str, type[Forecaster]]:
     """Return all kinds of forecasters by name."""
-    models = Path(__file__).parent.parent
     found: dict[str, type[Forecaster]] = {}
-    for path in sorted(models.parent.glob(KINDS)):
-        found |= _kinds_in(path.parent.name)
+    for place in models.__path__:
+        for path in sorted(Path(place).parent.glob(KINDS)):
+            found |= _kinds_in(path.parent.name)
     return found
 
 

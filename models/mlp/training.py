@@ -6,7 +6,7 @@ Shapes: N decisions of all phases, B decisions of a part, H horizon (8 packets),
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Final
+from typing import ClassVar, Final
 
 import numpy as np
 import torch
@@ -29,6 +29,7 @@ PHASES: Final = HORIZON  # decisions begin at each packet: every SEND is seen at
 class MlpCourse(Course):
     """An untrained network and its trainer, which has a worker's share of the batches."""
 
+    Network: ClassVar[type[QueryMlp]] = QueryMlp
     model: QueryMlp
 
     def __init__(
@@ -49,7 +50,7 @@ class MlpCourse(Course):
         target = fit_target(came_NH, "log")
         sizes = MlpArchitecture(params.layers, params.width, params.dropout, params.anchor)
         scaled = fit_features(x_NHP, inputs.names, inputs.units)
-        self.model = QueryMlp((), scaled, target, sizes, params.quantiles)
+        self.model = self.Network((), scaled, target, sizes, params.quantiles)
         target_NH = torch.from_numpy(target.apply(came_NH))
         weight_NH = torch.from_numpy(example_weights(came_NH, np.concatenate(sharp), params.sharp_weight))
         steps = -(-len(x_NHP) // params.batch_size)

@@ -20,6 +20,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load as parse_tensors
 from safetensors.torch import save_file
 
+import models
 from feature_store.atomic import new_folder
 from feature_store.events.definition import EVENTS
 from feature_store.events.event_stream import INPUTS
@@ -206,7 +207,7 @@ def _networks() -> dict[str, tuple[type[Any], type[Any]]]:
     A folder of `models/` adds one by `NETWORK` in its `network.py`; the name is the folder's, with hyphens.
     """
     found = {}
-    for path in sorted(PROJECT.glob(NETWORKS)):
+    for path in sorted(each for place in models.__path__ for each in Path(place).parent.glob(NETWORKS)):
         module = importlib.import_module(f"models.{path.parent.name}.network")
         if hasattr(module, "NETWORK"):
             found[path.parent.name.replace("_", "-")] = module.NETWORK
