@@ -67,7 +67,7 @@ class Settings(BaseSettings):
     """Which part of which loop a process is; `up` sets it for what it starts."""
     open_ports: str | None = None
     """Ports, parted by commas, that other users of this machine reach too; `up` sets it for what it starts
-    (SECURITY.md, "Doors")."""
+    (docs/DOORS.md)."""
     keep_versions: Annotated[int, Field(ge=2)] = 100
     """Versions that the rounds leave in the registry (docs/OPERATIONS.md, "What is kept"): eight hours of
     five-minute rounds, a megabyte each; a rollback needs two."""
