@@ -70,7 +70,7 @@ class Settings(BaseSettings):
     """Which part of which loop a process is; `up` sets it for what it starts."""
     open_ports: str | None = None
     """Ports, parted by commas, that other users of this machine reach too; `up` sets it for what it starts
-    (docs/OPERATIONS.md, "Doors")."""
+    (docs/DOORS.md)."""
     heartbeat: Path | None = None
     """File that a part touches each second while it lives; `up` sets it for what it starts."""
     keep_versions: Annotated[int, Field(ge=2)] = 100

@@ -8,7 +8,6 @@ import os
 import resource
 import shutil
 import socket
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -19,6 +18,12 @@ NOBODY = 65534
 PYTHON = shutil.which("python3", path=os.defpath) or "python3"  # the first of PATH may lie in a home of ours
 
 
+def _become_nobody() -> None:
+    os.setgroups([])
+    os.setgid(NOBODY)
+    os.setuid(NOBODY)
+
+
 def as_nobody(work: Callable[[], Any]) -> Any:
     """Return what `work` gives in a process of user nobody; its result must be JSON."""
     if os.geteuid() != 0:
@@ -27,9 +32,7 @@ def as_nobody(work: Callable[[], Any]) -> Any:
     child = os.fork()
     if child == 0:
         try:
-            os.setgroups([])
-            os.setgid(NOBODY)
-            os.setuid(NOBODY)
+            _become_nobody()
             with os.fdopen(writing, "w") as told:
                 json.dump(work(), told)
         finally:
@@ -102,15 +105,23 @@ def stranger_at(port: int, at: str = "127.0.0.1") -> Iterator[None]:
     if os.geteuid() != 0:
         pytest.skip("only root can become nobody")
     family, both = (socket.AF_INET6, True) if at == "::" else (socket.AF_INET, False)
-    listen = (
-        f"import socket; s = socket.create_server(({at!r}, {port}), family={family:d}, "
-        f"dualstack_ipv6={both}); print(flush=True); input()"
-    )
-    command = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", PYTHON, "-I", "-c", listen]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd="/") as stranger:
-        assert stranger.stdout is not None
-        stranger.stdout.readline()
+    listening, ended = os.pipe(), os.pipe()
+    child = os.fork()
+    if child == 0:
         try:
-            yield
+            _become_nobody()
+            os.close(ended[1])
+            with socket.create_server((at, port), family=family, dualstack_ipv6=both):
+                os.write(listening[1], b"!")
+                os.read(ended[0], 1)
         finally:
-            stranger.communicate(b"\n")
+            os._exit(0)
+    os.close(listening[1])
+    os.close(ended[0])
+    assert os.read(listening[0], 1) == b"!", f"nobody cannot listen at port {port}"
+    try:
+        yield
+    finally:
+        os.close(ended[1])
+        os.close(listening[0])
+        os.waitpid(child, 0)

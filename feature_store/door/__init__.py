@@ -1,6 +1,6 @@
 """The door of a server's TCP ports: other users of this machine reach only the ports that are open to them.
 
-door.cc says how; SECURITY.md says which ports are open.
+door.cc says how; docs/DOORS.md says which ports are open.
 """
 
 from __future__ import annotations

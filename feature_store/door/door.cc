@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The door of a server's TCP ports on this machine (docs/OPERATIONS.md, "Doors"): a library that is loaded
+// The door of a server's TCP ports on this machine (docs/DOORS.md): a library that is loaded
 // before a program (LD_PRELOAD) and answers for three functions of libc.
 //
 // - `accept`, `accept4`: a connection is passed on only if the process at its other end belongs to

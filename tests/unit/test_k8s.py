@@ -246,7 +246,7 @@ def test_the_replicas_read_what_a_push_writes(monkeypatch: pytest.MonkeyPatch, t
     environment = TritonEnvironment(Path("tritonserver"), Path("backends"), {})
     local = set(triton_command(environment, repository, {})[1:])
     of_the_machine = {"--backend-directory", "--allow-gpu-metrics", "--exit-timeout-secs"}
-    # HTTP is off, the secret lies elsewhere, and policies stand where the door does on one machine.
+    # HTTP is off, the secret lies elsewhere, and policies stand where a machine has the door.
     of_the_machine |= {"--allow-http", "--grpc-restricted-protocol", "--open-ports"}
     assert {word.partition("=")[0] for word in local - set(server["args"])} <= of_the_machine
 
