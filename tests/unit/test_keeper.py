@@ -39,6 +39,7 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     yield tmp_path
     for name in parts.wanted():
         processes.stop(name)
+    drop_scratch()
 
 
 class Ended:

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,7 @@ import pytest
 from toy_world import bottleneck_table, write_table
 from waiting import wait_until
 
+from feature_store.state import drop_scratch
 from infra.local import asked, loop, parts, processes, prometheus, status, under_way
 from infra.local.disk import Disk
 from infra.local.judgement import Judgement
@@ -35,9 +37,10 @@ SLEEPER = [sys.executable, "-S", "-c", "import time; print('ready', flush=True);
 
 
 @pytest.fixture(autouse=True)
-def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("SWIFTQUEUE_STATE", str(tmp_path))
-    return tmp_path
+    yield tmp_path
+    drop_scratch()
 
 
 def says_ready() -> bool:
