@@ -268,7 +268,9 @@ def test_the_data_docs_name_run_and_table_and_need_no_net(tmp_path: Path) -> Non
     assert "<h1>Validation of wide &amp; narrow</h1>" in page
     assert '<h2 id="packets-office&lt;1&gt;">packets-office&lt;1&gt;</h2>' in page
     assert "Failed expectations: 1." in page
-    assert re.search(r"min value 0, max value 30100</td><td>\d+ rows: trace a packet \d+ \(latency_us = ", page)
+    assert re.search(
+        r"min value 0, max value 30100</td><td>\d+ rows: trace a packet \d+ \(latency_us = ", page
+    )
     assert_offline(page)
 
 
