@@ -523,7 +523,7 @@ def test_a_choice_is_made_within_the_training_slice(toy: Trace) -> None:
         ({"name": "mlp", "anchor": "gap_us"}, "anchor is 'gap_us'; it must be one of "),
         ({"name": "mlp", "left_out": ["last_latency_us"]}, "'last_latency_us', which the anchor "),
         ({"name": "mlp", "depth": 3}, "section `mlp`: unknown parameter mlp.depth"),
-        ({"name": "repeated", "input": "gap_us"}, "repeated.input is 'gap_us'; it must be a visible latency"),
+        ({"name": "repeated", "input": "gap_us"}, "repeated.input is 'gap_us'; it must be one of last_latency_us, "),
     ],
 )
 def test_an_unknown_name_or_size_is_one_line(
@@ -543,7 +543,7 @@ def test_an_unknown_name_or_size_is_one_line(
     [
         ("window", {"inputs": ["foo"]}, "inputs names 'foo', which no window has; "),
         ("window", {"inputs": ["size_bytes", "size_bytes"]}, "inputs names 'size_bytes' twice"),
-        ("window", {"inputs": ["size_bytes"]}, "it must be one of its inputs, or null"),
+        ("window", {"inputs": ["size_bytes"]}, "it must be a text or null, one of its inputs"),
         ("window-queueing", {"more_inputs": ["foo"]}, "more_inputs names 'foo', which no query adds; "),
         ("paper-xgboost", {"inputs": ["foo"]}, "inputs names 'foo', which no window has; "),
     ],
