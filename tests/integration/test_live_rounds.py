@@ -22,6 +22,7 @@ from toy_world import START_NS, bottleneck_table
 from waiting import wait_until
 
 from benchmarks.version_watch import VersionWatch
+from feature_store.events.beginning import NOTHING
 from feature_store.telemetry.recent import Latest
 from models.networks import artifact
 from models.registry.registry import CHAMPION, Registry
@@ -63,9 +64,10 @@ class Source:
         self.now_s += 1
         sent_s = (pl.col("sent_ns") - START_NS) / 1e9
         packets = self.table.filter(sent_s.is_between(self.now_s - seconds, self.now_s))
-        starts = dict(self.table.group_by("flow_id").agg(pl.col("sent_ns").min()).iter_rows())
+        before = self.table.filter(sent_s < self.now_s - seconds).height
+        beginning = NOTHING.moved(self.table, before) if packets.height else NOTHING
         newest_ns = int(START_NS + self.now_s * 1e9)
-        return Latest(packets, newest_ns, 1, self.missing, starts)
+        return Latest(packets, newest_ns, 1, self.missing, beginning)
 
 
 @pytest.fixture(scope="module")
@@ -289,7 +291,7 @@ def test_a_retrain_learns_from_nothing_that_a_round_refuses(
             raise ValueError("minute 7: damaged")
         claimed = pl.lit(1, pl.Float32) if bad == "claims" else pl.col("latency_us")
         packets = source.table.with_columns(latency_us=claimed)
-        return Latest(packets, int(packets["sent_ns"][-1]), 1, 9000 if bad == "gaps" else 0, {})
+        return Latest(packets, int(packets["sent_ns"][-1]), 1, 9000 if bad == "gaps" else 0, NOTHING)
 
     retraining = Retraining(yaml.safe_load((project / "params.yaml").read_text()))
     started: list[Latest] = []

@@ -30,7 +30,7 @@ from test_registry import check_round_trip
 from waiting import wait_until
 
 from feature_store.door import MOST_OF_ONE
-from feature_store.events.windows import FEATURES
+from feature_store.events.definition import EVENTS
 from infra.local import processes
 from infra.local.parts import MLFLOW, PARTS
 from infra.local.processes import free_ports
@@ -181,7 +181,7 @@ def test_a_version_whose_files_were_swapped_is_neither_served_nor_read(  # type:
     shutil.copytree(make_artifact(2, onnx=True), folder)
     described = json.loads((folder / "model.json").read_text())
     (folder / "model.json").write_text(json.dumps(described | {"protocol": {"name": "with inputs"}}))
-    np.save(folder / INPUTS_FILE, np.zeros((3, len(FEATURES)), np.float32))
+    np.save(folder / INPUTS_FILE, np.zeros((3, len(EVENTS.features)), np.float32))
     version = add_version(folder)
     registry.fetch(version, tmp_path / "whole")
     for name in ("model.safetensors", "model.json", "model.onnx", INPUTS_FILE):

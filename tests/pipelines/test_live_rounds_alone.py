@@ -13,6 +13,7 @@ import pytest
 import yaml
 from toy_world import START_NS, bottleneck_table
 
+from feature_store.events.beginning import NOTHING
 from feature_store.telemetry.recent import Latest
 from models.lock import HeldError
 from models.networks.files import DESCRIPTION_FILE, WEIGHTS_FILE
@@ -69,7 +70,7 @@ def test_a_declined_round_is_a_turn_and_names_a_damaged_file(
     params: live.RoundParams, capsys: pytest.CaptureFixture[str]
 ) -> None:
     packets = bottleneck_table("a", seconds=1)
-    latest = Latest(packets, 1, 1, packets.height, {}, damaged="part-1.parquet cannot be read")
+    latest = Latest(packets, 1, 1, packets.height, NOTHING, damaged="part-1.parquet cannot be read")
     for number in (1, 2):  # and a scheduler that came back
         rounds = live.Rounds(lambda seconds, sender: latest, params, FINETUNE, "swiftqueue")
         assert rounds.run().reason.startswith("telemetry has gaps")
@@ -81,7 +82,7 @@ def test_a_declined_round_is_a_turn_and_names_a_damaged_file(
 def test_a_candidate_that_ends_the_worker_twice_is_given_up(
     params: live.RoundParams, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    latest = Latest(bottleneck_table("live", seconds=1), 0, 1, 0, {})
+    latest = Latest(bottleneck_table("live", seconds=1), 0, 1, 0, NOTHING)
     retraining: Any = Candidate()
     rounds = live.Rounds(lambda seconds, sender: latest, params, FINETUNE, "swiftqueue", retraining)
     monkeypatch.setattr(rounds, "_validate", lambda latest, record: latest)
@@ -111,7 +112,7 @@ def test_a_shadow_counts_what_came_while_it_waited(
     def telemetry(seconds: float, sender: str = "") -> Latest:
         sent_s = (pl.col("sent_ns") - START_NS) / 1e9
         packets = table.filter(sent_s.is_between(clock.now_s - seconds, clock.now_s))
-        return Latest(packets, int(START_NS + clock.now_s * 1e9), 1, 0, {})
+        return Latest(packets, int(START_NS + clock.now_s * 1e9), 1, 0, NOTHING)
 
     def compared(pair: Pair) -> Compared:
         batches = pair.packets.filter(pl.col("sent_ns") >= pair.from_ns).height // 8
@@ -145,7 +146,7 @@ def test_a_version_that_is_deployed_again_is_watched_beside_the_one_that_it_repl
         return Compared(1, 0.0, {}, "", {})
 
     worker: Any = SimpleNamespace(do=compared)
-    latest = Latest(bottleneck_table("live", seconds=1), 1, 1, 0, {})
+    latest = Latest(bottleneck_table("live", seconds=1), 1, 1, 0, NOTHING)
     found = probation.Probation(lambda seconds, sender: latest, worker, "swiftqueue", lead_in_s=5)
     for previous in (4, 6):
         switch["previous"] = previous
