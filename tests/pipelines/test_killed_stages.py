@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -22,15 +21,11 @@ from infra.dvc_command import dvc_environment
 pytestmark = pytest.mark.slow
 
 PACKETS = 600_000  # about a second of work a stage, so that there is a middle
-RESULTS = {"extract": "packets", "windows": "windows"}  # by stage, in the order of the loop
 
 
-def command(folder: Path, stage: str, output: str) -> list[str]:
-    if stage == "extract":
-        arguments = ["--trace=capture", f"--file={folder / 'capture.pcap'}", "--latency=acks"]
-    else:
-        arguments = [f"--params={folder / 'params.yaml'}", f"--packets={folder / 'packets'}"]
-    return [sys.executable, "-m", f"pipelines.{stage}", *arguments, f"--output={folder / output}"]
+def command(folder: Path, output: str) -> list[str]:
+    arguments = ["--trace=capture", f"--file={folder / 'capture.pcap'}", "--latency=acks"]
+    return [sys.executable, "-m", "pipelines.extract", *arguments, f"--output={folder / output}"]
 
 
 def kill_midway(call: list[str], partial: Path) -> None:
@@ -48,29 +43,12 @@ def digest(folder: Path) -> dict[str, str]:
     return {str(p.relative_to(folder)): hashlib.sha256(p.read_bytes()).hexdigest() for p in files}
 
 
-@pytest.fixture(scope="module")
-def packets(tmp_path_factory: pytest.TempPathFactory, project: Path) -> Path:
-    """A folder with a capture, params.yaml, and what both stages give undisturbed: `packets`, `windows`."""
-    folder = tmp_path_factory.mktemp("killed")
-    capture = folder / "capture.pcap"
-    write_capture(capture, PACKETS)
-    params: dict[str, Any] = yaml.safe_load((project / "params.yaml").read_text())
-    trace = {"file": str(capture), "sender": None, "latency": "acks"}
-    params["extract"]["traces"] = {"capture": trace}
-    params["windows"] |= {"tokens": 64}
-    (folder / "params.yaml").write_text(yaml.safe_dump(params))
-    for stage, output in RESULTS.items():
-        subprocess.run(command(folder, stage, output), check=True)
-    return folder
-
-
 @pytest.mark.long
-@pytest.mark.parametrize("stage", RESULTS)
-def test_nothing_half_written(packets: Path, stage: str) -> None:
-    result, whole = packets / f"{stage}-again", packets / RESULTS[stage]
-    call = command(packets, stage, result.name)
-    if stage == "extract":  # into a folder that all traces share
-        result, whole = result / "trace=capture", whole / "trace=capture"
+def test_nothing_half_written(tmp_path: Path) -> None:
+    write_capture(tmp_path / "capture.pcap", PACKETS)
+    subprocess.run(command(tmp_path, "packets"), check=True)
+    call = command(tmp_path, "again")
+    whole, result = (tmp_path / name / "trace=capture" for name in ("packets", "again"))
     partial = result.with_name(f".{result.name}.partial")
     kill_midway(call, partial)
     assert not result.exists()
