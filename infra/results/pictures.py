@@ -16,7 +16,6 @@ from infra.results.map_picture import premise_map
 from infra.results.replayed import SHOWN_MS
 from infra.results.tables import Data
 from laboratory.report.comparison import Place, by_seed
-from laboratory.report.judging import JUDGED
 from laboratory.report.measures import MS, QUEUEING_P99
 from laboratory.report.plots import COLOURS as LAB_COLOURS
 from laboratory.report.premise_map import SCENARIO
@@ -33,7 +32,7 @@ CALIBRATED: Final = {  # before and after: what it is called, its colour
 DIGITS: Final = 3  # of a drawn figure: what differs beyond them on another machine changes no byte
 PICTURES: Final[Mapping[str, Callable[[Path, Data], bytes]]] = {
     "sender.svg": lambda root, _: svg(lambda: sender(pl.read_csv(root / replayed.FILE))),
-    "p99.svg": lambda _, data: svg(lambda: p99(data.of(JUDGED))),
+    "p99.svg": lambda _, data: svg(lambda: p99(data.of(data.headline), data.headline)),
     "coverage.svg": lambda _, data: svg(lambda: coverage(covered(data.forecasters))),
     "who-picks.svg": lambda _, data: svg(lambda: queues.picture(data.experience)),
     "confucius-figure-12.svg": lambda _, data: svg(lambda: web_pages.picture(data.pages)),
@@ -92,12 +91,13 @@ def coverage(found: Sequence[Covered]) -> Figure:
     return figure
 
 
-def p99(runs: pl.DataFrame) -> Figure:
-    """P99 of the sender's L4S packets' wait under each control, a panel for each profile."""
+def p99(runs: pl.DataFrame, scenario: str) -> Figure:
+    """Draw P99 of the sender's L4S packets' wait under each control, a panel for each profile."""
     figure, [panels] = grid(1, 2, 8.4, 2.7)
+    shown = [control for control in CONTROLS if control in set(runs["control"])]
     for axes, profile in zip(panels, ("uncoupled", "rfc9332"), strict=True):
-        place = Place(JUDGED, "", profile)
-        for row, control in enumerate(CONTROLS):
+        place = Place(scenario, "", profile)
+        for row, control in enumerate(shown):
             found = estimate([v * MS for v in by_seed(runs, place, control, QUEUEING_P99).values()])
             if found is None:
                 continue
@@ -109,7 +109,7 @@ def p99(runs: pl.DataFrame) -> Figure:
                 )
             fill = colour if found.n > 1 else "none"
             axes.plot(mean, row, "o", color=colour, markerfacecolor=fill, markersize=6)
-        axes.set_yticks(range(len(CONTROLS)), CONTROLS if profile == "uncoupled" else [])
+        axes.set_yticks(range(len(shown)), shown if profile == "uncoupled" else [])
         axes.invert_yaxis()
         axes.set_title(f"{profile}: P99 wait of L4S packets, ms", fontsize=9)
         if profile == "rfc9332":

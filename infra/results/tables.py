@@ -36,7 +36,7 @@ from laboratory.lfq import traces
 from laboratory.report import guard, ladder, premise_map, rules
 from laboratory.report import tables as lab
 from laboratory.report.comparison import LIMITS, Place, against_chance, by_seed, change_of, percent
-from laboratory.report.judging import JUDGED
+from laboratory.report.judging import JUDGED, SERVED
 from laboratory.report.measures import MS, QUEUEING_P99
 from laboratory.runs import experience
 from laboratory.runs.results import COMPLETE
@@ -130,6 +130,11 @@ class Data:
         if name not in self.benchmarks:
             raise ValueError(f"{published.FILE} has no {name}: swiftqueue bench {name} --publish")
         return self.benchmarks[name]
+
+    @property
+    def headline(self) -> str:
+        """Name of the scenario that the headline is of: what is served, or what was judged before it."""
+        return JUDGED if self.of(SERVED).is_empty() else SERVED
 
     def of(self, *scenarios: str) -> pl.DataFrame:
         """Runs of some scenarios."""
@@ -270,9 +275,18 @@ def _ratio(row: Row) -> str:
     return f"{row.ratio:.3g}" if row.ours else lab.NONE
 
 
-def worst_wait(data: Data) -> list[str]:
-    """The longest wait of any L4S packet of the sender in figure 8 under RFC 9332, by seed."""
-    runs = data.of(JUDGED).filter(pl.col("profile") == "rfc9332", pl.col("status") == COMPLETE)
+def of_served(data: Data, scenario: str, draw: Callable[[Data], list[str]]) -> list[str]:
+    """Draw a table of a scenario of the network that the loop serves; a line if none of it is published."""
+    if not data.of(scenario).is_empty():
+        return draw(data)
+    run = f"swiftqueue lab run {scenario} --artifact docs/laboratory/models/figure8"
+    publish = f"swiftqueue results --lab {scenario} var/lab"
+    return _wrapped(f"Nothing is published yet: `{run}`, then `{publish}`.")
+
+
+def worst_wait(data: Data, scenario: str = JUDGED) -> list[str]:
+    """Return the longest wait of any L4S packet of the sender under RFC 9332, by control and seed."""
+    runs = data.of(scenario).filter(pl.col("profile") == "rfc9332", pl.col("status") == COMPLETE)
     seeds = sorted(set(runs["seed"]))
     lines = lab.head_of(["control", *(f"seed {seed}, ms" for seed in seeds)])
     for control in CONTROLS:
@@ -282,6 +296,8 @@ def worst_wait(data: Data) -> list[str]:
             .select("seed", "queueing_cdf_us")
             .iter_rows()
         }
+        if not waits:
+            continue
         cells = [f"{waits[seed] * MS:.0f}" if seed in waits else lab.NONE for seed in seeds]
         lines.append(lab.row_of([f"`{control}`", *cells]))
     return lines
@@ -404,6 +420,19 @@ TABLES: Final[Mapping[str, Callable[[Data], list[str]]]] = {
     "bed-router": lambda data: bed_report.router_table(data.bed),
     "targets": lambda data: lab.judged(data.of(JUDGED, "many-flows")),
     "figure8": lambda data: lab.by_control(data.of(JUDGED)),
+    "fresh-figure8": partial(of_served, scenario=SERVED, draw=lambda data: lab.by_control(data.of(SERVED))),
+    "fresh-worst-wait": partial(of_served, scenario=SERVED, draw=partial(worst_wait, scenario=SERVED)),
+    **{
+        f"fresh-ladder-{one}": partial(
+            of_served, scenario=ladder.FRESH, draw=partial(known, profile=one, scenario=ladder.FRESH)
+        )
+        for one in PROFILES
+    },
+    "fresh-guard": partial(
+        of_served,
+        scenario=f"{guard.FRESH}figure8",
+        draw=lambda data: [*guard.kept(data.runs, guard.FRESH), "", *guard.guarded(data.runs, guard.FRESH)],
+    ),
     "worst-wait": worst_wait,
     "other-traffic": lambda data: lab.by_control(data.of("hadoop", "receivers", "replay", "many-flows")),
     **{f"sweeps-{profile}": partial(brief, profile=profile, prefix="sweep-") for profile in PROFILES},
@@ -491,13 +520,15 @@ def _tuned(data: Data) -> str:
 
 
 def _wait(data: Data, profile: str) -> str:
-    place = Place(JUDGED, "", profile)
-    runs = data.of(JUDGED)
+    place = Place(data.headline, "", profile)
+    runs = data.of(data.headline)
     random = change_of(runs, place, "random", QUEUEING_P99)
     said = f"{_to(change_of(runs, place, 'model', QUEUEING_P99))}; by chance {_short(random)}"
     if profile == "uncoupled":
-        return f"{said}; against chance {_short(against_chance(runs, place))}"
-    return f"{said}; {len(by_seed(runs, place, 'model', QUEUEING_P99))} seeds"
+        said += f"; against chance {_short(against_chance(runs, place))}"
+    else:
+        said += f"; {len(by_seed(runs, place, 'model', QUEUEING_P99))} seeds"
+    return said if data.headline == SERVED else f"{said}; network over windows"
 
 
 def _answer(data: Data) -> str:

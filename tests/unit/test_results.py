@@ -11,6 +11,8 @@ from typing import Any
 
 import polars as pl
 import pytest
+from lab_rows import runs_of
+from lab_rows import table as table_of
 
 from benchmarks import published
 from benchmarks import queues as bench
@@ -23,7 +25,9 @@ from infra.results.tables import TABLES, Data
 from laboratory.lfq import traces
 from laboratory.report import confucius as lab_confucius
 from laboratory.report import who_picks
+from laboratory.report.judging import SERVED
 from laboratory.runs import execution, experience, results
+from laboratory.scenarios.schema import PROFILES
 from models.json_file import read_object
 from models.scoring.plot_style import svg
 
@@ -62,6 +66,22 @@ def test_every_table_has_its_page(project: Path) -> None:
     assert sorted(shown) == sorted(TABLES)
     index = (project / FOLDER / "README.md").read_text()
     assert all(f"[{page.stem}]({page.name})" in index for page in pages if page.stem != "README")
+
+
+def test_the_headline_is_of_what_is_served_as_soon_as_that_is_published(data: Data) -> None:
+    names = ["fresh-figure8", "fresh-worst-wait", "fresh-ladder-rfc9332", "fresh-guard"]
+    without = replace(data, runs=data.runs.filter(~pl.col("scenario").str.starts_with("fresh-")))
+    assert all("network over windows" in line for line in TABLES["summary"](without) if "P99 wait" in line)
+    for name in names:
+        assert TABLES[name](without)[0].startswith("Nothing is published yet: `swiftqueue lab run fresh-")
+    controls = {"default": 1.0, "random": 0.8, "model": 0.5}
+    rows = [row for p in PROFILES for row in runs_of(controls, scenario=SERVED, profile=p)]
+    served = replace(without, runs=pl.concat([without.runs, table_of(rows)]))
+    said = [line for line in TABLES["summary"](served) if "P99 wait" in line]
+    assert len(said) == 2
+    assert all("-50.0 %" in line and "by chance -20.0 %" in line for line in said)
+    assert not any("network over windows" in line for line in said)
+    assert any("| model | " in line for line in TABLES["fresh-figure8"](served))
 
 
 def test_a_page_that_cannot_be_drawn_is_named(data: Data) -> None:
