@@ -674,7 +674,7 @@ def test_a_broken_run_file_an_old_result_and_a_mismatched_artifact(
     described = json.loads((other / "model.json").read_text())
     (other / "model.json").write_text(json.dumps(described | {"schema_hash": "f" * 64}))
     line = refused(program, figure8(control=model(other)), tmp_path / "out")
-    assert "other-windows: takes features ffffffffffff, this sender makes" in line
+    assert "made for features 'ffffffffffff', this engine reads" in line
     line = refused(
         program, figure8(control=model(project / "tests/data/artifacts/v1-tiny")), tmp_path / "out"
     )
