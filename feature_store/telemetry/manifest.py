@@ -137,7 +137,8 @@ class Session:
             # A row below the least so far, or earlier than it was seen: there are few.
             last = np.array([(of_scope[one] or [(-1, np.inf)])[-1] for one in names])
             is_step = (us < last[id_N, 1]) | (acked_ns <= last[id_N, 0])
-            for row in np.flatnonzero(is_step).tolist():
+            step_N = np.flatnonzero(is_step)
+            for row in step_N[_new_minima(id_N[step_N], acked_ns[step_N], us[step_N])].tolist():
                 _note_step(of_scope[names[id_N[row]]], int(acked_ns[row]), float(us[row]))
             for one in list(of_scope)[:-MAX_FLOWS]:
                 del of_scope[one]
@@ -299,6 +300,19 @@ def _is_older(content: bytes) -> bool:
         return False
     number = told.get("format") if isinstance(told, dict) else None
     return isinstance(number, int) and 0 < number < FORMAT
+
+
+def _new_minima(
+    id_N: NDArray[np.int64], ns_N: NDArray[np.int64], us_N: NDArray[np.float32]
+) -> NDArray[np.int64]:
+    """Return the rows that, in the order of time, are below all earlier ones of their id."""
+    count = len(us_N)
+    order_N = np.lexsort((ns_N, id_N))
+    rank_N = np.empty(count, np.int64)
+    rank_N[np.argsort(us_N[order_N], kind="stable")] = np.arange(count)
+    key_N = rank_N - id_N[order_N] * count  # each id's keys are below those of the ids before it
+    before_N = np.concatenate([[count], np.minimum.accumulate(key_N)])[:-1]
+    return order_N[key_N < before_N]
 
 
 def _note_step(steps: list[tuple[int, float]], ns: int, us: float) -> None:
