@@ -1,4 +1,5 @@
-"""How a network learns: windows of `data/windows` cut by time, examples, loss, pre-training and fine-tuning.
+"""How a network learns: protocols, loss, training over queries, the head's tuning, calibration.
 
-Both are Ray Train jobs that resume where they were killed; a live round has a Ray actor, `warm_worker`.
+Pre-training and tuning are Ray Train jobs that resume where they were killed; a live round has a Ray actor,
+`warm_worker`.
 """
