@@ -229,7 +229,7 @@ class Forwarder:
             client = self._senders.client(sender, int(of_one["number"][0]))
             if client is None:
                 continue
-            # An ACK may be heard a hair late: it counts as of the last event's time (docs/WINDOWS.md).
+            # An ACK may be heard a hair late: it counts as of the last event's time (docs/EVENTS.md).
             batch = of_one["event"].copy()
             time_ns = batch["time_ns"] = np.maximum.accumulate(batch["time_ns"])
             # What waited for long, or a clock that was set, is more than one batch may span: one per minute.

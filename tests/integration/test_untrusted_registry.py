@@ -25,12 +25,12 @@ import numpy as np
 import pytest
 from by_commit import some
 from registered import add_version, served
-from strangers import crowd, stranger_at
+from strangers import as_nobody, crowd, stranger_at
 from test_registry import check_round_trip
 from waiting import wait_until
 
 from feature_store.door import MOST_OF_ONE
-from feature_store.events.windows import FEATURES
+from feature_store.events.definition import EVENTS
 from infra.local import processes
 from infra.local.parts import MLFLOW, PARTS
 from infra.local.processes import free_ports
@@ -181,7 +181,7 @@ def test_a_version_whose_files_were_swapped_is_neither_served_nor_read(  # type:
     shutil.copytree(make_artifact(2, onnx=True), folder)
     described = json.loads((folder / "model.json").read_text())
     (folder / "model.json").write_text(json.dumps(described | {"protocol": {"name": "with inputs"}}))
-    np.save(folder / INPUTS_FILE, np.zeros((3, len(FEATURES)), np.float32))
+    np.save(folder / INPUTS_FILE, np.zeros((3, len(EVENTS.features)), np.float32))
     version = add_version(folder)
     registry.fetch(version, tmp_path / "whole")
     for name in ("model.safetensors", "model.json", "model.onnx", INPUTS_FILE):
@@ -404,19 +404,6 @@ def test_our_password_stays_here(server: str, monkeypatch: pytest.MonkeyPatch) -
         assert secret("mlflow") not in said
 
 
-def as_nobody(code: str) -> subprocess.CompletedProcess[str]:
-    """Run Python as user nobody, who shares this machine with us."""
-    if os.geteuid() != 0:
-        pytest.skip("only root can become nobody")
-    return subprocess.run(
-        ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "python3", "-I", "-c", code],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd="/",
-    )
-
-
 def test_another_user_sets_no_alias(
     server: str,
     registry,  # type: ignore[no-untyped-def]
@@ -425,14 +412,8 @@ def test_another_user_sets_no_alias(
     tmp_path: Path,
 ) -> None:
     bad = version_of(make_artifact, tmp_path, "nobody")
-    body = json.dumps({"name": "swiftqueue", "alias": "champion", "version": str(bad)})
-    post = (
-        "import urllib.request as u, urllib.error as e\n"
-        f"r = u.Request('{server}{API}/registered-models/alias', {body!r}.encode(), "
-        "{'Content-Type': 'application/json'})\n"
-        "try: print(u.urlopen(r).status)\nexcept e.HTTPError as error: print(error.code)"
-    )
-    assert as_nobody(post).stdout.strip() == "401"
+    body = {"name": "swiftqueue", "alias": "champion", "version": str(bad)}
+    assert as_nobody(lambda: ask(f"{server}{API}/registered-models/alias", body)) == 401
     assert registry.alias("champion") == good
 
 
