@@ -148,11 +148,10 @@ def _reference_s(model: EventPredictor, part: Part, params: FinetuneParams) -> f
     """Return the seconds of `REFERENCE_BATCHES` batches of head training through the frozen network."""
     import torch
 
-    from feature_store.events.definition import EVENTS
-    from feature_store.events.windows import iter_windows
     from models.sharp import sharp_changes
     from models.training.head import ADAM_BETAS, ADAM_EPSILON
     from models.training.loss import example_weights, weighted_squared_error
+    from pipelines.live.encoding import event_windows
 
     tuned = copy.deepcopy(model)
     optimizer = torch.optim.Adam(
@@ -162,8 +161,10 @@ def _reference_s(model: EventPredictor, part: Part, params: FinetuneParams) -> f
     y_BH = part.latencies_us()[: REFERENCE_BATCHES * BATCH]
     target_BH = torch.from_numpy(model.target.apply(y_BH))
     weight_BH = torch.from_numpy(example_weights(y_BH, sharp_changes(y_BH), params.sharp_weight))
-    seconds, first = 0.0, 0
-    for x_BWF in iter_windows(few, model.rows, chunk=BATCH, definition=EVENTS):  # making them is not counted
+    seconds = 0.0
+    made_BWF = np.concatenate(list(event_windows(few, model.rows)))  # making them is not counted
+    for first in range(0, len(made_BWF), BATCH):
+        x_BWF = made_BWF[first : first + BATCH]
         here = slice(first, first + len(x_BWF))
         started = time.perf_counter()
         rows = torch.from_numpy(x_BWF)
@@ -173,5 +174,5 @@ def _reference_s(model: EventPredictor, part: Part, params: FinetuneParams) -> f
         loss = weighted_squared_error(tuned.head(read_BHD) + anchor_BH, target_BH[here], weight_BH[here])
         (loss / len(x_BWF)).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
-        seconds, first = seconds + time.perf_counter() - started, first + len(x_BWF)
+        seconds += time.perf_counter() - started
     return seconds

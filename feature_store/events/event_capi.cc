@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// C ABI of event_stream.h and event_window.h, for Python's ctypes: a live sender's, and the offline
-// builders that drive the same classes through a packet table. No exception crosses it; a null
-// pointer or a negative result is an error.
+// C ABI of event_stream.h and event_window.h, for Python's ctypes: a live sender's, and the replay
+// that drives the same stream through a packet table. No exception crosses it; a null pointer or a
+// negative result is an error.
+#include <array>
+#include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <limits>
 #include <memory>
 #include <new>
@@ -12,7 +15,6 @@
 #include "feature_store/events/event_stream.h"
 #include "feature_store/events/event_window.h"
 #include "feature_store/events/packet_table.h"
-#include "feature_store/events/trace_windows.h"
 
 namespace {
 
@@ -24,7 +26,6 @@ using swiftqueue::kEventInputCount;
 using swiftqueue::kHorizon;
 using swiftqueue::KnownBefore;
 using swiftqueue::PacketColumns;
-using EventTrace = swiftqueue::TraceWindows<EventWindow, swiftqueue::kEventWindowFeatureCount>;
 
 // Where the rows of the events go, in time order.
 struct EventColumns {
@@ -180,7 +181,8 @@ std::int64_t sq_events_replay(std::int64_t packets, const std::int64_t* sent_ns,
   }
 }
 
-// The event window: as window_capi.cc has them of the window.
+// The event window; 1 taken, 0 refused, -1 out of memory. Null for a number of tokens that cannot
+// be.
 int sq_event_window_features() { return swiftqueue::kEventWindowFeatureCount; }
 const char* sq_event_window_schema() {
   static const std::string text = swiftqueue::event_window_schema_text();
@@ -188,7 +190,12 @@ const char* sq_event_window_schema() {
 }
 
 EventWindow* sq_event_window_new(int tokens) {
-  return swiftqueue::made([=] { return std::make_unique<EventWindow>(tokens); });
+  try {
+    return std::make_unique<EventWindow>(tokens).release();
+  } catch (
+      const std::exception&) {  // bad_alloc, or tokens out of range (Python checks them before)
+    return nullptr;
+  }
 }
 void sq_event_window_free(EventWindow* window) { delete window; }
 
@@ -209,31 +216,22 @@ int sq_event_window_acked(EventWindow* window, std::int64_t packet, std::int64_t
     return -1;
   }
 }
+// What the window remembers and what it gave up for want of room.
+void sq_event_window_costs(const EventWindow* window, std::int64_t* remembered,
+                           std::int64_t* overflowed) {
+  *remembered = window->remembered();
+  *overflowed = window->overflowed();
+}
+
+// Packets in flight, or -1 for a packet that `sent` would refuse.
 int sq_event_window(const EventWindow* window, std::int64_t decision_ns,
                     const std::int32_t* size_bytes, const std::int32_t* flow_id,
                     const std::int32_t* receiver_id, const std::uint8_t* queue, float* x_WF) {
-  return window->window(decision_ns,
-                        swiftqueue::candidates_at(size_bytes, flow_id, receiver_id, queue), x_WF);
-}
-
-EventTrace* sq_event_trace_new(std::int64_t packets, const std::int64_t* sent_ns,
-                               const std::int32_t* size_bytes, const std::int32_t* flow_id,
-                               const std::int32_t* receiver_id, const std::uint8_t* queue,
-                               const std::int64_t* acked_ns, const float* latency_us, int tokens,
-                               int previous) {
-  const PacketColumns columns{packets,     sent_ns, size_bytes, flow_id,
-                              receiver_id, queue,   acked_ns,   latency_us};
-  return swiftqueue::made(
-      [&] { return std::make_unique<EventTrace>(columns, tokens, previous != 0); });
-}
-void sq_event_trace_free(EventTrace* trace) { delete trace; }
-
-std::int64_t sq_event_trace_next(EventTrace* trace, std::int64_t max_windows, float* x_BWF) {
-  try {
-    return trace->next(max_windows, x_BWF);
-  } catch (const std::bad_alloc&) {
-    return std::numeric_limits<std::int64_t>::min();
+  std::array<Candidate, kHorizon> candidates;
+  for (std::size_t i = 0; i < candidates.size(); ++i) {
+    candidates[i] = {size_bytes[i], flow_id[i], receiver_id[i], queue[i]};
   }
+  return window->window(decision_ns, candidates, x_WF);
 }
 
 }  // extern "C"

@@ -16,10 +16,8 @@ LIBRARY: Final = native.FOLDER / "_build" / "libswiftqueue_events.so"
 SOURCES: Final = (
     "events/event_stream.h",
     "events/event_window.h",
-    "events/window.h",
     "events/sizes.h",
     "events/packet_table.h",
-    "events/trace_windows.h",
     "events/event_capi.cc",
 )
 
@@ -60,9 +58,7 @@ def _load() -> ctypes.CDLL:
         "sq_event_window_sent": (ctypes.c_int, [pointer, i64, i64, *packet]),
         "sq_event_window_acked": (ctypes.c_int, [pointer, i64, i64, ctypes.c_float]),
         "sq_event_window": (ctypes.c_int, [pointer, i64, *[pointer] * 5]),
-        "sq_event_trace_new": (pointer, [i64, *[pointer] * 7, ctypes.c_int, ctypes.c_int]),
-        "sq_event_trace_free": (None, [pointer]),
-        "sq_event_trace_next": (i64, [pointer, i64, pointer]),
+        "sq_event_window_costs": (None, [pointer] * 3),
     }
     return native.load(LIBRARY, SOURCES, signatures)
 

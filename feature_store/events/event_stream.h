@@ -2,10 +2,11 @@
 //
 // The event stream: a sender's SEND and ACK events, each with inputs that are fixed when it
 // happens, and the inputs of a query about a packet that may be sent next. This file is their only
-// definition; docs/EVENTS.md states the rules in words. Times, give-up, forgetting, holes, Karn and
-// codes are those of window.h.
+// definition: the offline stages, the live sender and the simulator all compile it. docs/EVENTS.md
+// states the rules in words.
 //
-// Compile with -ffp-contract=off and without -ffast-math: inputs are compared bit for bit.
+// Compile with -ffp-contract=off and without -ffast-math: inputs are compared bit for bit. Times
+// are int64 nanoseconds; a difference becomes float64 / 1000 and then float32 microseconds.
 #ifndef SWIFTQUEUE_FEATURE_STORE_EVENT_STREAM_H_
 #define SWIFTQUEUE_FEATURE_STORE_EVENT_STREAM_H_
 
@@ -20,12 +21,32 @@
 #include <string_view>
 #include <unordered_map>
 #include <utility>
+#include <vector>
 
-#include "feature_store/events/window.h"
+#include "feature_store/events/sizes.h"
 
 namespace swiftqueue {
 
 inline constexpr int kEventLayoutVersion = 2;
+inline constexpr int kQueues = 2;  // 0 classic, 1 l4s (RFC 9332 section 2.1)
+
+// A packet without an ACK for this long is given up: it no longer counts as in flight, since a
+// packet that never gets a latency must not count for ever. Twice the initial RTO of RFC 6298.
+inline constexpr std::int64_t kGiveUpNs = 2'000'000'000;
+// A given-up packet's ACK still makes its latency visible until this age; RFC 6298's maximum RTO.
+inline constexpr std::int64_t kForgetNs = 60'000'000'000;
+// Packets of one sender that are remembered because an ACK may come: 10 Gbit/s of 1,500 bytes over
+// 150 ms. Beyond them the oldest is given up and forgotten before its time, and counted: a sender
+// that is never answered, or whose clock stands still, must not fill the memory. Not in the schema:
+// within the bound nothing depends on it.
+inline constexpr std::int32_t kMaxRemembered = 1 << 17;
+inline constexpr std::int64_t kHoleNs = 5'000'000;         // shortest silence called a hole
+inline constexpr std::int64_t kHoleCapNs = 1'000'000'000;  // longest hole told apart
+inline constexpr std::int64_t kHoleAgeCapNs =
+    10'000'000'000;  // also the value while no hole was seen
+inline constexpr std::int64_t kMaxTimeNs = std::int64_t{1} << 62;  // differences cannot overflow
+inline constexpr std::uint32_t kHashMultiplier =
+    2654435761U;  // Knuth, TAOCP 3, section 6.4: 2^32 / phi
 // SENDs and ACKs are counted with weights that fall by e in this time: the rates over some 20 ms.
 inline constexpr double kRateDecayNs = 20e6;
 
@@ -121,7 +142,129 @@ inline std::string event_schema_text() {
   return text;
 }
 
+// A packet about to be sent: the input of a decision.
+struct Candidate {
+  std::int32_t size_bytes;
+  std::int32_t flow_id;
+  std::int32_t receiver_id;
+  std::uint8_t queue;
+};
+
 namespace detail {
+
+inline constexpr std::int64_t kNever = -1;
+inline constexpr std::int32_t kNone = -1;
+inline float microseconds(std::int64_t ns) {
+  return static_cast<float>(static_cast<double>(ns) / 1000.0);
+}
+
+// Writes the `count` highest bits of the hash of `id` as -1 | +1.
+inline void write_code(float* out, int count, std::int32_t id) {
+  const std::uint32_t hash = static_cast<std::uint32_t>(id) * kHashMultiplier;
+  for (int bit = 0; bit < count; ++bit) out[bit] = (hash >> (31 - bit)) & 1U ? 1.0F : -1.0F;
+}
+
+// Records of any number of streams. Grows by whole chunks, so that nothing is copied,
+// and a record that one of them has no use for serves another.
+template <typename Kept>
+class ChunkPool {
+ public:
+  Kept& operator[](std::int32_t i) { return chunks_[chunk(i)][place(i)]; }
+  const Kept& operator[](std::int32_t i) const { return chunks_[chunk(i)][place(i)]; }
+
+  std::int32_t take() {
+    if (free_ == kNone) {
+      if (place(made_) == 0) chunks_.push_back(std::make_unique<Kept[]>(kChunk));
+      return made_++;
+    }
+    const std::int32_t index = free_;
+    free_ = (*this)[index].next_free();
+    return index;
+  }
+  void give_back(std::int32_t index) {
+    (*this)[index].next_free() = free_;
+    free_ = index;
+  }
+
+ private:
+  static constexpr std::size_t kChunk = 256;
+  static std::size_t chunk(std::int32_t i) { return static_cast<std::size_t>(i) / kChunk; }
+  static std::size_t place(std::int32_t i) { return static_cast<std::size_t>(i) % kChunk; }
+
+  std::vector<std::unique_ptr<Kept[]>> chunks_;
+  std::int32_t made_ = 0;
+  std::int32_t free_ = kNone;
+};
+
+// Packet number -> record, for numbers that only grow: a ring searched by bisection. Erased entries
+// stay until they reach the front, or are most of a full ring: then they are swept out.
+class PacketIndex {
+ public:
+  std::int32_t size() const { return static_cast<std::int32_t>(live_); }
+  void push(std::int64_t packet, std::int32_t record) {
+    if (used_ == ring_.size()) resize(2 * live_ > used_ ? ring_.size() * 2 : ring_.size());
+    ring_[(head_ + used_++) & (ring_.size() - 1)] = {packet, record};
+    ++live_;
+  }
+  // Calls `visit` with each record.
+  template <typename Visit>
+  void each(Visit visit) {
+    for (std::size_t i = 0; i < used_; ++i) {
+      if (at(i).record != kNone) visit(at(i).record);
+    }
+  }
+  // The oldest entry's record, or kNone.
+  std::int32_t front() const { return used_ == 0 ? kNone : ring_[head_].record; }
+  // Removes a packet and gives its record, or kNone if it is not here.
+  std::int32_t take(std::int64_t packet) {
+    std::size_t low = 0;
+    if (used_ > 0 && at(0).packet < packet) {  // most packets leave in order
+      for (std::size_t high = used_; low < high;) {
+        const std::size_t middle = (low + high) / 2;
+        if (at(middle).packet < packet) {
+          low = middle + 1;
+        } else {
+          high = middle;
+        }
+      }
+    }
+    if (low == used_ || at(low).packet != packet || at(low).record == kNone) return kNone;
+    const std::int32_t record = at(low).record;
+    at(low).record = kNone;
+    --live_;
+    while (used_ > 0 && ring_[head_].record == kNone) {
+      head_ = (head_ + 1) & (ring_.size() - 1);
+      --used_;
+    }
+    if (ring_.size() > kKept && live_ * 16 < ring_.size()) resize(ring_.size() / 4);
+    return record;
+  }
+
+ private:
+  struct Entry {
+    std::int64_t packet;
+    std::int32_t record;
+  };
+  static constexpr std::size_t kKept = 1 << 14;  // entries: a ring this small is never made smaller
+
+  Entry& at(std::size_t i) { return ring_[(head_ + i) & (ring_.size() - 1)]; }
+  // To a power of two that holds what is not erased.
+  void resize(std::size_t entries) {
+    std::vector<Entry> other(entries);
+    std::size_t kept = 0;
+    for (std::size_t i = 0; i < used_; ++i) {
+      if (at(i).record != kNone) other[kept++] = at(i);
+    }
+    ring_ = std::move(other);
+    head_ = 0;
+    used_ = kept;
+  }
+
+  std::vector<Entry> ring_ = std::vector<Entry>(64);  // the length is a power of two
+  std::size_t head_ = 0;
+  std::size_t used_ = 0;  // entries, erased ones too
+  std::size_t live_ = 0;  // entries that are not
+};
 
 // exp(-ns / kRateDecayNs) within 1e-9, the same on every machine, as libraries' exp is not: only
 // operations that IEEE 754 rounds correctly. 2^-(n + i/64) by tables, the rest by Taylor.
@@ -285,7 +428,8 @@ class EventStream {
   }
 
   // SEND. Packets are numbered in send order. Writes the event's row x_F, the state just after it.
-  // Returns false, and changes and writes nothing, for what SenderWindow::sent refuses.
+  // Returns false, and changes and writes nothing, for a number not above the last one, a size
+  // below 1, a queue other than 0 and 1, or a time outside 0..2^62.
   bool sent(std::int64_t packet, std::int64_t sent_ns, const Candidate& what, float* x_F) {
     if (packet <= last_packet_ || !valid(what) || sent_ns < 0 || sent_ns > kMaxTimeNs) return false;
     if (last_packet_ < 0 && sent_ns < begins_ns_) return false;

@@ -2,13 +2,12 @@
 
 `event_stream.h` is the one definition of the inputs and their order; docs/EVENTS.md states its rules.
 
-Shapes: E events, D decisions, H horizon (8 packets), F inputs.
+Shapes: E events, D decisions, B batches that are all decided, H horizon (8 packets), F inputs.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -18,24 +17,38 @@ import polars as pl
 
 from feature_store.events.beginning import NOTHING, Beginning
 from feature_store.events.event_library import ABI, INPUTS, EventInput, event_schema_hash
-from feature_store.events.windows import HORIZON, MAX_TIME_NS, VISIBILITIES, packet_columns
+from feature_store.packets.schema import HORIZON, QUEUES
 
 __all__ = [
     "INPUTS",
     "MAX_TIME_NS",
+    "NEVER_NS",
     "VISIBILITIES",
     "EventInput",
     "EventStream",
     "Events",
-    "as_asked",
+    "Targets",
+    "batches_in",
+    "check_time",
     "event_schema_hash",
     "packet_columns",
     "replay_events",
+    "targets",
 ]
 
 Row = npt.NDArray[np.float32]
 AS_SENT: Final = -1
+VISIBILITIES: Final = ("acked", "previous")
+NEVER_NS: Final = 2**63 - 1  # y_acked_ns of a packet that was never acknowledged
+MAX_TIME_NS: Final = 2**62
 TOLD: Final = ("all", "flows", "first")
+
+
+def check_time(name: str, ns: int) -> int:
+    """Return a time, or raise a ValueError with its name if an event cannot have it."""
+    if not 0 <= ns <= MAX_TIME_NS:
+        raise ValueError(f"{name} = {ns}: must be nanoseconds in 0..2^62")
+    return ns
 
 
 class EventStream:
@@ -107,6 +120,64 @@ def _fit(size_bytes: int, flow_id: int, receiver_id: int, queue: int) -> bool:
 
 
 @dataclass(frozen=True)
+class Targets:
+    """What became of the packets decided, and when they were decided."""
+
+    y_BH: npt.NDArray[np.float32]  # latency, us; NaN where unknown
+    y_acked_ns_BH: npt.NDArray[np.int64]  # NEVER_NS where it was never acknowledged
+    decision_ns_B: npt.NDArray[np.int64]
+    first_packet_B: npt.NDArray[np.int64]
+
+    def known_at(self, now_ns: int) -> npt.NDArray[np.float32]:
+        """Latencies (B, H) that the sender knew at a time (ACK seen); the others are NaN."""
+        return np.where(self.y_acked_ns_BH > now_ns, np.float32(np.nan), self.y_BH)
+
+
+def packet_columns(packets: pl.DataFrame) -> dict[str, npt.NDArray[Any]]:
+    """Return the packet table's columns as the arrays that the C ABI takes.
+
+    Raises:
+        ValueError: not one trace in send order from packet 0, or a value no packet can have.
+    """
+    if packets.height and not (packets["packet"] == pl.int_range(packets.height, eager=True)).all():
+        raise ValueError("an event log needs one whole trace in send order: packet must count 0, 1, 2, ...")
+    numbers = packets.select("sent_ns", "size_bytes", "flow_id", "receiver_id", "queue")
+    for column, missing in numbers.null_count().row(0, named=True).items():
+        if missing:
+            raise ValueError(f"packet table: {column} is missing for {missing} packets")
+    sent_ns = packets["sent_ns"].cast(pl.Int64).to_numpy()
+    for extreme_ns in (sent_ns.min(), sent_ns.max()) if packets.height else ():
+        check_time("packet table: sent_ns", int(extreme_ns))
+    return {
+        "sent_ns": sent_ns,
+        "size_bytes": packets["size_bytes"].cast(pl.Int32).to_numpy(),
+        "flow_id": packets["flow_id"].cast(pl.Int32).to_numpy(),
+        "receiver_id": packets["receiver_id"].cast(pl.Int32).to_numpy(),
+        "queue": (packets["queue"].cast(pl.String) == QUEUES[1]).cast(pl.UInt8).to_numpy(),
+        "acked_ns": packets["acked_ns"].cast(pl.Int64).fill_null(-1).to_numpy(),
+        "latency_us": packets["latency_us"].cast(pl.Float32).fill_null(math.nan).to_numpy(),
+    }
+
+
+def batches_in(packets: pl.DataFrame) -> int:
+    """Batches of 8 that the table decides; an incomplete last one is not decided offline."""
+    return packets.height // HORIZON
+
+
+def targets(packets: pl.DataFrame) -> Targets:
+    """Return targets and decision times of one trace's packet table (its rows in send order)."""
+    columns = packet_columns(packets)
+    decided = batches_in(packets) * HORIZON
+    acked_ns = columns["acked_ns"][:decided]
+    return Targets(
+        y_BH=columns["latency_us"][:decided].reshape(-1, HORIZON),
+        y_acked_ns_BH=np.where(acked_ns < 0, NEVER_NS, acked_ns).reshape(-1, HORIZON),
+        decision_ns_B=columns["sent_ns"][:decided:HORIZON].copy(),
+        first_packet_B=np.arange(0, decided, HORIZON, dtype=np.int64),
+    )
+
+
+@dataclass(frozen=True)
 class Events:
     """A trace's events in time order, and the queries of some decisions."""
 
@@ -116,18 +187,6 @@ class Events:
     x_EF: Row
     cut_D: npt.NDArray[np.int64]  # a decision sees events[:cut]
     x_DHF: Row
-
-
-def as_asked(candidates_BHF: Row, names: Sequence[str], events: Events) -> Row:
-    """Candidates of windows (B, H, F), of either definition, as the queries of B decisions ask for them.
-
-    Of an input that both have, a query's value is a candidate's; the others stay as they are.
-    """
-    x_BHF = np.array(candidates_BHF)
-    for place, each in enumerate(INPUTS):
-        if each.rows != "events" and each.name in names:
-            x_BHF[..., names.index(each.name)] = events.x_DHF[..., place]
-    return x_BHF
 
 
 def replay_events(

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A packet table as a log of SEND and ACK events in time order, for the offline builders.
+// A packet table as a log of SEND and ACK events in time order, for the offline builder.
 #ifndef SWIFTQUEUE_FEATURE_STORE_PACKET_TABLE_H_
 #define SWIFTQUEUE_FEATURE_STORE_PACKET_TABLE_H_
 
@@ -10,7 +10,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "feature_store/events/window.h"
+#include "feature_store/events/event_stream.h"
 
 namespace swiftqueue {
 
@@ -37,7 +37,7 @@ class AckLog {
   AckLog(const PacketColumns& columns, bool previous) : columns_(columns) {
     std::int64_t sent_ns = 0;
     for (std::int64_t p = 0; p < columns.packets; ++p) {
-      sent_ns = std::max(sent_ns, columns.sent_ns[p]);  // as SenderWindow counts it
+      sent_ns = std::max(sent_ns, columns.sent_ns[p]);  // as EventStream counts it
       if (columns.acked_ns[p] < 0) continue;
       const bool known = std::isfinite(columns.latency_us[p]) && columns.latency_us[p] >= 0;
       acks_.push_back({previous && known ? sent_ns : std::max(columns.acked_ns[p], sent_ns), p});

@@ -20,10 +20,10 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from feature_store.events import windows as fw
 from feature_store.events.beginning import NOTHING, Beginning
 from feature_store.events.definition import EVENTS
 from feature_store.events.event_stream import replay_events
+from feature_store.packets.schema import HORIZON
 from models.networks.artifact import Artifact
 from models.networks.prediction import encode
 from models.say import say
@@ -110,7 +110,7 @@ class Encoding:
     ) -> None:
         """Encode all windows of W `tokens` from number `first` on, or one of `every` so many.
 
-        Windows of events know what the sender knew when the packets begin; windows of packets do not.
+        They know what the sender knew when the packets begin.
         """
         self._every = every
         self._packets, self._tokens, self._first = packets, tokens, first
@@ -181,21 +181,21 @@ class Encoding:
     def _encode(self, x_BWF: NDArray[np.float32]) -> EncodedWindows:
         encoder = self._encoders.get()
         try:
-            return EncodedWindows(encoder.features(x_BWF), x_BWF[:, -fw.HORIZON :].copy())
+            return EncodedWindows(encoder.features(x_BWF), x_BWF[:, -HORIZON:].copy())
         finally:
             self._encoders.put(encoder)
             self._room.release()
 
 
 def event_windows(
-    packets: pl.DataFrame, tokens: int, first: int, beginning: Beginning
+    packets: pl.DataFrame, tokens: int, first: int = 0, beginning: Beginning = NOTHING
 ) -> Iterator[NDArray[np.float32]]:
-    """Yield windows x_BWF of the events' definition from number `first` on, CHUNK at a time.
+    """Yield the windows x_BWF of a table's decisions from number `first` on, CHUNK at a time.
 
     Each is the rows of the last events before a decision, after all-zero rows while there are fewer, then
     its queries (docs/EVENTS.md).
     """
-    log, band = replay_events(packets, beginning=beginning), tokens - fw.HORIZON
+    log, band = replay_events(packets, beginning=beginning), tokens - HORIZON
     for begin in range(first, len(log.cut_D), CHUNK):
         chunk = slice(begin, begin + CHUNK)
         event_BW = log.cut_D[chunk, None] + np.arange(-band, 0)

@@ -23,9 +23,10 @@ import polars as pl
 import torch
 from numpy.typing import NDArray
 
-from feature_store.events import windows as fw
+from feature_store.events import event_stream
 from feature_store.events.beginning import Beginning
 from feature_store.events.definition import EVENTS
+from feature_store.packets.schema import HORIZON
 from feature_store.quality.distribution_shift import input_shift, sample_inputs
 from models.networks import artifact
 from models.networks.artifact import Artifact
@@ -93,7 +94,7 @@ def tune(minute: Minute) -> Tuned:
     packets, beginning = aligned(minute.packets, minute.beginning)
     trace = str(packets["trace"][0])
     clock.lap("load")
-    targets = fw.targets(packets)
+    targets = event_stream.targets(packets)
     decision_ns_B = targets.decision_ns_B
     first, judge = (
         int(np.searchsorted(decision_ns_B, ns)) for ns in (minute.learn_from_ns, minute.judge_from_ns)
@@ -114,7 +115,7 @@ def tune(minute: Minute) -> Tuned:
         tuned = _train(own.found.model, taught, targets, learn_B, minute, past)  # while the rest is encoded
         clock.lap("train")
         judged = encoding.take(judges)
-    cut = int(np.searchsorted(decision_ns_B, minute.judge_from_ns - LEAD_IN_NS)) * fw.HORIZON
+    cut = int(np.searchsorted(decision_ns_B, minute.judge_from_ns - LEAD_IN_NS)) * HORIZON
     newest = JudgingSlice.of(
         packets[cut:].with_columns(pl.col("packet") - cut),
         beginning.moved(packets, cut),
@@ -217,7 +218,7 @@ def aligned(packets: pl.DataFrame, beginning: Beginning) -> tuple[pl.DataFrame, 
         DeclinedError: a packet is missing, or all are.
     """
     first = int(packets["packet"][0]) if packets.height else 0
-    cut = -first % fw.HORIZON
+    cut = -first % HORIZON
     if packets.height <= cut:
         raise DeclinedError("no packet was sent")
     rest = packets[cut:]
@@ -240,7 +241,7 @@ class _Taught:
 def _train(
     model: QueryNetwork,
     taught: EncodedWindows,
-    targets: fw.Targets,
+    targets: event_stream.Targets,
     learn_B: NDArray[np.bool_],
     minute: Minute,
     past: Past | None,

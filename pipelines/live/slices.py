@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from pydantic import TypeAdapter
 
 from feature_store.atomic import write_file
-from feature_store.events import windows as fw
+from feature_store.events import event_stream
 from feature_store.events.beginning import Beginning
 from feature_store.state import private_dir
 from models.networks.artifact import Artifact
@@ -54,7 +54,7 @@ class JudgingSlice:
         cls, packets: pl.DataFrame, beginning: Beginning, from_ns: int, encoder: str, encoded: EncodedWindows
     ) -> Self:
         """Put one together from all windows decided since `from_ns`."""
-        targets = fw.targets(packets)
+        targets = event_stream.targets(packets)
         chosen_B = np.flatnonzero(targets.decision_ns_B >= from_ns)
         every = slice(None, None, -(-len(chosen_B) // MOST_WINDOWS) or 1)
         return cls(
@@ -77,9 +77,9 @@ class JudgingSlice:
         """The same slice as an encoder sees it, with windows of W `tokens`."""
         if encoder == self.encoder:
             return self
-        first = int(np.searchsorted(fw.targets(self.packets).decision_ns_B, self.from_ns))
+        first = int(np.searchsorted(event_stream.targets(self.packets).decision_ns_B, self.from_ns))
         with Encoding(self.packets, encodes, tokens, first, beginning=self.beginning) as encoding:
-            encoded = encoding.take(fw.batches_in(self.packets) - first)
+            encoded = encoding.take(event_stream.batches_in(self.packets) - first)
         other = JudgingSlice.of(self.packets, self.beginning, self.from_ns, encoder, encoded)
         return replace(self, encoder=encoder, windows=other.windows)
 

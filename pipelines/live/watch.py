@@ -15,7 +15,7 @@ from typing import Any, Final
 import numpy as np
 import polars as pl
 
-from feature_store.events import windows as fw
+from feature_store.events import event_stream
 from feature_store.events.beginning import Beginning
 from feature_store.events.definition import EVENTS
 from models.networks.prediction import latencies
@@ -58,7 +58,7 @@ def compare(pair: Pair) -> Compared:
     """
     head, other = Version.load(pair.head), Version.load(pair.other)
     packets, beginning = aligned(pair.packets, pair.beginning)
-    targets = fw.targets(packets)
+    targets = event_stream.targets(packets)
     first = int(np.searchsorted(targets.decision_ns_B, pair.from_ns))
     batches = len(targets.decision_ns_B) - first
     if not batches:

@@ -25,7 +25,7 @@ FOLDER: Final = Path(__file__).parent
 LIBRARY: Final = FOLDER / "_build" / "libswiftqueue_sender.so"
 SOURCES: Final = (
     *(FOLDER / name for name in ("controller.h", "guard.h", "rate_watch.h", "spread.h", "sender_capi.cc")),
-    *(native.FOLDER / "events" / f"{name}.h" for name in ("sizes", "window", "event_stream")),
+    *(native.FOLDER / "events" / f"{name}.h" for name in ("sizes", "event_stream")),
 )
 
 

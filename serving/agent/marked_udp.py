@@ -44,7 +44,7 @@ HEADERS: Final = (
 SOURCES: Final = (
     FOLDER / "marked_udp_capi.cc",
     *(FOLDER / f"{name}.h" for name in HEADERS),
-    *(native.FOLDER / "events" / f"{name}.h" for name in ("sizes", "window", "event_stream", "event_window")),
+    *(native.FOLDER / "events" / f"{name}.h" for name in ("sizes", "event_stream", "event_window")),
     native.FOLDER / "rate" / "tcp_sample.h",
 )
 NOT_ECT: Final = 0

@@ -24,8 +24,7 @@ import numpy as np
 import tritonclient.grpc as triton
 from numpy.typing import NDArray
 
-from feature_store.events.definition import EVENTS
-from feature_store.events.windows import SenderWindow
+from feature_store.events.event_window import EventWindow
 from feature_store.packets.schema import HORIZON
 from serving.agent.controller import CLASSIC, L4S, QueueController
 from serving.triton.endpoint import connect, first_line, grpc_address
@@ -102,7 +101,7 @@ class SenderAgent:
         self.address = address or grpc_address()
         self.counts = Counts()
         self.controller = QueueController()
-        self.window = SenderWindow(FIRST_TOKENS, definition=EVENTS)
+        self.window = EventWindow(FIRST_TOKENS)
         self._deadline_s = deadline_us / 1e6
         self._client = connect(self.address, CHANNEL)
         self._lock = threading.Lock()  # of the request in flight and of counts.stale
@@ -175,7 +174,7 @@ class SenderAgent:
             return self._keep_default("no_model", defaults, flow_ids)
         if tokens != self.window.tokens:
             # Another size: its history starts anew, as the sender's would after a restart.
-            self.window = SenderWindow(tokens, definition=EVENTS)
+            self.window = EventWindow(tokens)
         columns = (size_bytes, flow_ids, receiver_ids)
         x_classic_WF, in_flight = self.window.window(decision_ns, *columns, [CLASSIC] * HORIZON)
         x_default_WF, _ = self.window.window(decision_ns, *columns, defaults)

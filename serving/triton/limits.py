@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from feature_store.events.window_library import Feature
+from feature_store.events.definition import Feature
 from models.networks.scaling import ScaledFeature
 
 YEAR_US: Final = 365 * 86_400e6

@@ -10,7 +10,7 @@ from typing import Any, Final
 from tritonclient.grpc.model_config_pb2 import TYPE_FP32
 
 from feature_store.events.definition import EVENTS
-from feature_store.events.windows import check_tokens
+from feature_store.events.event_window import check_tokens
 from feature_store.packets.schema import HORIZON
 
 WINDOWS: Final = 2  # of a question: one for each candidate queue

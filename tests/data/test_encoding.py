@@ -8,9 +8,7 @@ import pytest
 from toy_world import bottleneck_table
 
 from benchmarks.inference_references import save
-from feature_store.events import windows as fw
-from feature_store.events.beginning import NOTHING
-from feature_store.events.definition import EVENTS
+from feature_store.packets.schema import HORIZON
 from pipelines.live import encoding
 from pipelines.live.encoding import Encoding
 from serving.engine import Engine
@@ -34,7 +32,7 @@ def test_in_portions_it_is_what_one_engine_gives(
     engine: Engine, packets: pl.DataFrame, portion: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(encoding, "CHUNK", 16)
-    x_BWF = np.concatenate(list(fw.iter_windows(packets, TOKENS, first=FIRST, definition=EVENTS)))
+    x_BWF = np.concatenate(list(encoding.event_windows(packets, TOKENS, FIRST)))
     with Encoding(packets, engine, TOKENS, FIRST) as running:
         parts, left = [], len(x_BWF)
         while left:
@@ -45,7 +43,7 @@ def test_in_portions_it_is_what_one_engine_gives(
                 running.take(1)
     whole = encoding.joined(parts)
     assert np.array_equal(whole.features_BRD, engine.features(x_BWF))
-    assert np.array_equal(whole.candidates_BHF, x_BWF[:, -fw.HORIZON :])
+    assert np.array_equal(whole.candidates_BHF, x_BWF[:, -HORIZON:])
 
 
 def test_it_may_end_early(engine: Engine, packets: pl.DataFrame, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,12 +59,4 @@ def test_a_packet_that_cannot_be_is_named(engine: Engine, packets: pl.DataFrame)
     bad = packets.with_columns(size_bytes=size)
     named = pytest.raises(ValueError, match="packet 500: size_bytes 0 must be at least 1")
     with Encoding(bad, engine, TOKENS, 0) as running, named:
-        running.take(len(packets) // fw.HORIZON)
-
-
-def test_windows_of_events_are_those_of_the_live_class(packets: pl.DataFrame) -> None:
-    """Bit for bit, from any window on, the first ones too, which are not full."""
-    whole = np.concatenate(list(fw.iter_windows(packets, TOKENS, definition=EVENTS)))
-    for first in (0, FIRST):
-        got = np.concatenate(list(encoding.event_windows(packets, TOKENS, first, NOTHING)))
-        assert got.tobytes() == whole[first:].tobytes()
+        running.take(len(packets) // HORIZON)

@@ -135,7 +135,7 @@ def test_an_ack_of_a_packet_of_before_the_log_is_no_event(packets: pl.DataFrame)
 
 
 def test_the_constants_are_those_of_the_stream(project: Path) -> None:
-    text = (project / "feature_store/events/window.h").read_text()
+    text = (project / "feature_store/events/event_stream.h").read_text()
     for name, value in (("Forget", known.FORGET_NS), ("GiveUp", LEAD_IN_NS), ("Hole", known.HOLE_NS)):
         (written,) = re.findall(rf"k{name}Ns = ([\d']+);", text)
         assert int(written.replace("'", "")) == value

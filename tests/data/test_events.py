@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import numpy as np
@@ -10,13 +11,24 @@ import pytest
 from event_oracle import ROUNDED, EventOracle
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from make_golden_events import GOLDEN, replay_stream
 from window_tables import MS, events, table_of, tables
 
-from feature_store.events.event_stream import INPUTS, EventStream, replay_events
-from feature_store.events.windows import FEATURES, build_windows
+from feature_store.events.event_library import SCHEMA_TEXT
+from feature_store.events.event_stream import (
+    INPUTS,
+    NEVER_NS,
+    EventStream,
+    event_schema_hash,
+    replay_events,
+    targets,
+)
+from feature_store.packets.schema import HORIZON
+from models.window.windows import NAMES as OF_WINDOWS
+from models.window.windows import Windows
 
 NAMES = [each.name for each in INPUTS]
-IN_WINDOWS = [f.name for f in FEATURES if f.name in NAMES and f.name not in ("latency_us", "latency_visible")]
+IN_WINDOWS = [name for name in OF_WINDOWS if name in NAMES and name not in ("latency_us", "latency_visible")]
 FEW = settings(max_examples=40)
 STEADY = table_of([(MS, 20 * MS, False, 1500, 0, 0, "l4s")] * 40)
 LOST = [(0, 2500 * MS, False, 1500, flow % 3, 0, "l4s") for flow in range(24)]
@@ -32,6 +44,23 @@ def differing(got_F: np.ndarray, expected: dict[str, Any]) -> list[Any]:
         if not same:
             out.append((name, got, wanted))
     return out
+
+
+def test_the_horizon_is_the_packet_tables() -> None:
+    assert f"\nhorizon {HORIZON}\n" in SCHEMA_TEXT
+
+
+def test_the_rows_are_the_golden_ones_bit_for_bit() -> None:
+    """Yesterday's bytes, for this build and for every other implementation."""
+    golden = json.loads((GOLDEN / "windows.json").read_text())
+    assert golden["event_schema_hash"] == event_schema_hash(), (
+        "the definition changed: see make_golden_events.py"
+    )
+    assert golden["event_inputs"] == len(INPUTS)
+    rows = sum(8 if event[0] == "window" else 1 for event in golden["events"])
+    expected = (GOLDEN / "events.bin").read_bytes()
+    assert len(expected) == rows * len(INPUTS) * 4
+    assert replay_stream(golden["events"]) == expected
 
 
 @pytest.mark.slow
@@ -124,11 +153,12 @@ def test_shifting_absolute_time_changes_nothing(packets: pl.DataFrame, shift_ns:
 @example(GIVEN_UP)
 def test_a_query_says_what_a_windows_candidate_says(packets: pl.DataFrame) -> None:
     """Where both have an input of one name, it is one definition."""
-    x_BHF = build_windows(packets, 16).x_BWF[:, -8:]
+    first_B = np.arange(packets.height // 8, dtype=np.int64) * 8
+    x_BHF = Windows(packets, first_B, 16)[:][:, -8:]
     queries = replay_events(packets).x_DHF
     assert len(IN_WINDOWS) == 20
     for name in IN_WINDOWS:
-        windows_BH = x_BHF[..., [f.name for f in FEATURES].index(name)]
+        windows_BH = x_BHF[..., OF_WINDOWS.index(name)]
         assert windows_BH.tobytes() == queries[..., NAMES.index(name)].tobytes(), name
 
 
@@ -200,3 +230,31 @@ def test_what_a_sender_does_not_tell_is_as_of_the_first() -> None:
         live.sent(number, row["sent_ns"], *what, int(row["queue"] == "l4s"))
     with pytest.raises(ValueError, match="told 'some' is unknown; take one of all, flows, first"):
         replay_events(packets, told="some")
+
+
+def test_targets() -> None:
+    rows = [(MS, 20 * MS, False, 1500, 0, 0, "l4s")] * 20
+    rows[3] = (MS, None, False, 1500, 0, 0, "l4s")
+    rows[4] = (MS, 20 * MS, True, 1500, 0, 0, "l4s")
+    packets = table_of(rows)
+    found = targets(packets)
+    assert found.first_packet_B.tolist() == [0, 8]  # the incomplete third batch is not decided
+    assert found.decision_ns_B.tolist() == [packets["sent_ns"][0], packets["sent_ns"][8]]
+    assert np.isnan(found.y_BH[0]).tolist() == [False] * 3 + [True, True] + [False] * 3
+    assert found.y_acked_ns_BH[0, 3] == NEVER_NS
+    assert found.y_acked_ns_BH[0, 4] == packets["acked_ns"][4]
+
+
+def test_a_table_that_is_no_log_is_refused_in_one_line() -> None:
+    with pytest.raises(ValueError, match="one whole trace in send order"):
+        replay_events(STEADY[8:])
+    with pytest.raises(ValueError, match="sent_ns is missing for 40 packets"):
+        replay_events(STEADY.with_columns(sent_ns=pl.lit(None, pl.Int64)))
+    with pytest.raises(ValueError, match=r"packet table: sent_ns = -1: must be nanoseconds in 0\.\.2\^62"):
+        replay_events(STEADY.with_columns(sent_ns=pl.lit(-1, pl.Int64)))
+
+
+def test_an_empty_table_has_no_events() -> None:
+    found = replay_events(STEADY.clear())
+    assert found.x_EF.shape == (0, len(INPUTS))
+    assert found.x_DHF.shape == (0, 8, len(INPUTS))

@@ -18,7 +18,7 @@ from polars.testing import assert_frame_equal
 from telemetry_batches import MS, SECOND, bodies, event_rows, log, steady
 from window_tables import table_of
 
-from feature_store.events.windows import build_windows
+from feature_store.events.event_stream import replay_events
 from feature_store.packets.schema import scan_packets
 from feature_store.telemetry import compact as telemetry_compact
 from feature_store.telemetry import round as telemetry_round
@@ -63,7 +63,7 @@ def rows_in(root: Path, sender: str = "a") -> int:
 
 
 @pytest.mark.parametrize("segments", [1, 7])
-def test_the_table_comes_back_and_its_windows_bit_for_bit(tmp_path: Path, segments: int) -> None:
+def test_the_table_comes_back_and_its_events_bit_for_bit(tmp_path: Path, segments: int) -> None:
     packets = steady(4000)  # 8 s: no minute is settled
     batches = bodies(packets, 300)
     for part in np.array_split(np.arange(len(batches)), segments):  # ACKs come in later rounds than packets
@@ -75,7 +75,9 @@ def test_the_table_comes_back_and_its_windows_bit_for_bit(tmp_path: Path, segmen
     assert latest.newest_ns == max(row["time_ns"] for row in event_rows(packets))
     assert senders(tmp_path) == ["a"]
     assert not list(log_dir(tmp_path).iterdir())
-    assert build_windows(latest.packets, 32).x_BWF.tobytes() == build_windows(packets, 32).x_BWF.tobytes()
+    found, whole = replay_events(latest.packets), replay_events(packets)
+    assert found.x_EF.tobytes() == whole.x_EF.tobytes()
+    assert found.x_DHF.tobytes() == whole.x_DHF.tobytes()
 
 
 def test_the_last_minute_is_cut_by_the_senders_clock_and_keeps_whole_batches(tmp_path: Path) -> None:

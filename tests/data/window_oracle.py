@@ -1,6 +1,6 @@
-"""The window's rules (docs/WINDOWS.md) by brute force from the packet table: slow, stateless, independent.
+"""The rules of models/window/windows.py by brute force from the packet table: slow, stateless, independent.
 
-Every value is computed 'as of t' from the whole table, with none of window.h's bookkeeping.
+Every value is computed 'as of t' from the whole table, with none of that module's bookkeeping.
 """
 
 from __future__ import annotations

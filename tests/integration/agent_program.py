@@ -21,8 +21,7 @@ import pytest
 from mutants import ALL
 from waiting import LIMIT_S, wait_until
 
-from feature_store.events.definition import EVENTS
-from feature_store.events.windows import SenderWindow
+from feature_store.events.event_window import EventWindow
 from serving.agent import frames
 from serving.agent import process as agent_process
 from serving.agent.controller import CLASSIC, ControllerParams, QueueController
@@ -281,7 +280,7 @@ class EngineSender:
 
     def __init__(self, artifact: Path, params: ControllerParams | None = None) -> None:
         self.engine = Engine(artifact)
-        self.window = SenderWindow(self.engine.shape[0], definition=EVENTS)
+        self.window = EventWindow(self.engine.shape[0])
         self.controller = QueueController(params)
         self.sent = self.window.sent
 

@@ -17,11 +17,10 @@ import toy_world
 from registered import add_version
 
 import swiftqueue
-from feature_store.events.definition import EVENTS
-from feature_store.events.windows import iter_windows
 from models.networks import artifact
 from models.networks.prediction import predict
 from models.registry.registry import Registry
+from pipelines.live.encoding import event_windows
 
 pytestmark = pytest.mark.slow
 
@@ -65,7 +64,7 @@ def test_forecasts_are_the_models_own(make_artifact: Callable[..., Path], champi
     assert forecasts.schema["predicted_us"] == pl.Float32
     assert forecasts["predicted_us"].is_null().to_list() == [False] * 800 + [True] * 3
     found = artifact.load(folder)
-    (x_BWF,) = iter_windows(packets, found.description.tokens, definition=EVENTS)
+    (x_BWF,) = event_windows(packets, found.description.tokens)
     expected_BH = predict(found.model, x_BWF)
     np.testing.assert_allclose(forecasts["predicted_us"].head(800).to_numpy(), expected_BH.ravel(), rtol=1e-5)
     for which in (champion, "champion"):

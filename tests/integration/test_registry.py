@@ -488,13 +488,13 @@ def test_a_champion_that_takes_other_rows_is_judged_on_the_same_packets(
     sqlite: None, traced: Path, tmp_path: Path, name: str, sizes: dict[str, Any], rows: int
 ) -> None:
     """What it says of them is what its served form says of the rows that a sender would have sent."""
-    from feature_store.events.windows import iter_windows
     from models.forecasters.forecaster import load
     from models.forecasters.traces import read_traces
     from models.networks import artifact
     from models.networks.prediction import predict
     from models.registry import gate
     from models.registry.registry import Decision, Registry
+    from pipelines.live.encoding import event_windows
     from pipelines.register import held_out_slices, judging, predictions
 
     folder = other_champion(traced, tmp_path / "other", **sizes)
@@ -504,7 +504,7 @@ def test_a_champion_that_takes_other_rows_is_judged_on_the_same_packets(
     chosen_B = judging(trace)
     tests = sum(len(one.test) for one in trace.slices.rounds)
     assert len(trace.slices.rounds[-1].test) < len(chosen_B) < tests  # of several slices
-    x_BWF = np.concatenate(list(iter_windows(trace.packets, rows, definition=EVENTS)))
+    x_BWF = np.concatenate(list(event_windows(trace.packets, rows)))
     expected_BH = predict(champion.model, x_BWF[chosen_B])
     found_BH = predictions(load(folder), trace, chosen_B)
     np.testing.assert_allclose(found_BH, expected_BH, rtol=1e-4)

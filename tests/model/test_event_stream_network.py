@@ -19,7 +19,6 @@ from torch import nn
 
 import swiftqueue
 from feature_store.events.definition import EVENTS
-from feature_store.events.windows import iter_windows
 from models.event_stream.forecaster import EventStream
 from models.event_stream.network import EventPredictor
 from models.event_stream.parameters import EventStreamParams
@@ -33,6 +32,7 @@ from models.networks.prediction import Encoded, encode, predict
 from models.sharp import PAPERS
 from models.training.head import FinetuneParams, train_head
 from models.training.protocol import Slice
+from pipelines.live.encoding import event_windows
 
 TABLE = toy_world.bottleneck_table("t", 1.2, seed=3, swing_ms=40, episodes=True)
 PART = Part("t", TABLE, Slice(0, TABLE.height // 8))
@@ -64,7 +64,7 @@ def forecaster(**changes: object) -> EventStream:
 
 
 def windows(events: int = 64) -> np.ndarray:
-    return np.concatenate(list(iter_windows(TABLE, events + 8, definition=EVENTS)))
+    return np.concatenate(list(event_windows(TABLE, events + 8)))
 
 
 def save(folder: Path, model: EventPredictor) -> Path:

@@ -445,8 +445,8 @@ def test_a_question_holds_what_was_known_when_it_was_asked(program: Path, tmp_pa
 
     The log's times are those at which transmission began, up to a packet after the decision about it.
     """
-    from feature_store.events import windows as fw
     from feature_store.events.definition import EVENTS
+    from pipelines.live.encoding import event_windows
 
     run = figure8(
         control=model(event_artifact(tmp_path / "events")),
@@ -477,7 +477,7 @@ def test_a_question_holds_what_was_known_when_it_was_asked(program: Path, tmp_pa
         )
         for queues, x_WF in zip((np.zeros(8), question["queue"]), question["x_BWF"], strict=True):
             table = pl.concat([seen, candidates(question, queues, log.schema)])
-            *_, x_BWF = fw.iter_windows(table, tokens, definition=EVENTS)
+            *_, x_BWF = event_windows(table, tokens)
             assert x_BWF[-1][:, exact].tobytes() == x_WF[:, exact].tobytes(), question["first_packet"]
             np.testing.assert_allclose(x_BWF[-1][:, rates], x_WF[:, rates], rtol=2e-3)
             np.testing.assert_allclose(x_BWF[-1][:, timed], x_WF[:, timed], rtol=2e-7, atol=PACKET_US)

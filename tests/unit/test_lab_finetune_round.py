@@ -12,8 +12,6 @@ import pytest
 import toy_world
 from safetensors.numpy import load_file
 
-from feature_store.events import windows as rows
-from feature_store.events.definition import EVENTS
 from feature_store.packets.truth import TRUTH
 from laboratory.learning import finetune_round
 from laboratory.learning.packet_table import packets_of
@@ -23,6 +21,7 @@ from models.forecasters.traces import Part, decision_times
 from models.networks import artifact
 from models.networks.files import WEIGHTS_FILE
 from models.training.protocol import Slice
+from pipelines.live.encoding import event_windows
 from serving.engine import Engine
 
 SECONDS = 3.0
@@ -82,7 +81,7 @@ def test_the_forecaster_answers_as_its_artifact_is_served(
     run, _ = a_run(tmp_path / "run")
     packets, folder = packets_of(run, "s1"), event_stream(levels)
     tokens = artifact.load(folder).description.tokens
-    x_BWF = np.concatenate(list(rows.iter_windows(packets, tokens, definition=EVENTS)))
+    x_BWF = np.concatenate(list(event_windows(packets, tokens)))
     came_BH = Engine(folder).forward(x_BWF)  # of levels the median
     part = Part("s1", packets, Slice(0, len(x_BWF)))
     said_BH = door.load(folder).predict(part)

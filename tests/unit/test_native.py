@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from feature_store import native
-from feature_store.events import window_library
+from feature_store.events import event_library
 from feature_store.packets import pcaplib
 
 
@@ -19,14 +19,14 @@ def test_a_library_older_than_a_source_is_refused(tmp_path: Path) -> None:
     library.write_bytes(b"")
     os.utime(library, (0, 0))
     with pytest.raises(native.NotBuiltError, match=r"old\.so is older than its sources: run `make setup`"):
-        native.load(library, (str(native.FOLDER / "events" / "window.h"),), {})
+        native.load(library, (str(native.FOLDER / "events" / "event_stream.h"),), {})
     with pytest.raises(native.NotBuiltError, match=r"gone\.so is not built: run `make setup`"):
         native.load(tmp_path / "gone.so", (), {})
 
 
 def test_both_libraries_load() -> None:
     assert native.load(pcaplib.LIBRARY, pcaplib.SOURCES, {}).sq_capture_new
-    assert native.load(window_library.LIBRARY, window_library.SOURCES, {}).sq_schema
+    assert native.load(event_library.LIBRARY, event_library.SOURCES, {}).sq_event_schema
 
 
 def test_an_import_that_meets_it_ends_in_one_line(tmp_path: Path) -> None:

@@ -10,7 +10,8 @@ import polars as pl
 import pytest
 import toy_world
 
-from feature_store.events.windows import build_windows
+from feature_store.events.event_window import EventWindow
+from pipelines.live.encoding import event_windows
 from serving.agent import process as agent_process
 from serving.agent.packet_log import open_log
 from serving.agent.reference_client import Counts, Decision
@@ -28,9 +29,7 @@ class WindowKeeper:
     """Keeps the default-queue window of every decision, as SenderAgent computes it."""
 
     def __init__(self, tokens: int) -> None:
-        from feature_store.events.windows import SenderWindow
-
-        self.window = SenderWindow(tokens)
+        self.window = EventWindow(tokens)
         self.windows: list[np.ndarray] = []
         self.sent = self.window.sent
         self.acked = self.window.acked
@@ -45,8 +44,8 @@ def test_replayed_windows_are_the_offline_ones_bit_for_bit(folder: Path) -> None
     keeper = WindowKeeper(64)
     for _ in decide_all(log, keeper, speed=0):  # type: ignore[arg-type]
         pass
-    offline = build_windows(toy_world.uneven_table(1_203, 2_000_000), 64)
-    assert np.array_equal(np.stack(keeper.windows), offline.x_BWF)
+    (offline_BWF,) = event_windows(toy_world.uneven_table(1_203, 2_000_000), 64)
+    assert np.array_equal(np.stack(keeper.windows), offline_BWF)
 
 
 def test_a_folder_of_one_trace_and_the_trace_folder_mean_the_same(folder: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from feature_store.events.windows import HORIZON
+from feature_store.packets.schema import HORIZON
 from pipelines.live.encoding import EncodedWindows
 from pipelines.live.reservoir import (
     EMPTY,
