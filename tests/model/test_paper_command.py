@@ -25,7 +25,7 @@ TINY = Form(
     ends_only=True,
     every=(0.5, 1.0),
 )
-QUICK = {"epochs": 1, "head_epochs": 2, "width": 16}
+QUICK = {"epochs": 1, "width": 16}
 EXHIBITS = ["table-1", "figure-3", "figure-14", "figure-16", "figure-17"]
 
 
