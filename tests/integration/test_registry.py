@@ -479,7 +479,7 @@ MLP = {
     [
         ("layers", {"layers": 2}, 136),
         ("band", {"band": 128}, 136),
-        ("inputs", {"left_out": ["hole_us", "size_bytes"]}, 72),
+        ("inputs", {"left_out": ["hole_us", "hole_age_us"]}, 72),
         ("median", {"quantiles": [0.1, 0.5, 0.9]}, 72),
         ("mlp", MLP, 16),
     ],
