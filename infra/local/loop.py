@@ -21,7 +21,7 @@ from typing import Final, NoReturn
 
 from feature_store.local_ray import ALONE, LOOPBACK
 from feature_store.settings import settings, variable
-from feature_store.state import drop_scratch, private_file, scratch, state_dir
+from feature_store.state import drop_scratch, make_scratch, private_file, state_dir
 from infra.local import asked, processes, ray_head, status, under_way
 from infra.local.pages import answers
 from infra.local.parts import KEEPER, MLFLOW, PARTS, PROMETHEUS, TRITON
@@ -254,7 +254,7 @@ def _start_ray() -> None:
     if server := processes.running(ray_head.NAME):
         print(f"ray is up already (pid {server.pid})")
         return
-    folder = scratch() / "ray"
+    folder = make_scratch() / "ray"
     processes.stop(ray_head.NAME)  # what a killed head left
     shutil.rmtree(folder, ignore_errors=True)
     _port(ray_head.NAME, "ray_port")

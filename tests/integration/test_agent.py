@@ -123,7 +123,7 @@ class LaterInClassic(LiveSender):
 def test_the_guard_stops_what_does_not_help(published: Callable[..., Path], tmp_path: Path) -> None:
     """By default: a sender whose moved packets are late is moved no more, and the metrics say so."""
     path = tmp_path / "agent.sock"
-    arguments = ("--listen", path, "--local", published(1, 1), "--metrics-port", 0)
+    arguments = ("--listen", path, "--local", published(1, 2), "--metrics-port", 0)
     with AgentProgram(*arguments, "--margin-us", 0, "--margin-share", 0) as agent:
         with LaterInClassic(path) as sender:
 

@@ -19,7 +19,7 @@ from serving.agent import process as agent_process
 
 pytestmark = [pytest.mark.slow, needs_agent]
 BURST = 200  # answers that a socket holds before its sender reads one: what finds no room is not delivered
-DEADLINE_NS = 20_000_000
+DEADLINE_NS = 5_000_000
 
 
 def test_a_burst_of_batches_holds_up_nobody(make_artifact: Callable[..., Path], tmp_path: Path) -> None:

@@ -447,7 +447,8 @@ def test_bad_requests_fail_alone(triton: Path, registry, register) -> None:  # t
 
     deploy_version(register(8))
     features = len(registry_features())
-    good = np.zeros((1, 64, features), np.float32)
+    rows = 2 * 64 + 8  # of a question to two layers
+    good = np.zeros((1, rows, features), np.float32)
     clients = Clients()
     with clients.asking(), Triton() as connection:
         for value in (np.nan, np.inf, -1e9, 1e30):
@@ -455,7 +456,7 @@ def test_bad_requests_fail_alone(triton: Path, registry, register) -> None:  # t
             bad[0, 5, 5] = value
             with pytest.raises(OSError, match="size_bytes is NaN or outside"):
                 connection.infer(bad)
-        for shape in ((1, 63, features), (1, 64, features - 1), (65, 64, features), (64, features)):
+        for shape in ((1, rows - 1, features), (1, rows, features - 1), (65, rows, features), (rows, features)):
             with pytest.raises(OSError, match=r"shape|batch-size"):
                 connection.infer(np.zeros(shape, np.float32))
         assert np.isfinite(connection.infer(good).y_BH).all()

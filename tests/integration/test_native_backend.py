@@ -80,7 +80,7 @@ def native(serving_state: Path) -> Iterator[Native]:
     root = serving_state / NAME
     environment = with_native_backend(find_environment(), root / "backends")
     repository = ModelRepository(root)
-    repository.embedded.mkdir(parents=True)
+    repository.embedded.mkdir(parents=True, exist_ok=True)  # of another file of tests
     ports = dict(zip(("grpc", "metrics"), free_ports(2), strict=True))
     command = triton_command(environment, repository.embedded, ports)
     with Triton(f"{LOOPBACK}:{ports['grpc']}") as triton:
