@@ -456,7 +456,8 @@ def test_bad_requests_fail_alone(triton: Path, registry, register) -> None:  # t
             bad[0, 5, 5] = value
             with pytest.raises(OSError, match="size_bytes is NaN or outside"):
                 connection.infer(bad)
-        for shape in ((1, rows - 1, features), (1, rows, features - 1), (65, rows, features), (rows, features)):
+        shapes = ((1, rows - 1, features), (1, rows, features - 1), (65, rows, features), (rows, features))
+        for shape in shapes:
             with pytest.raises(OSError, match=r"shape|batch-size"):
                 connection.infer(np.zeros(shape, np.float32))
         assert np.isfinite(connection.infer(good).y_BH).all()
