@@ -528,7 +528,7 @@ def _wait(data: Data, profile: str) -> str:
         said += f"; against chance {_short(against_chance(runs, place))}"
     else:
         said += f"; {len(by_seed(runs, place, 'model', QUEUEING_P99))} seeds"
-    return said if data.headline == SERVED else f"{said} *"
+    return said if data.headline == SERVED else f"{said}*"
 
 
 def _answer(data: Data) -> str:
