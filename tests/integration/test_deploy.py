@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -381,7 +382,7 @@ def test_a_bad_version_never_reaches_a_client(triton: Path, registry, register, 
         assert connection.infer(np.zeros((1, 136, len(registry_features())), np.float32)).version == good
 
 
-def registry_features() -> tuple[object, ...]:
+def registry_features() -> tuple[Any, ...]:
     from feature_store.events.definition import EVENTS
 
     return EVENTS.features
@@ -449,11 +450,12 @@ def test_bad_requests_fail_alone(triton: Path, registry, register) -> None:  # t
     features = len(registry_features())
     rows = 2 * 64 + 8  # of a question to two layers
     good = np.zeros((1, rows, features), np.float32)
+    size = [feature.name for feature in registry_features()].index("size_bytes")
     clients = Clients()
     with clients.asking(), Triton() as connection:
         for value in (np.nan, np.inf, -1e9, 1e30):
             bad = good.copy()
-            bad[0, 5, 5] = value
+            bad[0, 5, size] = value
             with pytest.raises(OSError, match="size_bytes is NaN or outside"):
                 connection.infer(bad)
         shapes = ((1, rows - 1, features), (1, rows, features - 1), (65, rows, features), (rows, features))
