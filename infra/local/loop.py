@@ -19,6 +19,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Final, NoReturn
 
+from feature_store import door
 from feature_store.local_ray import ALONE, LOOPBACK
 from feature_store.settings import settings, variable
 from feature_store.state import drop_scratch, make_scratch, private_file, state_dir
@@ -163,7 +164,8 @@ def ray_environment() -> dict[str, str]:
         return {"RAY_ADDRESS": address}
     server = processes.running("ray")
     number = server.ports["gcs"] if server else settings().ray_port
-    return {"RAY_ADDRESS": f"{LOOPBACK}:{number}", **ALONE}
+    ours = door.variables(settings().ingest_port, settings().scheduler_metrics)  # a driver listens, too
+    return {"RAY_ADDRESS": f"{LOOPBACK}:{number}", **ALONE, **ours}
 
 
 def _check_what_it_needs(live: asked.Live, model: str, makes: Container[str]) -> None:

@@ -88,7 +88,9 @@ def write_configuration(port: int) -> Path:
     """
     alerting = _alerting()
     folder = private_dir(state_dir() / PROMETHEUS)
-    shutil.copytree(CONFIGURATION / "rules", folder / "rules", dirs_exist_ok=True)
+    shutil.copytree(
+        CONFIGURATION / "rules", folder / "rules", copy_function=shutil.copyfile, dirs_exist_ok=True
+    )
     text = (CONFIGURATION / "prometheus.yaml").read_text().replace("${PORT}", str(port))
     text = text.replace("${PASSWORD_FILE}", str(secret_file(PASSWORD)))
     (folder / "prometheus.yaml").write_text(text + alerting)

@@ -18,6 +18,7 @@ from typing import Final
 
 import grpc
 
+from feature_store import door
 from feature_store.local_ray import ALONE, LOOPBACK, OBJECT_STORE_BYTES, PATIENCE, use_token
 from feature_store.settings import settings
 from feature_store.state import stranger_listens
@@ -66,6 +67,7 @@ def start(folder: Path, temporary: Path) -> processes.Server:
         "TMPDIR": str(temporary),
         **ALONE,
         **SERVE_PATIENCE,
+        **door.variables(settings().ingest_port),
     }
     address = f"{LOOPBACK}:{number}"
     return processes.start(
