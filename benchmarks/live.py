@@ -10,7 +10,6 @@ round is run again. The first version's round starts Ray and its worker, and is 
 from __future__ import annotations
 
 import contextlib
-import os
 import statistics
 import sys
 import tempfile
@@ -26,7 +25,7 @@ from benchmarks.inference_references import event_stream
 from benchmarks.ingest import Server, running_ingest
 from benchmarks.rows import Row
 from benchmarks.version_watch import VersionWatch
-from feature_store.settings import settings, variable
+from feature_store.settings import settings, surrounded_by, variable
 from infra.local.processes import free_ports
 from models.section import read_all
 
@@ -290,16 +289,8 @@ def own_state(folder: Path, **more: str) -> Iterator[None]:
     chosen = {variable(name): str(port) for name, port in zip(names, free_ports(3), strict=True)}
     chosen |= {variable("state"): str(folder), "MLFLOW_TRACKING_URI": "", "RAY_ADDRESS": ""}
     chosen |= {variable(name): value for name, value in more.items()}
-    before = {name: os.environ.get(name) for name in chosen}
-    os.environ.update(chosen)
-    try:
+    with surrounded_by(chosen):
         yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
 
 
 def _rows(warm: list[Measured], answered: float, rounds: int) -> list[Row]:

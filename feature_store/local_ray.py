@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from feature_store import door
-from feature_store.settings import settings
+from feature_store.settings import settings, surrounded_by
 from feature_store.state import make_scratch, private_dir, state_dir
 
 LOOPBACK: Final = "127.0.0.1"
@@ -62,7 +62,7 @@ def ray_cluster(workers: int) -> Iterator[None]:
         if not os.environ.get("RAY_TMPDIR"):
             own = make_scratch() / f"ray-{os.getpid()}"
         folder = {"_temp_dir": str(own)} if own else {}
-        with _surrounded_by(door.variables(settings().ingest_port)):
+        with surrounded_by(door.variables(settings().ingest_port)):
             _start_local(num_cpus=max(workers, os.cpu_count() or 1), **quiet, **folder)
     try:
         yield
@@ -70,21 +70,6 @@ def ray_cluster(workers: int) -> Iterator[None]:
         ray.shutdown()
         if own:
             shutil.rmtree(own, ignore_errors=True)
-
-
-@contextlib.contextmanager
-def _surrounded_by(variables: dict[str, str]) -> Iterator[None]:
-    """Have these environment variables for the block: what Ray starts in it keeps them."""
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
 
 
 def _start_local(**options: Any) -> None:

@@ -6,8 +6,10 @@ docs/SETTINGS.md is made from them: `python -m feature_store.settings > docs/SET
 
 from __future__ import annotations
 
+import contextlib
 import os
 import textwrap
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from ipaddress import IPv4Address
 from pathlib import Path
@@ -167,6 +169,21 @@ def settings() -> Settings:
         ValueError: a variable has a value that cannot be; the line names it.
     """
     return _read(tuple(os.environ.items()))
+
+
+@contextlib.contextmanager
+def surrounded_by(variables: Mapping[str, str]) -> Iterator[None]:
+    """Have these environment variables for the block: what is started in it keeps them."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
 
 
 def variable(name: str) -> str:

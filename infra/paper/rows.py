@@ -212,7 +212,7 @@ def _apart(fitted: Forecaster, walked: Sequence[Walked], *, drawn: bool) -> dict
     """
     import torch
 
-    from models.window.training import encode
+    from models.networks.prediction import encode
 
     assert isinstance(fitted, WindowForecaster)  # noqa: S101 - of `OURS` alone
     x_BWF = np.concatenate([fitted.windows(each.part)[:] for each in walked])

@@ -71,7 +71,6 @@ FORMER_FORMAT: Final = "swiftqueue-artifact/1"
 _FORMER: Final = {"transformer-encoder", "bilstm", "query-mlp"}  # networks that earlier versions served
 LAST_FORMER: Final = "ebbf31e4"  # the last commit that serves them
 EMBEDDINGS: Final = {"send.weight": "features", "ack.weight": "features", "ask_about.weight": "queries"}
-PROJECT: Final = Path(__file__).resolve().parents[2]
 
 
 @dataclass(frozen=True)

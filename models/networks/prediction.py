@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from models.networks.parameters import MEDIAN
-from models.networks.query_network import QueryNetwork
 from models.networks.scaling import Target
 from models.networks.torch_scaling import anchored
 
@@ -59,6 +58,19 @@ class Headed(Protocol):
         """Switch dropout off."""
 
 
+class Encoder(Headed, Protocol):
+    """A network over rows: what stands before its head is asked by itself, too."""
+
+    def encode(self, x_BWF: Tensor, /) -> Tensor:
+        """Return what the head reads (B, R, D) of raw rows."""
+
+    def anchor(self, x_BWF: Tensor, /) -> Tensor:
+        """Return what the head corrects (B, H) of raw rows."""
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """Return its weights."""
+
+
 @dataclass(frozen=True)
 class Encoded:
     """Decisions as a head sees them."""
@@ -67,7 +79,7 @@ class Encoded:
     anchor_BH: Tensor  # in scaled target space: what the head's output is added to
 
 
-def encode(model: QueryNetwork, windows: RawWindows, batch: int = BATCH) -> Iterator[Encoded]:
+def encode(model: Encoder, windows: RawWindows, batch: int = BATCH) -> Iterator[Encoded]:
     """Encode windows, `batch` at a time."""
     model.eval()  # dropout would spoil a cache of it
     device = next(model.parameters()).device
@@ -104,6 +116,6 @@ def _latencies(model: Headed, encoded: Encoded) -> Tensor:
     return model.to_us(answers(model, encoded))
 
 
-def predict(model: QueryNetwork, windows: RawWindows) -> Floats:
+def predict(model: Encoder, windows: RawWindows) -> Floats:
     """Latencies in µs (B, H) of windows; at least one."""
     return np.concatenate([latencies(model, part) for part in encode(model, windows)])

@@ -10,9 +10,9 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Final, Protocol
+from typing import Annotated, Final
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from models.forecasters.traces import Floats
-from models.networks.prediction import Encoded, latencies
+from models.networks.prediction import Encoded, RawWindows, encode, predict
 from models.networks.scaling import MIN_LATENCY_US
 from models.section import Above0, Count, Section
 from models.sharp import Change, sharp_changes
@@ -30,7 +30,6 @@ from models.window.windows import Windows
 
 ADAM_BETAS: Final = (0.9, 0.98)  # Vaswani et al. 2017, section 5.3, as the paper
 ADAM_EPSILON: Final = 1e-9
-PREDICTED_AT_ONCE: Final = 512  # windows
 ENCODED_AT_ONCE: Final = 256  # windows whose encoder's output is cached; larger ones fall out of the cache
 
 Ints = NDArray[np.int64]
@@ -51,16 +50,6 @@ class TrainingParams(Section):
     """Weight decay of Adam."""
     sharp_weight: Above0
     """Alpha of the loss, on sharp changes; the paper's 10 costs accuracy here (docs/MODEL.md)."""
-
-
-class RawWindows(Protocol):
-    """Raw windows (B, W, F), read as they are needed: an array, `Windows`, or `Examples`."""
-
-    def __len__(self) -> int:
-        """B."""
-
-    def __getitem__(self, which: slice, /) -> Floats:
-        """Some that follow each other."""
 
 
 @dataclass(frozen=True)
@@ -104,27 +93,12 @@ class Examples:
         return x_NWF
 
 
-def encode(model: Transformer, windows: RawWindows, batch: int = PREDICTED_AT_ONCE) -> Iterator[Encoded]:
-    """Encode windows, `batch` at a time, without dropout."""
-    model.eval()
-    for first in range(0, len(windows), batch):
-        x_BWF = torch.from_numpy(windows[first : first + batch])
-        with torch.no_grad():
-            part = Encoded(model.encode(x_BWF), model.anchor(x_BWF))
-        yield part
-
-
 def encoded(model: Transformer, windows: RawWindows) -> Encoded:
     """Return what the head reads of windows, and the anchor."""
     parts = list(encode(model, windows, ENCODED_AT_ONCE))
     if not parts:
         return Encoded(torch.zeros(0, 1, 1), torch.zeros(0, model.sizes.horizon))
     return Encoded(torch.cat([p.read_BRD for p in parts]), torch.cat([p.anchor_BH for p in parts]))
-
-
-def predict(model: Transformer, windows: RawWindows) -> Floats:
-    """Return the latencies in µs (B, H) of windows; at least one."""
-    return np.concatenate([latencies(model, part) for part in encode(model, windows)])
 
 
 def train(
