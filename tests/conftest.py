@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import secrets
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -102,6 +104,14 @@ def captures() -> Path:
     if not CAPTURES.is_dir():
         pytest.skip(f"the folder of real captures {CAPTURES} is not beside this checkout")
     return CAPTURES
+
+
+@pytest.fixture
+def kernels_controls_alone() -> Iterator[None]:
+    """The kernel registers each congestion control of the test bed once: no other test does meanwhile."""
+    with (Path(tempfile.gettempdir()) / "swiftqueue-tests-controls.lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 @pytest.fixture(scope="session")

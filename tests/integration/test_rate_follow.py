@@ -36,7 +36,8 @@ from serving.agent import frames
 sys.path.append(str(PROJECT / "tests" / "rate"))
 CANNOT = why_not()
 needs_bed = pytest.mark.skipif(CANNOT is not None, reason=str(CANNOT))
-pytestmark = [pytest.mark.slow, needs_agent, needs_bed]
+alone = pytest.mark.usefixtures("kernels_controls_alone")
+pytestmark = [pytest.mark.slow, needs_agent, needs_bed, alone]
 USED, NOT_A_RATE, STALE, TOO_LATE, _, NOTHING_NEW = range(6)  # sq_verdict
 SAMPLES = 5
 RTT_MS = 60

@@ -30,6 +30,7 @@ from laboratory.rate_feedback import WINDOWS, Run
 
 CANNOT = why_not()
 needs_bed = pytest.mark.skipif(CANNOT is not None, reason=str(CANNOT))
+pytestmark = pytest.mark.usefixtures("kernels_controls_alone")
 CONTROLS = Path("/proc/sys/net/ipv4/tcp_available_congestion_control")
 USED, NOT_A_RATE, STALE, TOO_LATE, _, NOTHING_NEW = range(6)  # sq_verdict
 RTT_MS = 60

@@ -36,6 +36,7 @@ from laboratory.scenarios.files import path_of
 
 CANNOT = scenario.why_not()
 needs_bed = pytest.mark.skipif(CANNOT is not None, reason=str(CANNOT))
+pytestmark = pytest.mark.usefixtures("kernels_controls_alone")
 CONTROLS = Path("/proc/sys/net/ipv4/tcp_available_congestion_control")
 MODELS = Path(__file__).parents[2] / "docs" / "laboratory" / "models" / "bed-figure8-flows"
 SECOND = 1_000_000_000

@@ -30,6 +30,7 @@ CANNOT = why_not()
 needs_sampler = pytest.mark.skipif(CANNOT is not None, reason=str(CANNOT))
 UNBUILT = why_not_built(SAMPLER, SAMPLER_OBJECT)
 needs_loader = pytest.mark.skipif(UNBUILT is not None, reason=str(UNBUILT))
+pytestmark = pytest.mark.usefixtures("kernels_controls_alone")
 CONTROLS = Path("/proc/sys/net/ipv4/tcp_available_congestion_control")
 
 

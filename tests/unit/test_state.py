@@ -98,7 +98,8 @@ def test_the_run_folder_is_ours_alone_in_the_state_folder_or_a_new_one(
     assert str(folder).startswith("/tmp/swiftqueue-")  # noqa: S108
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     folder.rmdir()
-    folder.mkdir(mode=0o755)  # whoever cleans /tmp, and somebody who was waiting for it
+    folder.mkdir()
+    folder.chmod(0o755)  # whoever cleans /tmp, and somebody who was waiting for it
     again = make_scratch()
     assert again != folder
     assert scratch() == again
