@@ -78,6 +78,7 @@ $(VENV)/.synced: requirements.lock pyproject.toml $(UV)
 	@touch $@
 
 native: $(VENV)/.synced | debian
+	@$(MAKE) --no-print-directory -C common
 	@$(MAKE) --no-print-directory -C feature_store
 	@$(MAKE) --no-print-directory -C models/networks
 	@$(MAKE) --no-print-directory -C serving/engine
@@ -160,4 +161,4 @@ audit: ## Ask PyPI for known vulnerabilities of all that the locks name (needs t
 	  pip-audit --disable-pip --require-hashes --progress-spinner=off -r $$lock || exit 1; done
 
 clean: ## Remove what was built (environments, DVC data and var/ stay)
-	rm -rf build feature_store/_build models/networks/_build serving/engine/_build serving/agent/_build serving/triton/front/_build serving/triton/native/_build serving/triton/identity/_build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf build common/_build feature_store/_build models/networks/_build serving/engine/_build serving/agent/_build serving/triton/front/_build serving/triton/native/_build serving/triton/identity/_build .pytest_cache .mypy_cache .ruff_cache .hypothesis

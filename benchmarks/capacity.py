@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from benchmarks import published
 from benchmarks.rows import Row
-from feature_store.settings import Settings, variable
+from common.settings import Settings, variable
 
 SENDERS: Final = (10, 1_000, 1_000_000)
 LOADED: Final = (10, 30, 100)  # senders in a store of this machine

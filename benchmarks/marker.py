@@ -19,11 +19,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.rows import CannotHereError, Row
-from laboratory.bed import router_log, tcp
-from laboratory.bed.checks import capability
-from laboratory.bed.hosts import Bed, run_folder
-from laboratory.bed.programs import MARK_OBJECT, PROJECT, run_marker
-from laboratory.bed.run import PROFILES
+from testbed.host import router_log, tcp
+from testbed.host.checks import capability
+from testbed.host.hosts import Bed, run_folder
+from testbed.host.programs import MARK_OBJECT, PROJECT, run_marker
+from testbed.host.run import PROFILES
 from serving.agent import process as agent_process
 
 RUNS: Final = 200_000

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from benchmarks.rows import Row
 from benchmarks.simulated_traces import given, simulated
-from feature_store.state import private_dir, state_dir
+from common.state import private_dir, state_dir
 
 if TYPE_CHECKING:
     from models.forecasters.traces import Part

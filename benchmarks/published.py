@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.rows import Row
-from feature_store.atomic import write_file
-from models.json_file import read_object
+from common.atomic import write_file
+from common.json_file import read_object
 
 FILE: Final = Path("docs/results/bench.json")
 

@@ -220,12 +220,12 @@ def _wanted(what: str, us: float, share: float, rounds: int) -> list[Row]:
 
 def kernel_rows(root: Path, network: Path, rounds: int) -> list[Row]:
     """ACK to map of a kernel's downloads on the bed; none, and a line, where this machine has no bed."""
-    from laboratory.bed import tcp_traffic
-    from laboratory.bed.hosts import ADDRESS_B, Bed
-    from laboratory.bed.rate_flows import CONTROL, why_not
-    from laboratory.bed.rate_follow import following
-    from laboratory.bed.selfcheck import NO_AQM
-    from laboratory.bed.tcp import PORT, running, summary, urgent
+    from testbed.host import tcp_traffic
+    from testbed.host.hosts import ADDRESS_B, Bed
+    from testbed.host.rate_flows import CONTROL, why_not
+    from testbed.host.rate_follow import following
+    from testbed.host.selfcheck import NO_AQM
+    from testbed.host.tcp import PORT, running, summary, urgent
 
     if reason := why_not():
         print(f"ACK to map is left out: {reason}", file=sys.stderr)

@@ -23,8 +23,8 @@ import numpy as np
 
 from benchmarks.rows import Row
 from benchmarks.simulated_traces import PARAMS_FILE, given, simulated
-from feature_store.state import private_dir, state_dir
-from models import json_lines
+from common.state import private_dir, state_dir
+from common import json_lines
 
 if TYPE_CHECKING:
     import polars as pl
@@ -84,7 +84,7 @@ def walk(table: pl.DataFrame) -> Iterator[dict[str, Any]]:
 
     from feature_store.events.beginning import NOTHING
     from models.networks.artifact import read_files
-    from models.section import read
+    from common.section import read
     from models.training.head import FinetuneParams
     from pipelines.live.minute import Minute, tune
     from pipelines.live.rounds_log import DeclinedError

@@ -6,8 +6,8 @@ from statistics import median
 from typing import Final
 
 from benchmarks.rows import CannotHereError, Row
-from laboratory.bed.checks import capability
-from laboratory.bed.selfcheck import WANTED, selfcheck
+from testbed.host.checks import capability
+from testbed.host.selfcheck import WANTED, selfcheck
 
 RATES_MBPS: Final = (20.0, 50.0, 100.0)
 SECONDS: Final = 10.0

@@ -36,7 +36,7 @@ def simulated(folder: Path, seconds: float, seeds: Iterable[int]) -> Iterator[tu
     """
     from feature_store.packets.extract import Job
     from feature_store.packets.extract_many import extract_traces
-    from models.section import read_all
+    from common.section import read_all
     from pipelines.simulate import SimulateParams, simulate
     from pipelines.simulators import build_simulator
 

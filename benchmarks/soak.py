@@ -31,7 +31,7 @@ import psutil
 
 from benchmarks.rows import Row
 from benchmarks.slopes import BEST, MIB, STRETCHES, line, read, tree
-from feature_store.state import scratch, state_dir
+from common.state import scratch, state_dir
 from infra.local import processes, status
 from infra.local.parts import PARTS
 from pipelines.live import rounds_log as record

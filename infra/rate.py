@@ -23,7 +23,7 @@ def simulate(output: Flows = FLOWS, params: Params = Path("params.yaml")) -> Non
     """
     from rich.progress import Progress
 
-    from models.section import read
+    from common.section import read
     from pipelines.rate_simulate import RateSimulateParams
     from pipelines.rate_simulate import simulate as make
     from pipelines.simulators import build_simulator
@@ -133,7 +133,7 @@ def study(
 
     Example: swiftqueue rate study data/rate/flows --seeds 3 --json
     """
-    from models.section import read
+    from common.section import read
     from pipelines.rate_evaluate import RateEvaluateParams, evaluate, said
     from pipelines.rate_train import RateTrainParams, train_all
 
@@ -165,7 +165,7 @@ def _keep(
     file: Path, found: dict[str, Any], lines: Callable[[dict[str, Any]], list[str]], json: bool
 ) -> None:
     """Write what was found, and print it: one object, or lines and where the rest is."""
-    from feature_store.atomic import write_file
+    from common.atomic import write_file
 
     text = json_.dumps(found, indent=1) + "\n"
     write_file(file, text)
@@ -295,8 +295,8 @@ def collect(
     from itertools import product
 
     from feature_store.rate.tables import KERNEL, described, paths_in, source_of
-    from laboratory.bed.rate_flows import KernelPath
-    from laboratory.bed.rate_flows import collect as make
+    from testbed.host.rate_flows import KernelPath
+    from testbed.host.rate_flows import collect as make
 
     begin, kind = time.monotonic(), "held-out" if held_out else "train"
     each_seed = range(seed, seed + seeds)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from feature_store.local_ray import ray_cluster
+from common.local_ray import ray_cluster
 from laboratory.learning.judged_models import anchor_of, check_acks, check_rules, model_at, models_by_profile
 from laboratory.report import looks
 from laboratory.report.comparison import Place

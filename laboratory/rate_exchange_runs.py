@@ -13,9 +13,9 @@ from typing import Final
 
 import polars as pl
 
-from feature_store.atomic import new_folder
+from common.atomic import new_folder
 from feature_store.packets.schema import PACKET_SCHEMA
-from feature_store.parquet import read_parquet
+from common.parquet import read_parquet
 from feature_store.rate.tables import FLOW_SCHEMA, SAMPLE_SCHEMA, checked
 from pipelines.simulators import Runs
 

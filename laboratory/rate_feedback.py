@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import polars as pl
 
-from feature_store.atomic import write_file
-from models.json_file import read_object
+from common.atomic import write_file
+from common.json_file import read_object
 from models.scoring.intervals import LEVEL, Estimate, corrected, estimate, paired_change
 from pipelines.simulators import Runs
 

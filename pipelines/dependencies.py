@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from models.forecasters.forecaster import kinds
-from models.import_closure import files_of
-from models.section import read_all
+from common.import_closure import files_of
+from common.section import read_all
 
 FILES = ("dvc.yaml", "data/long/dvc.yaml")
 BY_HAND = ("data", "simulation", "testbed", "${item.file}")

@@ -14,7 +14,7 @@ import polars.selectors as cs
 import typer
 from pydantic import Field
 
-from feature_store.atomic import new_folder, write_file
+from common.atomic import new_folder, write_file
 from feature_store.packets.truth import read_waits
 from models.forecasters.forecaster import Forecaster, load
 from models.forecasters.traces import Trace, lessons, read_traces, tested
@@ -38,7 +38,7 @@ from models.scoring.predictions import (
     TracePredictions,
 )
 from models.scoring.verdict import verdict
-from models.section import Section, read, read_all
+from common.section import Section, read, read_all
 from models.sharp import Change, change_of
 from models.training.head import FinetuneParams
 from models.training.protocol import ROUND_S

@@ -9,7 +9,7 @@ import typer
 from pydantic import BaseModel, Field
 
 from feature_store.packets.extract import Job, extract_trace, summary_line
-from models.section import Section
+from common.section import Section
 from pipelines.stage import Given, run_stage
 
 Name = Annotated[str, Field(min_length=1)]

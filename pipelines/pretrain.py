@@ -11,13 +11,13 @@ def main(params: Given, packets: Given, split: Given, output: Given) -> None:
     """Read packet tables, train (or resume), write the forecaster and the record of the epochs."""
     import polars as pl
 
-    from feature_store.atomic import new_folder
-    from feature_store.state import state_dir
+    from common.atomic import new_folder
+    from common.state import state_dir
     from models.forecasters.forecaster import chosen, write
     from models.forecasters.jobs import Data, pretrain
     from models.registry.lineage import packet_sets
     from models.registry.runs import stage_run
-    from models.section import read_all
+    from common.section import read_all
     from models.sharp import change_of
     from models.training.ray_job import discard
 

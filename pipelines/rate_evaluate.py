@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from feature_store.atomic import write_file
-from models.section import Count, Section, read
+from common.atomic import write_file
+from common.section import Count, Section, read
 from pipelines.stage import Given, StageError, run_stage
 
 if TYPE_CHECKING:

@@ -12,11 +12,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from feature_store.atomic import write_file
-from feature_store.state import private_files
-from models.json_file import read_object
+from common.atomic import write_file
+from common.state import private_files
+from common.json_file import read_object
 from models.registry.register_params import RateRegisterParams
-from models.section import read, read_all
+from common.section import read, read_all
 from pipelines.stage import Given, StageError, run_stage
 
 if TYPE_CHECKING:

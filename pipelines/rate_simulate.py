@@ -19,7 +19,7 @@ import polars as pl
 from pydantic import Field
 
 from feature_store.rate.tables import FLOW_SCHEMA, NS3, SAMPLE_SCHEMA, described, source_of, write_path
-from models.section import Section, read
+from common.section import Section, read
 from pipelines.simulators import PROJECT, Runs, build_simulator
 from pipelines.stage import Given, StageError, run_stage
 

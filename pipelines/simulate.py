@@ -16,9 +16,9 @@ from typing import Annotated, Any, ClassVar, Final
 import typer
 from pydantic import AfterValidator, Field, model_validator
 
-from feature_store.atomic import new_folder
+from common.atomic import new_folder
 from feature_store.packets.truth import write_truth
-from models.section import Section, read
+from common.section import Section, read
 from pipelines.simulators import Runs, build_simulator
 from pipelines.stage import Given, run_stage
 

@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from models import program
+from common import program
 
 Given = Annotated[Path, typer.Option()]
 """A path that a stage must be given, as `--NAME`."""

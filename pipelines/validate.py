@@ -10,15 +10,15 @@ from typing import Annotated, ClassVar
 import polars as pl
 from pydantic import Field
 
-from feature_store.atomic import new_folder
+from common.atomic import new_folder
 from feature_store.events.event_stream import replay_events
 from feature_store.packets.schema import HORIZON, scan_packets, traces_in
 from feature_store.quality import expectations as ex
 from feature_store.quality.distribution_shift import slice_shifts
-from feature_store.settings import settings
-from feature_store.state import experiment_name, private_dir, state_dir
-from models.json_file import read_object
-from models.section import Section, read
+from common.settings import settings
+from common.state import experiment_name, private_dir, state_dir
+from common.json_file import read_object
+from common.section import Section, read
 from models.training.protocol import Slices
 from pipelines.stage import Given, StageError, run_stage
 

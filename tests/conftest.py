@@ -14,7 +14,7 @@ import pytest
 from by_commit import drawn
 from mutants import ALL
 
-from feature_store import local_ray, usage_reporting
+from common import local_ray, usage_reporting
 
 usage_reporting.switch_off()
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # small models train 2-4 times faster so

@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from feature_store import native
+from common import native
 from serving.agent.controller import LIBRARY, SOURCES
 
 NEVER: Final = -(2**62)  # ns

@@ -10,9 +10,10 @@ import hashlib
 from dataclasses import dataclass
 from typing import Final
 
-from feature_store import native
+import feature_store
+from common import native
 
-LIBRARY: Final = native.FOLDER / "_build" / "libswiftqueue_events.so"
+LIBRARY: Final = feature_store.FOLDER / "_build" / "libswiftqueue_events.so"
 SOURCES: Final = (
     "events/event_stream.h",
     "events/event_window.h",

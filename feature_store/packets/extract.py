@@ -14,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from feature_store.atomic import new_folder
+from common.atomic import new_folder
 from feature_store.packets import pcaplib
 from feature_store.packets.captures import CaptureFile, check_capture, say
 from feature_store.packets.rare import address_bytes, address_text

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from feature_store.atomic import write_file
-from feature_store.local_ray import ray_cluster
+from common.atomic import write_file
+from common.local_ray import ray_cluster
 from feature_store.packets.captures import GZIP_MAGIC, say, trace_name
 from feature_store.packets.extract import Job, Summary, extract_trace, summary_line
 

@@ -13,9 +13,10 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from feature_store import native
+import feature_store
+from common import native
 
-LIBRARY: Final = native.FOLDER / "_build" / "libpcapdecode.so"
+LIBRARY: Final = feature_store.FOLDER / "_build" / "libpcapdecode.so"
 SOURCES: Final = (  # as in pcap.mk
     *(
         "packets/decode.cc",

@@ -13,9 +13,9 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from feature_store.atomic import new_file
+from common.atomic import new_file
 from feature_store.packets.schema import QUEUES
-from feature_store.parquet import read_parquet
+from common.parquet import read_parquet
 
 TRUTH: Final = "truth.npy"  # of a run of the simulator (simulation/doc/lab.md)
 WAITS: Final = "waits.npy"  # what each packet found in both queues, where the run was asked for it

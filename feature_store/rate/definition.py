@@ -13,9 +13,10 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from feature_store import native
+import feature_store
+from common import native
 
-LIBRARY: Final = native.FOLDER / "_build" / "libswiftqueue_rate.so"
+LIBRARY: Final = feature_store.FOLDER / "_build" / "libswiftqueue_rate.so"
 SOURCES: Final = ("rate/tcp_sample.h", "rate/sample_capi.cc")
 
 

@@ -15,8 +15,8 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from feature_store.atomic import new_folder
-from feature_store.parquet import read_parquet
+from common.atomic import new_folder
+from common.parquet import read_parquet
 from feature_store.rate.definition import HORIZONS, LARGEST_RATE, MOST_SAMPLES, NAMES
 
 KINDS: Final = ("train", "held-out")

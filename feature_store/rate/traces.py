@@ -11,7 +11,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from feature_store.parquet import read_parquet
+from common.parquet import read_parquet
 from feature_store.rate.definition import NAMES, inputs
 from feature_store.rate.tables import ADDED, KINDS, tables_of, write_path
 

@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Final
 
-from feature_store.atomic import sync_dir
+from common.atomic import sync_dir
 from feature_store.telemetry.events import BatchKey, Events, RefusedError, checked, is_other_format
 from feature_store.telemetry.log import adopt_segments, check_format, log_dir, read_segment
 from feature_store.telemetry.manifest import (

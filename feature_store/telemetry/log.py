@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO, Final
 
-from feature_store.atomic import sync_dir
+from common.atomic import sync_dir
 from feature_store.telemetry.events import is_other_format
 
 FRAME: Final = struct.Struct("<4sII")  # magic, bytes of the batch, their CRC-32

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import ConfigDict, Field, StringConstraints, TypeAdapter, ValidationError
 
-from feature_store.atomic import write_durably
+from common.atomic import write_durably
 from feature_store.events.beginning import FORGET_NS, HOLE_NS, LEAD_IN_NS, SCOPES, Beginning, Hole
 from feature_store.telemetry.sessions import Opening
 

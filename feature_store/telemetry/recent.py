@@ -18,7 +18,7 @@ import polars as pl
 from feature_store.events.beginning import NOTHING, Beginning
 from feature_store.packets.schema import HORIZON, PACKET_SCHEMA
 from feature_store.packets.table_writer import MINUTE_NS
-from feature_store.settings import variable
+from common.settings import variable
 from feature_store.telemetry.events import check_sender
 from feature_store.telemetry.manifest import FILE as MANIFEST
 from feature_store.telemetry.manifest import Manifest, load_manifest, sender_dir

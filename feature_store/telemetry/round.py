@@ -16,7 +16,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from feature_store.atomic import sync_dir
+from common.atomic import sync_dir
 from feature_store.packets.table_writer import MINUTE_NS
 from feature_store.telemetry import tables
 from feature_store.telemetry.events import ACK, MAX_TIME_NS, BatchKey, Events

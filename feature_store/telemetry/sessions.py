@@ -18,7 +18,7 @@ from typing import Annotated, ClassVar, Final
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
-from feature_store.atomic import sync_dir
+from common.atomic import sync_dir
 from feature_store.telemetry.events import MAX_NUMBER, BatchKey, RefusedError, check_sender
 
 KEPT: Final = 16  # sessions whose file is kept: the compaction may come to one that has ended

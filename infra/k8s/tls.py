@@ -16,7 +16,7 @@ from typing import Annotated, Final
 
 import typer
 
-from models import program
+from common import program
 
 MOST: Final = 1024  # connections at once
 HANDSHAKE_S: Final = 10.0

@@ -12,14 +12,14 @@ from typing import Annotated, Final
 
 import typer
 
-from feature_store.state import make_scratch
+from common.state import make_scratch
 from infra.local.asked import BED
 from infra.local.parts import end_when_told
 from infra.local.ports import LoopbackPort
-from laboratory.bed import tcp
-from laboratory.bed.hosts import Bed
-from laboratory.bed.run import PROFILES
-from models.say import say
+from testbed.host import tcp
+from testbed.host.hosts import Bed
+from testbed.host.run import PROFILES
+from common.say import say
 from serving.agent import process as agent_process
 from serving.triton.endpoint import grpc_addresses
 

@@ -16,7 +16,7 @@ import typer
 
 from infra.local import asked, loop, processes, servers, under_way
 from infra.local.parts import PARTS, TRITON
-from models import program
+from common import program
 
 PROGRAM: Final = "heal"
 LONGEST_S: Final = 600.0  # beyond any part's own time-out

@@ -27,8 +27,8 @@ import psutil
 import typer
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
-from feature_store.settings import settings
-from feature_store.state import strangers_connected
+from common.settings import settings
+from common.state import strangers_connected
 from infra.local import asked, loop, pages, parts, processes, prometheus, ray_head, status, under_way
 from infra.local.disk import disk
 from infra.local.heal import Healing
@@ -36,10 +36,10 @@ from infra.local.notify import notify
 from infra.local.parts import KEEPER, MLFLOW, PARTS, TRITON, end_when_told
 from infra.local.ports import LoopbackPort
 from infra.local.tidy import Tidy
-from models import metrics_page
-from models.heartbeat import Heartbeat
-from models.lock import HeldError
-from models.say import say
+from common import metrics_page
+from common.heartbeat import Heartbeat
+from common.lock import HeldError
+from common.say import say
 from serving.triton.endpoint import LOOPBACK, Triton
 
 LOOK_S: Final = 1.0

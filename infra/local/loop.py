@@ -19,16 +19,16 @@ from pathlib import Path
 from types import FrameType
 from typing import Final, NoReturn
 
-from feature_store import door
-from feature_store.local_ray import ALONE, LOOPBACK
-from feature_store.settings import settings, variable
-from feature_store.state import drop_scratch, make_scratch, private_file, state_dir
+from common import door
+from common.local_ray import ALONE, LOOPBACK
+from common.settings import settings, variable
+from common.state import drop_scratch, make_scratch, private_file, state_dir
 from infra.local import asked, processes, ray_head, status, under_way
 from infra.local.pages import answers
 from infra.local.parts import KEEPER, MLFLOW, PARTS, PROMETHEUS, TRITON
 from infra.local.servers import start_mlflow, start_stack
-from models.program import SWIFTQUEUE
-from models.section import read_all
+from common.program import SWIFTQUEUE
+from common.section import read_all
 from pipelines.live import DRIFT
 
 ON_RAY: Final = ("ingest", "scheduler")
@@ -190,7 +190,7 @@ def _check_what_it_needs(live: asked.Live, model: str, makes: Container[str]) ->
         raise OSError(f"the loop's sender needs the C++ agent: {reason}")
     champion = registry_exists() and find_champion(Registry(model)).version is not None
     if live.bed:
-        from laboratory.bed import tcp
+        from testbed.host import tcp
 
         if reason := tcp.why_not():
             raise OSError(f"--bed: {reason}; `swiftqueue bed check` says what this machine can do")

@@ -13,7 +13,7 @@ import hmac
 import os
 from typing import Any, Final
 
-from feature_store.state import secret
+from common.state import secret
 from infra.local.ports import LoopbackPort
 from models.registry.store import PASSWORD, USER, local_store
 from serving.triton.endpoint import LOOPBACK

@@ -7,7 +7,7 @@ import signal
 import sys
 from typing import Final
 
-from feature_store.settings import settings
+from common.settings import settings
 from serving.ingest import server as ingest
 from serving.triton import endpoint
 

@@ -25,9 +25,9 @@ from typing import Annotated, Final
 import typer
 import yaml
 
-from feature_store.atomic import write_file
-from feature_store.settings import settings, variable
-from feature_store.state import private_dir, private_file, secret, secret_file, state_dir
+from common.atomic import write_file
+from common.settings import settings, variable
+from common.state import private_dir, private_file, secret, secret_file, state_dir
 from infra.local import processes
 from infra.local.pages import answers
 from infra.local.parts import PROMETHEUS

@@ -9,7 +9,7 @@ import urllib.parse
 import urllib.request
 from typing import Any, Final
 
-from feature_store.state import secret, stranger_listens
+from common.state import secret, stranger_listens
 from infra.local import processes
 from infra.local.pages import NO_ANSWER
 from infra.local.parts import PROMETHEUS

@@ -18,10 +18,10 @@ from typing import Final
 
 import grpc
 
-from feature_store import door
-from feature_store.local_ray import ALONE, LOOPBACK, OBJECT_STORE_BYTES, PATIENCE, use_token
-from feature_store.settings import settings
-from feature_store.state import stranger_listens
+from common import door
+from common.local_ray import ALONE, LOOPBACK, OBJECT_STORE_BYTES, PATIENCE, use_token
+from common.settings import settings
+from common.state import stranger_listens
 from infra.local import processes
 from serving.ingest.server import SERVE_PATIENCE
 

@@ -17,10 +17,10 @@ from typing import Annotated, Final
 import numpy as np
 import typer
 
-from feature_store.state import private_dir, state_dir
+from common.state import private_dir, state_dir
 from infra.local.parts import end_when_told
 from infra.local.ports import LoopbackPort
-from models.say import say
+from common.say import say
 from serving.agent import frames
 from serving.agent import process as agent_process
 from serving.agent.packet_log import Log, open_log

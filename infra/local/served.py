@@ -11,14 +11,14 @@ from urllib.request import Request
 
 import numpy as np
 
-from feature_store.settings import settings
-from feature_store.state import secret, state_dir
+from common.settings import settings
+from common.state import secret, state_dir
 from infra.local import processes
 from infra.local.judgement import BOUND_S, Judgement, duration
 from infra.local.pages import answers, page
 from infra.local.parts import MLFLOW, TRITON
 from infra.local.servers import how_to_log_in, with_login
-from models.redaction import redacted
+from common.redaction import redacted
 from models.registry import decision
 from models.registry.registry import CHAMPION
 from models.registry.store import PASSWORD, USER, is_own_server, registry_exists, tracking_uri

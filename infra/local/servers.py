@@ -11,19 +11,19 @@ from typing import Final
 from urllib.parse import quote, urlencode
 from urllib.request import Request
 
-from feature_store import door
-from feature_store.settings import settings
-from feature_store.state import private_dir, secret, state_dir
+from common import door
+from common.settings import settings
+from common.state import private_dir, secret, state_dir
 from infra.local import processes
 from infra.local.native_backend import with_native_backend
 from infra.local.pages import answers, page
 from infra.local.parts import MLFLOW, TRITON
 from infra.local.triton_environment import TritonEnvironment, check_front, find_environment
 from infra.local.triton_tls import tls_flags
-from models.program import SWIFTQUEUE
-from models.redaction import redacted
+from common.program import SWIFTQUEUE
+from common.redaction import redacted
 from models.registry.store import PASSWORD, TRAINING, USER, local_store, tracking_uri
-from models.section import read_all
+from common.section import read_all
 from serving.deploy import log as deploy_log
 from serving.triton.config import Backend
 from serving.triton.endpoint import (

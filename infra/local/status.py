@@ -13,7 +13,7 @@ from functools import partial
 from threading import Thread
 from typing import Any, Final
 
-from feature_store.state import state_dir
+from common.state import state_dir
 from infra.local import asked, parts, processes, prometheus, ray_head, under_way
 from infra.local.disk import disk
 from infra.local.judgement import BOUND_S, Judgement, duration

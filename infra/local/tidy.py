@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import Final
 
-from feature_store.state import private_file, scratch, state_dir
+from common.state import private_file, scratch, state_dir
 from infra.local import processes
 
 LOG_BYTES: Final = processes.LOG_BYTES

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from feature_store.settings import settings, variable
+from common.settings import settings, variable
 from serving.triton.endpoint import TLS_CA, pem_file
 
 SERVER_CERT, SERVER_KEY = map(variable, ("tls_server_cert", "tls_server_key"))

@@ -17,11 +17,11 @@ from pathlib import Path
 from types import FrameType
 from typing import Final
 
-from feature_store.atomic import write_file
-from feature_store.settings import settings
-from feature_store.state import private_dir, state_dir
+from common.atomic import write_file
+from common.settings import settings
+from common.state import private_dir, state_dir
 from infra.local import processes
-from models.lock import held
+from common.lock import held
 
 NAME: Final = "up"  # of its record, `var/up/server.json`
 UP_WAIT_S: Final = 3600.0  # a first champion takes minutes

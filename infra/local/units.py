@@ -13,8 +13,8 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from feature_store.settings import PREFIX, variable
-from feature_store.state import state_dir
+from common.settings import PREFIX, variable
+from common.state import state_dir
 from infra.local.under_way import UP_WAIT_S
 
 NAME: Final = "swiftqueue.service"

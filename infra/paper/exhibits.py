@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from infra.paper.asked import ACKED, LAST, LSTM, OURS, PREVIOUS, SHOWN, Asked
-from models.section import near
+from common.section import near
 from models.training.protocol import PAPER, Protocol
 
 TREES: Final = "paper-xgboost"  # sections of forecasters.yaml

@@ -22,7 +22,7 @@ from models.forecasters.forecaster import Forecaster, variants
 from models.forecasters.kept import fit
 from models.forecasters.traces import Part, Trace, decision_times
 from models.scoring.metrics import score_errors, score_sharp
-from models.section import read
+from common.section import read
 from models.training.head import FinetuneParams
 from models.training.protocol import Protocol, Slice, divide
 from models.window.forecaster import WindowForecaster

@@ -21,7 +21,7 @@ from laboratory.report.measures import QUEUEING_P99
 from laboratory.report.tables import NONE, head_of, row_of
 from laboratory.runs import results
 from laboratory.scenarios.files import load, path_of
-from models.section import near
+from common.section import near
 
 SMALL_S: Final = 30.0
 NO_CLAIM: Final = "no claim"

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.published import origin
-from feature_store.atomic import write_file
-from models.json_file import read_object
+from common.atomic import write_file
+from common.json_file import read_object
 from models.scoring.predictions import FINETUNED, METHODS
 
 FILE: Final = Path("docs/results/evaluations.json")

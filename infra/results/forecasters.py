@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.published import check, entries_of, origin
-from feature_store.atomic import write_file
+from common.atomic import write_file
 from laboratory.report import tables as lab
-from models.json_file import read_object
+from common.json_file import read_object
 from models.scoring.choice import RULES, rule_name
 from models.scoring.intervals import estimate
 

@@ -8,7 +8,7 @@ from typing import Final
 import polars as pl
 from matplotlib.figure import Figure
 
-from feature_store.atomic import new_file
+from common.atomic import new_file
 from infra.results.legend import legend_below
 from laboratory.lfq import traces
 from laboratory.report import tables as lab

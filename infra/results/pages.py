@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 from typing import Final
 
-from feature_store.atomic import write_file
+from common.atomic import write_file
 from infra.results.paper_pictures import pictures
 from infra.results.pictures import PICTURES
 from infra.results.tables import TABLES, Data

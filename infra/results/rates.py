@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.published import check, entries_of, origin
-from feature_store.atomic import write_file
+from common.atomic import write_file
 from feature_store.rate.tables import KERNEL, NS3
 from infra.results import rate_exchange, rate_feedback
 from laboratory.report import tables as lab
-from models.json_file import read_object
+from common.json_file import read_object
 from models.rate.plain import LAST
 
 FILE: Final = Path("docs/results/rate.json")

@@ -7,9 +7,9 @@ from typing import Final
 
 import polars as pl
 
-from feature_store.atomic import write_file
+from common.atomic import write_file
 from feature_store.packets.schema import QUEUES
-from feature_store.parquet import read_parquet
+from common.parquet import read_parquet
 
 FILE: Final = Path("docs/results/sender.csv")
 SHOWN_MS: Final = 2_000.0

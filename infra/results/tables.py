@@ -29,8 +29,8 @@ from infra.results import (
     tuning,
     web_pages,
 )
-from laboratory.bed import report as bed_report
-from laboratory.bed import runs as bed_runs
+from testbed.host import report as bed_report
+from testbed.host import runs as bed_runs
 from laboratory.lfq import table as lfq_table
 from laboratory.lfq import traces
 from laboratory.report import guard, ladder, premise_map, rules
@@ -44,7 +44,7 @@ from laboratory.runs.results import SCHEMA as RUNS
 from laboratory.runs.results import load as load_runs
 from laboratory.scenarios.controls import CONTROLS
 from laboratory.scenarios.schema import PROFILES
-from models.json_file import read_object
+from common.json_file import read_object
 from models.scoring.intervals import Estimate
 from models.scoring.predictions import FINETUNED, METHODS, PRETRAINED, TREES
 

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.published import check, entries_of, origin
-from feature_store.atomic import write_file
+from common.atomic import write_file
 from infra.results.forecasters import entry, with_ends
 from laboratory.report import tables as lab
-from models.json_file import read_object
+from common.json_file import read_object
 
 FILE: Final = Path("docs/results/tuning.json")
 NEEDED: Final = {"traces", "protocol", "n", "objective", "budget", "variants"}

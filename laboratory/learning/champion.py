@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from feature_store.atomic import new_folder
+from common.atomic import new_folder
 from pipelines.simulators import PROJECT
 from serving.triton.repository import LATENCY
 
@@ -24,7 +24,7 @@ def champion_folder(output: Path, kind: str = LATENCY) -> Path:
     from models.registry.decision import CONTENT_TAG
     from models.registry.registry import Registry
     from models.registry.store import registry_exists
-    from models.section import read
+    from common.section import read
     from serving.deploy.champion import find_champion
     from serving.deploy.deployment import SECTIONS
 

@@ -35,12 +35,12 @@ def finetune_round(run: Path, span_ns: tuple[int, int], parent: Path, output: Pa
     """
     import torch
 
-    from feature_store.atomic import new_folder
+    from common.atomic import new_folder
     from laboratory.learning.packet_table import packets_of
     from models.forecasters.forecaster import load
     from models.forecasters.traces import Part, decision_times
     from models.networks.parameters import ALL
-    from models.section import read
+    from common.section import read
     from models.sharp import change_of
     from models.training.head import FinetuneParams
     from models.training.protocol import Slice

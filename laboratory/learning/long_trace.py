@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from feature_store.atomic import new_folder
+from common.atomic import new_folder
 from feature_store.packets.truth import write_truth
 from laboratory.runs import execution
 from laboratory.runs.resolve import Cell, control_of, resolve

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
-from feature_store.atomic import new_file, new_folder
+from common.atomic import new_file, new_folder
 from feature_store.packets.truth import write_truth
 from laboratory.learning.champion import MODELS
 from laboratory.learning.judged_models import ORIGIN, check_acks, model_at, models_by_profile

@@ -18,7 +18,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from feature_store.atomic import new_folder
+from common.atomic import new_folder
 from laboratory.runs.programs import hash_of
 from models.limit.weight_file import INPUTS, LEAST_LIMIT, MOST_LIMIT, content_of
 from pipelines.simulators import Runs, build_simulator, cores

@@ -18,7 +18,7 @@ from laboratory.runs import execution
 from models.limit.register_params import LfqRegisterParams
 from models.limit.weight_file import said_of
 from models.networks.files import WEIGHTS_FILE
-from models.section import read
+from common.section import read
 from pipelines.simulators import PROJECT
 
 if TYPE_CHECKING:

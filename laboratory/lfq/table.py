@@ -15,7 +15,7 @@ from typing import Any, Final
 import numpy as np
 import polars as pl
 
-from feature_store.atomic import new_file
+from common.atomic import new_file
 from laboratory.learning.champion import champion_folder
 from laboratory.lfq.flows import LFQ, NO_LIMIT, Disc, Environment, Flow, Simulator, drawn
 from laboratory.lfq.learning import KEPT, LITERAL

@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 import polars as pl
 
-from feature_store.parquet import read_parquet
+from common.parquet import read_parquet
 from laboratory.runs import execution
 from laboratory.runs.results import COMPLETE, kept_table
 from laboratory.runs.results import load as load_runs

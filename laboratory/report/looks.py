@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import polars as pl
 
-from feature_store.atomic import new_file
+from common.atomic import new_file
 from laboratory.report.comparison import FEW_PACKETS, Place, by_seed, compare, places
 from laboratory.report.judging import FEWEST_SEEDS, SETTLED
 from laboratory.report.measures import QUEUEING_P99

@@ -9,7 +9,7 @@ from typing import Any, Final
 import polars as pl
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from feature_store.atomic import write_file
+from common.atomic import write_file
 from laboratory.report.comparison import Place, by_numbers, places, share
 from laboratory.report.judging import (
     FEWEST_PACKETS,

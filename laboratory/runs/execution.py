@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from laboratory.scenarios.schema import WEIGHTS
-from models.program import SWIFTQUEUE
+from common.program import SWIFTQUEUE
 from pipelines.simulators import PROJECT
 
 if TYPE_CHECKING:
-    from feature_store.storage import Storage
+    from common.storage import Storage
 
 RUNS: Final = "runs"
 SUMMARY: Final = "summary.json"
@@ -191,8 +191,8 @@ def run_all(
     """
     if not jobs:
         return
-    from feature_store.local_ray import ray_cluster
-    from feature_store.storage import storage
+    from common.local_ray import ray_cluster
+    from common.storage import storage
 
     (output / RUNS).mkdir(parents=True, exist_ok=True)
     for left in (output / RUNS).glob(".*-*"):  # of a command that was killed: `sole_user` holds the folder

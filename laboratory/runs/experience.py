@@ -18,7 +18,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from feature_store.atomic import new_file
+from common.atomic import new_file
 from laboratory.report.judging import FEWEST_PACKETS
 from laboratory.runs.execution import SUMMARY, folder_of
 from laboratory.runs.results import COMPLETE, KEY, kept_table

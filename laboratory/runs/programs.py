@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
-from feature_store.atomic import write_file
+from common.atomic import write_file
 from pipelines.simulators import PROJECT, build_simulator
 from pipelines.stage import StageError
 

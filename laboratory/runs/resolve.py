@@ -33,7 +33,7 @@ from laboratory.scenarios.schema import (
 )
 from laboratory.scenarios.traffic import Group, Pages, RealTime, Replay
 from models.limit.weight_file import content_of
-from models.section import read_all
+from common.section import read_all
 from pipelines.simulators import PROJECT
 
 FORMAT: Final = 1
@@ -286,7 +286,7 @@ def _forecast(environment: Environment, name: str, record: str) -> dict[str, Any
 @cache
 def finetuning_content(params: Path = PROJECT / "params.yaml") -> str:
     """Hash of what a round of fine-tuning does: its code and the sections of params.yaml that it reads."""
-    from models.import_closure import files_of
+    from common.import_closure import files_of
 
     read = read_all(params)
     sections = {name: read[name] for name in ROUND_SECTIONS}

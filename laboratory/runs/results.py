@@ -8,8 +8,8 @@ from typing import Any, Final
 
 import polars as pl
 
-from feature_store.atomic import new_file
-from feature_store.parquet import read_parquet
+from common.atomic import new_file
+from common.parquet import read_parquet
 from laboratory.scenarios.schema import FORMER_PROFILES
 
 FILE: Final = "results.parquet"

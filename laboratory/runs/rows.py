@@ -9,7 +9,7 @@ from typing import Any
 
 import polars as pl
 
-from feature_store.atomic import new_folder
+from common.atomic import new_folder
 from laboratory.runs import experience
 from laboratory.runs.execution import COST, ROW, SUMMARY, TRACE_METADATA, folder_of, is_complete
 from laboratory.runs.programs import Equals

@@ -25,11 +25,11 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Self
 from pydantic import AfterValidator, Field
 
 import models
-from feature_store.atomic import new_folder
+from common.atomic import new_folder
 from feature_store.events.event_stream import AS_SENT
-from models.json_file import read_object
-from models.search import Space
-from models.section import Section, near, read, read_all
+from common.json_file import read_object
+from models.forecasters.search import Space
+from common.section import Section, near, read, read_all
 
 if TYPE_CHECKING:
     from models.forecasters.spread import Spread

@@ -17,7 +17,7 @@ from models.forecasters.forecaster import Forecaster, Variant, kind_named
 from models.forecasters.network import NetworkForecaster
 from models.forecasters.traces import Trace, about, fingerprint, lessons, read_traces
 from models.forecasters.walk import tune_heads
-from models.import_closure import code_hash
+from common.import_closure import code_hash
 from models.sharp import Change
 from models.training.epochs import best_of, resumed_line, run_in_job
 from models.training.head import FinetuneParams

@@ -13,8 +13,8 @@ from typing import Any
 
 from models.forecasters.forecaster import DESCRIPTION_FILE, Forecaster, Say, Variant, load, save
 from models.forecasters.traces import Part, fingerprint
-from models.import_closure import code_hash
-from models.json_file import read_object
+from common.import_closure import code_hash
+from common.json_file import read_object
 
 
 def fit(

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from models.forecasters.forecaster import Forecaster, Say
 from models.networks.parameters import ALL, Level, QueryNetworkParams
-from models.search import Between, Space
+from models.forecasters.search import Between, Space
 
 if TYPE_CHECKING:
     from models.forecasters.spread import Spread

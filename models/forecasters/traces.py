@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from feature_store.packets.schema import HORIZON, read_packets
 from feature_store.packets.truth import Waits
-from models.json_file import read_object
+from common.json_file import read_object
 from models.sharp import PAPERS, Change
 from models.training.protocol import Round, Slice, Slices, together
 

@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from safetensors.numpy import save as packed
 from torch import Tensor, nn
 
-from feature_store.atomic import new_file, new_folder
-from models.json_file import read_object
+from common.atomic import new_file, new_folder
+from common.json_file import read_object
 from models.limit.weight_file import (
     AVERAGES,
     INPUTS,

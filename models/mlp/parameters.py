@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Self
 from pydantic import Field, model_validator
 
 from models.networks.parameters import ALL, QueryNetworkParams
-from models.section import Count
+from common.section import Count
 
 
 class MlpParams(QueryNetworkParams):

@@ -21,10 +21,10 @@ from safetensors.torch import load as parse_tensors
 from safetensors.torch import save_file
 
 import models
-from feature_store.atomic import new_folder
+from common.atomic import new_folder
 from feature_store.events.definition import EVENTS
 from feature_store.events.event_stream import INPUTS
-from models.json_file import read_object
+from common.json_file import read_object
 from models.networks.files import (
     DESCRIPTION_FILE,
     ONNX_OUTPUT,

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from feature_store import native
+from common import native
 
 SOURCES: Final = ("band_attention.cc", "Makefile")
 

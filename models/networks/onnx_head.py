@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from feature_store.atomic import new_file
+from common.atomic import new_file
 from models.networks import artifact
 from models.networks.files import ONNX_FILE
 

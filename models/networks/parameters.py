@@ -7,7 +7,7 @@ from typing import Annotated, Final, Literal, Self
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from feature_store.events.event_library import INPUTS
-from models.section import Above0, Count, Section, near
+from common.section import Above0, Count, Section, near
 
 MEDIAN = 0.5
 ALL: Final = "all"  # every quantile is served

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from feature_store.atomic import new_folder
+from common.atomic import new_folder
 from feature_store.rate.definition import (
     HORIZONS,
     LARGEST_RATE,
@@ -29,14 +29,14 @@ from feature_store.rate.definition import (
     inputs,
     schema_hash,
 )
-from models.json_file import read_object
+from common.json_file import read_object
 from models.networks.files import DESCRIPTION_FILE, WEIGHTS_FILE, check_finite, write_onnx
 from models.networks.rate_lstm import RateLstm
 from models.networks.rate_network import RateNetwork, fit_scaling
 from models.networks.rate_transformer import RateTransformer
 from models.networks.scaling import ScaledFeature
 from models.rate.flows import Flows
-from models.section import near
+from common.section import near
 
 FORMAT: Final = "swiftqueue-rate/2"
 OUTPUT: Final = "rate_bytes_per_s"

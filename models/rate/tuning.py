@@ -27,7 +27,7 @@ from feature_store.rate.definition import MOST_SAMPLES, PREFIXES
 from models.networks.rate_network import RateNetwork
 from models.rate.flows import Flows
 from models.rate.networks import percentage_errors
-from models.section import Above0, Count, Section
+from common.section import Above0, Count, Section
 
 TUNED_ON: Final = "tuned_on"  # in a network's description: the paths that its rounds learned from, as below
 HEAD: Final = "out"  # the last linear layer of every kind of network

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from models.redaction import redacted
+from common.redaction import redacted
 from models.registry import decision
 from models.registry.decision import CONTENT_TAG, FILES_TAG, REFERENCE_TAG
 from models.registry.lineage import DataSet, origin

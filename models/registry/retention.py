@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Final
 
-from models.redaction import redacted
+from common.redaction import redacted
 from models.registry.decision import REFERENCE_TAG
 from models.registry.lineage import origin
 from models.registry.registry import CHAMPION, ITSELF, REPLACED_TAG, Registry

@@ -15,8 +15,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from feature_store.settings import settings
-from feature_store.state import experiment_name
+from common.settings import settings
+from common.state import experiment_name
 from models.forecasters.forecaster import sections_of_choice
 from models.registry.lineage import DataSet, git_commit
 from models.registry.store import (

@@ -17,7 +17,7 @@ from models.forecasters.forecaster import Forecaster, Say, check_made_for
 from models.forecasters.queries import QUERY_INPUTS, replayed
 from models.forecasters.traces import Floats, Part
 from models.scoring.baselines import SENDER, Candidates, repeated
-from models.section import Section, near
+from common.section import Section, near
 
 LATENCIES: Final = tuple(
     each.name for each in QUERY_INPUTS if each.name.split("_")[0] in SENDER and "_latency_" in each.name

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from models.networks.prediction import Encoded, Headed
-from models.section import Above0, Count, Section
+from common.section import Above0, Count, Section
 from models.sharp import Change, sharp_changes
 from models.training.loss import example_weights, weighted_error
 

@@ -15,10 +15,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from feature_store.local_ray import LOOPBACK, ray_cluster
-from feature_store.state import private_dir
-from feature_store.storage import Storage
-from feature_store.storage import storage as storage_in_use
+from common.local_ray import LOOPBACK, ray_cluster
+from common.state import private_dir
+from common.storage import Storage
+from common.storage import storage as storage_in_use
 
 if TYPE_CHECKING:
     from ray.train import Result

@@ -18,8 +18,8 @@ from models.forecasters.forecaster import Forecaster, Say, check_made_for
 from models.forecasters.queries import QUERY_INPUTS, Inputs, replayed
 from models.forecasters.traces import Floats, Part
 from models.networks.parameters import LeftOut
-from models.search import Between, Space
-from models.section import Count, Section
+from models.forecasters.search import Between, Space
+from common.section import Count, Section
 from models.sharp import Change
 from models.training.head import FinetuneParams
 from models.trees.boosting import BoostedTrees, Growth

@@ -24,7 +24,7 @@ from models.networks.files import WEIGHTS_FILE, check_finite, load_weights, quie
 from models.networks.parameters import check_heads
 from models.networks.prediction import Encoded, latencies
 from models.networks.scaling import ScaledFeature, Target, TargetTransform, fit_features, fit_target
-from models.search import Between
+from models.forecasters.search import Between
 from models.sharp import Change
 from models.training.head import FinetuneParams, train_head
 from models.window.network import Architecture, BiLstm, Readout, Transformer

@@ -22,7 +22,7 @@ from pydantic import Field
 from models.forecasters.traces import Floats
 from models.networks.prediction import Encoded, RawWindows, encode, predict
 from models.networks.scaling import MIN_LATENCY_US
-from models.section import Above0, Count, Section
+from common.section import Above0, Count, Section
 from models.sharp import Change, sharp_changes
 from models.training.loss import example_weights, weighted_squared_error
 from models.window.network import Transformer

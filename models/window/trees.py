@@ -16,7 +16,7 @@ from feature_store.events.event_stream import AS_SENT
 from feature_store.packets.schema import HORIZON
 from models.forecasters.forecaster import Forecaster, Say, check_made_for
 from models.forecasters.traces import Floats, Part
-from models.section import Count
+from common.section import Count
 from models.sharp import Change
 from models.training.head import FinetuneParams
 from models.trees.boosting import BoostedTrees

@@ -54,7 +54,7 @@ from feature_store.events.event_stream import (
 from feature_store.packets.schema import HORIZON
 from models.forecasters.queries import QUERY_INPUTS, replayed
 from models.forecasters.traces import Floats, Part
-from models.section import near
+from common.section import near
 
 LAYOUT: Final = 1  # of tokens and rules
 GIVE_UP_NS: Final = 2_000_000_000  # twice the initial RTO of RFC 6298

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from feature_store.settings import settings
+from common.settings import settings
 from feature_store.telemetry.recent import Latest, latest_minutes, next_sender, sender_weights
-from models import heartbeat
+from common import heartbeat
 from models.registry.register_params import RegisterParams
-from models.say import say
-from models.section import read, read_all
+from common.say import say
+from common.section import read, read_all
 from models.sharp import PAPERS, Change, change_of
 from models.training.head import FinetuneParams
 from models.training.warm_worker import WarmWorkerError

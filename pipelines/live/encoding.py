@@ -26,7 +26,7 @@ from feature_store.events.event_stream import replay_events
 from feature_store.packets.schema import HORIZON
 from models.networks.artifact import Artifact
 from models.networks.prediction import encode
-from models.say import say
+from common.say import say
 from serving.engine import Engine
 
 CHUNK: Final = 256  # windows encoded at once

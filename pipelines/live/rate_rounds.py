@@ -24,8 +24,8 @@ from models.registry.entering import enter
 from models.registry.register_params import RateRegisterParams
 from models.registry.registry import LIVE, Registry
 from models.registry.store import texts
-from models.say import say
-from models.section import read
+from common.say import say
+from common.section import read
 from pipelines.live.metrics import Metrics
 from pipelines.live.rounds_log import RATE_LOG_FILE, DeclinedError, RateRecord
 from pipelines.live.runner import LEARNED, Runner, alone, timed

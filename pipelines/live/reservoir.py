@@ -22,9 +22,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from feature_store.atomic import write_file
-from models.say import say
-from models.section import Section, read, read_all
+from common.atomic import write_file
+from common.say import say
+from common.section import Section, read, read_all
 from pipelines.live.encoding import NOT_READ, EncodedWindows, joined
 
 STRETCH_NS: Final = 1_000_000_000

@@ -30,7 +30,7 @@ from models.networks.artifact import read_files
 from models.registry.registry import Decision, Registry
 from models.registry.saving import INPUTS_FILE
 from models.registry.store import RegistryError
-from models.say import say
+from common.say import say
 from models.sharp import PAPERS, Change
 from models.training.head import FinetuneParams
 from models.training.warm_worker import WarmWorkerError

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from models import json_lines
+from common import json_lines
 
 LOG_FILE: Final = "rounds.jsonl"
 RATE_LOG_FILE: Final = "rounds-rate.jsonl"

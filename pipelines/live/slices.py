@@ -21,12 +21,12 @@ import polars as pl
 from numpy.typing import NDArray
 from pydantic import TypeAdapter
 
-from feature_store.atomic import write_file
+from common.atomic import write_file
 from feature_store.events import event_stream
 from feature_store.events.beginning import Beginning
-from feature_store.state import private_dir
+from common.state import private_dir
 from models.networks.artifact import Artifact
-from models.say import say
+from common.say import say
 from pipelines.live.encoding import NOT_READ, EncodedWindows, Encoder, Encoding
 
 KEPT: Final = 11  # with the newest ten seconds: two minutes judge

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Any, Final
 
-from models.section import near
+from common.section import near
 from pipelines.params.document import parse_value
 
 # What the command's own arguments say; `--set` would contradict them.

@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, cast
 
-from feature_store.allowed_values import allowed
+from common.allowed_values import allowed
 from models.forecasters.forecaster import kinds
-from models.section import Section, near, read_all, schema_at
+from common.section import Section, near, read_all, schema_at
 
 # Named, not imported: some of them bring PyTorch.
 _OF_STAGES: Final = {

@@ -15,7 +15,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from feature_store import native
+import feature_store
+from common import native
 from feature_store.packets.schema import HORIZON
 from models.networks.parameters import MEDIAN, MOST_LEVELS
 
@@ -25,7 +26,7 @@ FOLDER: Final = Path(__file__).parent
 LIBRARY: Final = FOLDER / "_build" / "libswiftqueue_sender.so"
 SOURCES: Final = (
     *(FOLDER / name for name in ("controller.h", "guard.h", "rate_watch.h", "spread.h", "sender_capi.cc")),
-    *(native.FOLDER / "events" / f"{name}.h" for name in ("sizes", "event_stream")),
+    *(feature_store.FOLDER / "events" / f"{name}.h" for name in ("sizes", "event_stream")),
 )
 
 

@@ -31,7 +31,8 @@ from typing import Final
 
 import numpy as np
 
-from feature_store import native
+import feature_store
+from common import native
 from feature_store.packets.schema import HORIZON
 
 FOLDER: Final = Path(__file__).parent
@@ -44,8 +45,8 @@ HEADERS: Final = (
 SOURCES: Final = (
     FOLDER / "marked_udp_capi.cc",
     *(FOLDER / f"{name}.h" for name in HEADERS),
-    *(native.FOLDER / "events" / f"{name}.h" for name in ("sizes", "event_stream", "event_window")),
-    native.FOLDER / "rate" / "tcp_sample.h",
+    *(feature_store.FOLDER / "events" / f"{name}.h" for name in ("sizes", "event_stream", "event_window")),
+    feature_store.FOLDER / "rate" / "tcp_sample.h",
 )
 NOT_ECT: Final = 0
 ECT1: Final = 1

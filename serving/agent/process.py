@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, Final
 
-from feature_store.settings import settings
+from common.settings import settings
 from serving.triton.endpoint import pem_file
 
 BINARY: Final = Path(__file__).parent / "_build" / "swiftqueue-agent"

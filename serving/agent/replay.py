@@ -21,9 +21,9 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from feature_store.atomic import new_file
+from common.atomic import new_file
 from feature_store.packets.schema import HORIZON, QUEUES
-from feature_store.state import private_dir, state_dir
+from common.state import private_dir, state_dir
 from serving.agent import frames
 from serving.agent import process as agent_process
 from serving.agent.packet_log import Log, open_log

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from models import json_lines
+from common import json_lines
 from models.registry.decision import CONTENT_TAG
 from models.registry.registry import CHAMPION, Registry
 from models.registry.store import RegistryError

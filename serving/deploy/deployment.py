@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from feature_store.state import private_dir, state_dir
-from models import lock
+from common.state import private_dir, state_dir
+from common import lock
 from models.limit.register_params import LfqRegisterParams
 from models.registry import retention
 from models.registry.decision import CONTENT_TAG
@@ -23,7 +23,7 @@ from models.registry.lineage import content_hash, git_commit
 from models.registry.register_params import RateRegisterParams, RegisteredParams, RegisterParams
 from models.registry.registry import CHALLENGER, CHAMPION, REPLACED_TAG, Registry
 from models.registry.store import RegistryError, registry_exists
-from models.section import read
+from common.section import read
 from serving.deploy import log as deploy_log
 from serving.deploy.champion import Champion, find_champion
 from serving.deploy.hold import HeldVersionError, held, hold

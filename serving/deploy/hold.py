@@ -10,9 +10,9 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from feature_store.atomic import write_durably
-from feature_store.state import state_dir
-from models.json_file import read_object
+from common.atomic import write_durably
+from common.state import state_dir
+from common.json_file import read_object
 from serving.triton.repository import LATENCY
 
 

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from feature_store.state import private_dir, state_dir
-from models import json_lines
-from models.redaction import redacted
+from common.state import private_dir, state_dir
+from common import json_lines
+from common.redaction import redacted
 from serving.triton.repository import LATENCY
 
 

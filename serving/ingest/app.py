@@ -20,8 +20,8 @@ from ray import serve
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from feature_store.atomic import write_durably
-from feature_store.state import private_dir, secret
+from common.atomic import write_durably
+from common.state import private_dir, secret
 from feature_store.telemetry.compact import Compactor
 from feature_store.telemetry.events import ACK, MAX_BODY_BYTES, RefusedError, checked
 from feature_store.telemetry.sessions import check_session, open_session, read_asked

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from feature_store.state import stranger_listens
+from common.state import stranger_listens
 from feature_store.telemetry.events import EVENT, REASONS, SENDER_NAME, BatchKey, Events, encode
 
 BUFFER_BATCHES: Final = 256  # a minute of batches of a quarter of a second

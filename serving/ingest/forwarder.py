@@ -26,8 +26,8 @@ import numpy as np
 import typer
 from numpy.typing import NDArray
 
-from feature_store.settings import settings
-from feature_store.state import secret
+from common.settings import settings
+from common.state import secret
 from feature_store.telemetry.events import (
     ACK,
     EVENT,
@@ -38,8 +38,8 @@ from feature_store.telemetry.events import (
     SEND_COLUMNS,
     UNKNOWN_US,
 )
-from models.heartbeat import Heartbeat
-from models.say import say
+from common.heartbeat import Heartbeat
+from common.say import say
 from serving.agent import frames
 from serving.ingest.client import IngestClient, SenderRefusedError, read_token
 from serving.ingest.own_socket import listening, stranger

@@ -22,7 +22,7 @@ from prometheus_client import values
 from prometheus_client.mmap_dict import MmapedDict
 from prometheus_client.multiprocess import MultiProcessCollector
 
-from feature_store.atomic import new_file
+from common.atomic import new_file
 from feature_store.telemetry.events import REASONS
 
 NODE: Final = socket.gethostname().replace("_", "-")  # the collector splits names at underscores

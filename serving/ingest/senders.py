@@ -1,7 +1,7 @@
 """Who may speak for a sender: the token of that sender, of which the store keeps the SHA-256 alone.
 
 `tokens/NAME` in the telemetry store has the hash of sender NAME's token. For a name without a token of its
-own the installation's speaks (`feature_store.state.secret("ingest")`), which this machine's forwarder has.
+own the installation's speaks (`common.state.secret("ingest")`), which this machine's forwarder has.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import secrets
 from pathlib import Path
 from typing import Final
 
-from feature_store.atomic import sync_dir, write_durably
-from feature_store.state import private_dir
+from common.atomic import sync_dir, write_durably
+from common.state import private_dir
 from feature_store.telemetry.events import SENDER_NAME, check_sender
 
 INSTALLATION: Final = "ingest"  # name of the secret

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from feature_store.local_ray import LOOPBACK, ray_cluster
-from feature_store.settings import settings, variable
-from feature_store.state import private_dir, private_file, state_dir
+from common.local_ray import LOOPBACK, ray_cluster
+from common.settings import settings, variable
+from common.state import private_dir, private_file, state_dir
 from feature_store.telemetry.log import check_format
-from models.say import say
+from common.say import say
 from serving.ingest.client import host_and_port
 from serving.ingest.log import LOG_NAME
 

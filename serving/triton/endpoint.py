@@ -13,9 +13,9 @@ import numpy as np
 import tritonclient.grpc as triton
 from numpy.typing import NDArray
 
-from feature_store.settings import settings, variable
-from feature_store.state import secret_file, state_dir, stranger_listens
-from models.json_file import read_object
+from common.settings import settings, variable
+from common.state import secret_file, state_dir, stranger_listens
+from common.json_file import read_object
 from serving.triton.repository import MODEL
 
 LOOPBACK: Final = "127.0.0.1"

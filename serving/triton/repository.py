@@ -22,8 +22,8 @@ import shutil
 from pathlib import Path
 from typing import Final
 
-from feature_store.atomic import write_file
-from feature_store.state import state_dir
+from common.atomic import write_file
+from common.state import state_dir
 from models.registry.lineage import content_hash
 from serving.triton.config import CONTENT_FILE, MODEL_SCRIPT, Backend, config_text, gpu_config_text
 

@@ -19,7 +19,7 @@
 namespace swiftqueue::testbed {
 
 // One of the log's, little endian as the machine is; testbed's readers take it as it stands
-// (laboratory/bed/router_log.py).
+// (testbed/host/router_log.py).
 struct Record {
   std::int64_t arrived_ns;  // read from the device; of a stall its beginning
   std::int64_t started_ns;  // on the link; of a drop: when it was decided

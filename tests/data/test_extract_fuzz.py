@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 from test_extract_receiver import write_transfer
 
-from feature_store import native
+import feature_store
+from common import native
 from feature_store.packets import captures, pcaplib
 from feature_store.packets.extract import Job, extract_trace
 from feature_store.packets.schema import scan_packets
@@ -78,7 +79,7 @@ def feed(data: bytes) -> None:
 
 def feed_sanitized(data: bytes) -> None:
     """As `feed`, through the build that stops at the first bad address or undefined operation."""
-    pcaplib.LIBRARY = native.FOLDER / "_build" / "libpcapdecode-asan.so"  # type: ignore[misc]
+    pcaplib.LIBRARY = feature_store.FOLDER / "_build" / "libpcapdecode-asan.so"  # type: ignore[misc]
     # ("libpcapdecode-asan.so")  # type: ignore[misc]
     feed(data)
 

@@ -31,7 +31,7 @@ from of_state import processes_of
 from registered import add_version
 from waiting import wait_until
 
-from feature_store.state import scratch
+from common.state import scratch
 from feature_store.telemetry.events import ACK, HEADER, SEND, BatchKey, encode, sealed
 from feature_store.telemetry.manifest import load_manifest
 from infra.local import asked, processes

@@ -23,7 +23,7 @@ from models.forecasters.traces import lessons, read_traces
 from models.networks import artifact
 from models.networks.prediction import predict
 from models.registry import gate
-from models.section import read
+from common.section import read
 from models.sharp import PAPERS
 from models.training.head import FinetuneParams
 from pipelines import dependencies, register

@@ -354,7 +354,7 @@ def test_the_command_keeps_the_local_champion_fresh(
     champion: int, serving_state: Path, tmp_path: Path, make_artifact: Callable[..., Path]
 ) -> None:
     path = tmp_path / "agent.sock"
-    command = [sys.executable, "-c", "from infra.cli import main; main()", "agent"]
+    command = [sys.executable, "-c", "from swiftqueue.cli.app import main; main()", "agent"]
     command += ["--listen", str(path), "--local"]
     registry = Registry("swiftqueue")
     version = add_version(make_artifact(21, onnx=True))

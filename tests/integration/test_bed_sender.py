@@ -13,9 +13,9 @@ import pytest
 from of_state import processes_of
 from waiting import wait_until
 
-from feature_store.state import scratch, state_at
+from common.state import scratch, state_at
 from infra.local.processes import free_ports
-from laboratory.bed import tcp
+from testbed.host import tcp
 from serving.agent import process as agent_process
 
 CANNOT = tcp.why_not() or agent_process.why_not_built()

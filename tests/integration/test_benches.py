@@ -28,7 +28,7 @@ from benchmarks import (
     serving,
     swap,
 )
-from feature_store.settings import variable
+from common.settings import variable
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
 BENCHES = (

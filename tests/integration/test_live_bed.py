@@ -20,8 +20,8 @@ from waiting import wait_until
 from feature_store.telemetry.manifest import load_manifest
 from infra.local.asked import BED
 from infra.local.processes import free_ports
-from laboratory.bed import tcp
-from laboratory.bed.hosts import leftovers
+from testbed.host import tcp
+from testbed.host.hosts import leftovers
 from pipelines.live.rounds_log import LOG_FILE, read
 from serving.agent import process as agent_process
 from serving.ingest.forwarder import sender_id

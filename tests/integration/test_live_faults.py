@@ -54,7 +54,7 @@ from ray_stranger import check_strangers_are_refused
 from toy_world import bottleneck_table, write_table
 from waiting import wait_until
 
-from feature_store.state import PRIVATE, scratch
+from common.state import PRIVATE, scratch
 from feature_store.telemetry.events import ACK, SEND
 from infra.local import parts, processes, status
 from infra.local.loop import stop_stack
@@ -63,7 +63,7 @@ from infra.local.parts import PARTS as EVERY_PART
 from infra.local.processes import free_ports
 from infra.local.servers import start_mlflow
 from infra.local.status import print_status
-from models.program import SWIFTQUEUE
+from common.program import SWIFTQUEUE
 from models.registry.registry import Registry
 from serving.ingest.client import IngestClient
 from serving.ingest.log import LOG_NAME as REPLICAS_LOG

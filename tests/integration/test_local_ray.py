@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from feature_store import local_ray
+from common import local_ray
 from models.training.ray_job import run_job
 
 

@@ -21,11 +21,11 @@ from agent_program import AgentProgram, needs_agent, split_frames
 from overheard import Overheard
 from waiting import wait_until
 
-from laboratory.bed import router_log, tcp_traffic
-from laboratory.bed.checks import capability
-from laboratory.bed.hosts import ADDRESS_B, DEVICE, Bed
-from laboratory.bed.programs import MARK_OBJECT, MARKER
-from laboratory.bed.run import PROFILES
+from testbed.host import router_log, tcp_traffic
+from testbed.host.checks import capability
+from testbed.host.hosts import ADDRESS_B, DEVICE, Bed
+from testbed.host.programs import MARK_OBJECT, MARKER
+from testbed.host.run import PROFILES
 from serving.agent.marked_udp import ECT0, ECT1, NOT_ECT
 
 CANNOT = capability("tc_bpf").why_not or capability("router").why_not

@@ -27,7 +27,7 @@ from agent_program import AgentProgram, EngineSender, needs_agent
 from waiting import wait_until
 
 from benchmarks.inference_references import typical_features
-from feature_store.atomic import write_file
+from common.atomic import write_file
 from feature_store.events.definition import EVENTS
 from infra.local import processes
 from infra.local.native_backend import SOURCES, with_native_backend

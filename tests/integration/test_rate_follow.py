@@ -23,13 +23,13 @@ from conftest import PROJECT
 from waiting import wait_until
 
 from feature_store.rate.definition import HORIZONS, MOST_SAMPLES, NAMES
-from laboratory.bed import tcp_traffic
-from laboratory.bed.hosts import ADDRESS_B, Bed
-from laboratory.bed.programs import CONTROLS, SAMPLER, SAMPLER_OBJECT
-from laboratory.bed.rate_flows import CONTROL, why_not
-from laboratory.bed.rate_follow import QUEUES, following
-from laboratory.bed.selfcheck import NO_AQM
-from laboratory.bed.tcp import PORT, running, summary, urgent
+from testbed.host import tcp_traffic
+from testbed.host.hosts import ADDRESS_B, Bed
+from testbed.host.programs import CONTROLS, SAMPLER, SAMPLER_OBJECT
+from testbed.host.rate_flows import CONTROL, why_not
+from testbed.host.rate_follow import QUEUES, following
+from testbed.host.selfcheck import NO_AQM
+from testbed.host.tcp import PORT, running, summary, urgent
 from models.rate.flows import load
 from serving.agent import frames
 
@@ -356,7 +356,7 @@ def test_the_bench_without_a_bed_says_why_and_leaves_the_rows_out(
     tmp_path: Path, network: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from benchmarks.rate import kernel_rows
-    from laboratory.bed import rate_flows
+    from testbed.host import rate_flows
 
     monkeypatch.setattr(rate_flows, "why_not", lambda: "struct_ops: not here")
     assert kernel_rows(tmp_path, network, 1) == []

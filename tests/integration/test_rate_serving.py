@@ -272,7 +272,7 @@ def test_a_round_ends_in_a_served_version(
     from models.rate import networks
     from models.rate.tuning import RateRoundParams
     from models.registry.registry import Registry
-    from models.section import read
+    from common.section import read
     from pipelines.live.rate_rounds import RateRounds
     from serving.deploy.deployment import PARAMS_FILE, deploy_version, rollback_champion
     from serving.deploy.hold import release

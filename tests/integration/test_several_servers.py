@@ -32,7 +32,7 @@ from registered import add_version
 from test_deploy import Clients
 from waiting import wait_until
 
-from feature_store.state import secret_file, state_dir
+from common.state import secret_file, state_dir
 from infra.local import processes
 from infra.local.native_backend import with_native_backend
 from infra.local.processes import free_ports

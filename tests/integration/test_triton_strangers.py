@@ -30,7 +30,7 @@ from tritonclient.grpc import service_pb2_grpc as service
 from typer.testing import CliRunner
 
 from benchmarks.served_models import served, write_model
-from infra.cli import app
+from swiftqueue.cli.app import app
 from infra.local import keeper, processes, servers
 from infra.local.servers import MAX_MESSAGE_BYTES, start_stack
 from serving.triton.config import Backend

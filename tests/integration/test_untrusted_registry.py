@@ -29,7 +29,7 @@ from strangers import as_nobody, crowd, stranger_at
 from test_registry import check_round_trip
 from waiting import wait_until
 
-from feature_store.door import MOST_OF_ONE
+from common.door import MOST_OF_ONE
 from feature_store.events.definition import EVENTS
 from infra.local import processes
 from infra.local.parts import MLFLOW, PARTS
@@ -319,7 +319,7 @@ def test_who_does_not_know_the_password_neither_reads_nor_writes(
     good: int,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    from feature_store.state import secret
+    from common.state import secret
     from infra.local.status import print_status
 
     alias = {"name": "swiftqueue", "alias": "champion", "version": "1"}
@@ -390,7 +390,7 @@ def test_versions_go_through_the_server_as_they_do_in_sqlite(
 
 def test_our_password_stays_here(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """No program that is started later finds it in the environment, and no line about a failure shows it."""
-    from feature_store.state import secret
+    from common.state import secret
     from models.registry.registry import Registry
     from models.registry.store import RegistryError
 
@@ -587,7 +587,7 @@ def odd_ones(value: object) -> Iterator[object]:
 def test_an_answer_that_makes_no_sense_is_a_clear_line(
     server: str, good: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from feature_store.state import secret
+    from common.state import secret
 
     recorded = answers_of(server, secret("mlflow"), good)
     (tmp_path / "answers.json").write_text(json.dumps({k: v.decode() for k, v in recorded.items()}))
@@ -636,7 +636,7 @@ def test_no_command_prints_a_password(good: int) -> None:
         "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
         "AWS_SECRET_ACCESS_KEY": PASSWORD,
     }
-    program = [sys.executable, "-c", "from infra.cli import main; main()"]
+    program = [sys.executable, "-c", "from swiftqueue.cli.app import main; main()"]
     running = [
         subprocess.Popen(
             [*program, *words], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True

@@ -24,7 +24,7 @@ import psutil
 from s3_server import s3_client, s3_server
 from waiting import wait_until
 
-from feature_store.local_ray import ALONE, OBJECT_STORE_BYTES, PATIENCE
+from common.local_ray import ALONE, OBJECT_STORE_BYTES, PATIENCE
 from infra.local.processes import free_ports
 
 FIRST, SECOND = "127.0.0.2", "127.0.0.3"

@@ -178,7 +178,7 @@ def cluster_of_its_own() -> Iterator[str]:
     frees it when the job was killed. The next test would wait for that core for ever.
     """
     program = (
-        "import ray; from feature_store.local_ray import ray_cluster\n"
+        "import ray; from common.local_ray import ray_cluster\n"
         "with ray_cluster(2): print(ray.get_runtime_context().gcs_address, flush=True); input()"
     )
     environment = {**os.environ, "RAY_ADDRESS": ""}

@@ -18,9 +18,9 @@ from typer.testing import CliRunner, Result
 import swiftqueue
 from feature_store.packets.schema import read_packets, scan_packets
 from feature_store.packets.truth import Waits, read_waits
-from infra import cli_experiments
-from infra.cli import app
-from infra.forecasts import fingerprint, judging_of, summarised, traces_of
+from swiftqueue.cli import experiments as cli_experiments
+from swiftqueue.cli.app import app
+from pipelines.experiments.forecasts import fingerprint, judging_of, summarised, traces_of
 from infra.results import forecasters as published
 from laboratory.report.tables import NONE
 from models.forecasters.forecaster import load

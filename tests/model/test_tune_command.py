@@ -12,8 +12,8 @@ import toy_world
 import yaml
 from typer.testing import CliRunner
 
-from feature_store.local_ray import ray_cluster
-from infra.cli import app
+from common.local_ray import ray_cluster
+from swiftqueue.cli.app import app
 from infra.results import tuning as published
 
 

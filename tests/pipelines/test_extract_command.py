@@ -174,7 +174,7 @@ def test_a_full_disk_leaves_nothing_half_written(tmp_path: Path) -> None:
         [
             sys.executable,
             "-c",
-            "from infra.cli import main; main()",
+            "from swiftqueue.cli.app import main; main()",
             "extract",
             str(capture),
             "-o",

@@ -15,7 +15,7 @@ from toy_world import START_NS, bottleneck_table
 
 from feature_store.events.beginning import NOTHING
 from feature_store.telemetry.recent import Latest
-from models.lock import HeldError
+from common.lock import HeldError
 from models.networks.files import DESCRIPTION_FILE, WEIGHTS_FILE
 from models.registry.saving import INPUTS_FILE
 from models.training.head import FinetuneParams

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from s3_server import s3_server
 
-from feature_store.settings import settings, variable
-from feature_store.storage import Storage, storage
+from common.settings import settings, variable
+from common.storage import Storage, storage
 from infra.local.processes import free_ports
 
 pytestmark = pytest.mark.slow

@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from feature_store.packets.schema import scan_packets
-from infra.study import PROJECT, Study, run_study, study_params
+from pipelines.experiments.study import PROJECT, Study, run_study, study_params
 from models.registry.register_params import RegisterParams
-from models.section import read
+from common.section import read
 from models.training.head import FinetuneParams
 from models.training.protocol import PROTOCOLS
 from pipelines.extract import ExtractParams

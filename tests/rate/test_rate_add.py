@@ -13,8 +13,8 @@ from typer.testing import CliRunner, Result
 
 from feature_store.rate.definition import NAMES
 from feature_store.rate.tables import paths_in, read_path
-from infra.cli import app
-from models.section import read
+from swiftqueue.cli.app import app
+from common.section import read
 from pipelines.rate_simulate import RateSimulateParams, simulate
 from pipelines.stage import StageError
 

@@ -15,8 +15,8 @@ from rate_flows import write_flows
 from test_rate_engine import made_in
 from typer.testing import CliRunner, Result
 
-from infra.cli import app
-from laboratory.bed.rate_flows import KernelPath
+from swiftqueue.cli.app import app
+from testbed.host.rate_flows import KernelPath
 from models.rate import networks
 
 

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from feature_store.packets.schema import HORIZON
 from feature_store.rate.tables import SAMPLE_SCHEMA
-from infra.cli import app
+from swiftqueue.cli.app import app
 from laboratory.rate_exchange import (
     EXCHANGED,
     LATENCY_MODELS,

@@ -10,7 +10,7 @@ import pytest
 from rate_flows import write_flows
 from typer.testing import CliRunner
 
-from infra.cli import app
+from swiftqueue.cli.app import app
 from infra.results import rate_pictures, rates
 from infra.results.tables import TABLES, Data
 from models.rate.plain import plain, quartiles

@@ -25,8 +25,8 @@ from waiting import wait_until
 from feature_store.packets.extract import Job, extract_trace
 from feature_store.packets.schema import scan_packets
 from feature_store.packets.truth import read_waits
-from infra.traces import simulate_trace
-from models.section import schema_at
+from pipelines.experiments.traces import simulate_trace
+from common.section import schema_at
 from pipelines.simulate import SimulateParams, simulate
 from pipelines.simulators import build_simulator
 from pipelines.stage import StageError

@@ -19,13 +19,13 @@ import pytest
 from waiting import wait_until
 
 from feature_store.rate.definition import NAMES
-from laboratory.bed import completions as fct
-from laboratory.bed import tcp_traffic
-from laboratory.bed.hosts import ADDRESS_B, Bed
-from laboratory.bed.programs import SAMPLER, SAMPLER_OBJECT
-from laboratory.bed.rate_flows import CONTROL, RECORD, why_not
-from laboratory.bed.selfcheck import NO_AQM
-from laboratory.bed.tcp import PORT, running, summary
+from testbed.host import completions as fct
+from testbed.host import tcp_traffic
+from testbed.host.hosts import ADDRESS_B, Bed
+from testbed.host.programs import SAMPLER, SAMPLER_OBJECT
+from testbed.host.rate_flows import CONTROL, RECORD, why_not
+from testbed.host.selfcheck import NO_AQM
+from testbed.host.tcp import PORT, running, summary
 from laboratory.rate_feedback import WINDOWS, Run
 
 CANNOT = why_not()

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from laboratory.bed.completions import LEAST_BYTES, MOST_BYTES
-from laboratory.bed.marking import UNSAID
-from laboratory.bed.run import PROFILES
-from laboratory.bed.scenario import RULE, queue_of
+from testbed.host.completions import LEAST_BYTES, MOST_BYTES
+from testbed.host.marking import UNSAID
+from testbed.host.run import PROFILES
+from testbed.host.scenario import RULE, queue_of
 
 NAMES = {"CouplingFactor": "coupling", "LStep": "l_step_ms", "MaxSize": "max_bytes"}
 BUFFER = 3_000_000

@@ -18,16 +18,16 @@ import pytest
 from typer.testing import CliRunner
 from waiting import wait_until
 
-from infra.cli import app
-from laboratory.bed import router_log, scenario
-from laboratory.bed.hosts import Bed, clean, leftovers
-from laboratory.bed.lateness import router_error
-from laboratory.bed.programs import DCTCP, DCTCP_OBJECT, HOLDER
-from laboratory.bed.report import agreement, router_errors, router_table
-from laboratory.bed.runs import LATER, ROUTER, SCHEMA, keep, load
-from laboratory.bed.scenario import figures, groups_of, queue_of, rule_of, sizes_of
-from laboratory.bed.selfcheck import NO_AQM
-from laboratory.bed.tcp import PORT
+from swiftqueue.cli.app import app
+from testbed.host import router_log, scenario
+from testbed.host.hosts import Bed, clean, leftovers
+from testbed.host.lateness import router_error
+from testbed.host.programs import DCTCP, DCTCP_OBJECT, HOLDER
+from testbed.host.report import agreement, router_errors, router_table
+from testbed.host.runs import LATER, ROUTER, SCHEMA, keep, load
+from testbed.host.scenario import figures, groups_of, queue_of, rule_of, sizes_of
+from testbed.host.selfcheck import NO_AQM
+from testbed.host.tcp import PORT
 from laboratory.learning.judged_models import models_by_profile
 from laboratory.runs.resolve import cells, resolve
 from laboratory.runs.results import COMPLETE
@@ -274,21 +274,21 @@ def test_a_kernels_flows_are_marked_answer_marks_and_are_moved(tmp_path: Path) -
 
 OWNERS = {
     "figure8": """
-from laboratory.bed import scenario
+from testbed.host import scenario
 from laboratory.scenarios.files import load, path_of
 asked = load(path_of("bed-figure8")).model_copy(update={"seconds": 60.0, "seeds": [1]})
 scenario.run("try", asked, folder, print)
 """,
     "fct": """
-from laboratory.bed import completions
+from testbed.host import completions
 completions.download(completions.Traffic(flows=20), 50, 1, 0, 1, lambda samples, records: None)
 """,
     "collect": """
-from laboratory.bed.rate_flows import KernelPath, collect
+from testbed.host.rate_flows import KernelPath, collect
 collect(KernelPath(rate_mbps=20, rtt_ms=40, flows=50), folder)
 """,
     "selfcheck": """
-from laboratory.bed.selfcheck import selfcheck
+from testbed.host.selfcheck import selfcheck
 selfcheck(20, 60)
 """,
 }

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from laboratory.bed.checks import capability, own_network
-from laboratory.bed.programs import MARK_OBJECT, MARKER, why_not_built
+from testbed.host.checks import capability, own_network
+from testbed.host.programs import MARK_OBJECT, MARKER, why_not_built
 from serving.agent import process as agent_process
 
 UNBUILT = why_not_built(MARKER, MARK_OBJECT)
@@ -240,7 +240,7 @@ def test_the_bench_says_what_a_packet_costs() -> None:
 def test_a_port_that_there_is_not_is_refused(option: str, port: int, line: str) -> None:
     from typer.testing import CliRunner
 
-    from infra.cli import app
+    from swiftqueue.cli.app import app
 
     ran = CliRunner().invoke(app, ["mark", "follow", "lo", option, str(port)])
     assert ran.exit_code == 2
@@ -256,7 +256,7 @@ def test_a_benchmark_that_cannot_run_here_is_left_out_with_its_reason(
 
     from benchmarks import marker
     from benchmarks.rows import CannotHereError
-    from infra.cli import app
+    from swiftqueue.cli.app import app
 
     def cannot(rounds: int) -> None:
         raise CannotHereError("tc_bpf: not here")

@@ -23,8 +23,8 @@ from waiting import wait_until
 
 from feature_store.rate.definition import NAMES, inputs
 from feature_store.rate.tables import checked, paths_in, read_path
-from laboratory.bed.programs import SAMPLER, SAMPLER_OBJECT, wait_for_name, why_not_built
-from laboratory.bed.rate_flows import CONTROL, RECORD, KernelPath, collect, complete, tables, why_not
+from testbed.host.programs import SAMPLER, SAMPLER_OBJECT, wait_for_name, why_not_built
+from testbed.host.rate_flows import CONTROL, RECORD, KernelPath, collect, complete, tables, why_not
 
 CANNOT = why_not()
 needs_sampler = pytest.mark.skipif(CANNOT is not None, reason=str(CANNOT))

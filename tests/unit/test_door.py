@@ -13,7 +13,7 @@ import pytest
 from strangers import as_nobody
 from waiting import wait_until
 
-from feature_store import door
+from common import door
 from infra.local.processes import free_ports
 
 SERVER = """

@@ -41,7 +41,7 @@ from feature_store.telemetry.events import (
     checked,
     encode,
 )
-from models.program import SWIFTQUEUE
+from common.program import SWIFTQUEUE
 from serving.agent import frames
 from serving.ingest import own_socket
 from serving.ingest.client import IngestClient

@@ -168,7 +168,7 @@ def read_scenario(data: bytes) -> None:
 
 
 def read_params(data: bytes) -> None:
-    from models.section import read
+    from common.section import read
     from pipelines.validate import ValidateParams
 
     document = yaml.safe_load((PROJECT / "params.yaml").read_text())
@@ -442,7 +442,7 @@ def test_a_page_that_ends_polars_is_refused(tmp_path: Path) -> None:
     assert rows_of_a_page in table
     (tmp_path / "table.parquet").write_bytes(table.replace(rows_of_a_page, b"\x2c\x15\x4d\x15", 1))
     code = (
-        "import pathlib, sys; from feature_store.parquet import read_parquet;"
+        "import pathlib, sys; from common.parquet import read_parquet;"
         " read_parquet([pathlib.Path(sys.argv[1])])"
     )
     command = [sys.executable, "-c", code, str(tmp_path / "table.parquet")]
@@ -464,7 +464,7 @@ def test_a_reader_survives_what_no_mutant_is(reader: Callable[[bytes], None]) ->
 
 def test_parts_are_one_table_by_the_names_of_their_columns(tmp_path: Path) -> None:
     """A part whose columns stand in another order must not swap them; one that has others is named."""
-    from feature_store.parquet import read_parquet
+    from common.parquet import read_parquet
 
     files = [tmp_path / f"part-{n}.parquet" for n in range(2)]
     pl.DataFrame({"sent_ns": [1], "acked_ns": [2]}).write_parquet(files[0])

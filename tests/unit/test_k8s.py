@@ -20,7 +20,7 @@ import pytest
 import yaml
 from metric_names import OURS
 
-from feature_store.settings import Settings, variable
+from common.settings import Settings, variable
 
 K8S = Path(__file__).resolve().parents[2] / "infra" / "k8s"
 VERSIONS = ("1.29", "1.34", kubernetes_validate.latest_version())
@@ -778,7 +778,7 @@ def test_secrets_are_only_referred_to(project: Path) -> None:
 def test_the_round_calls_a_command_that_exists() -> None:
     import typer
 
-    from infra.cli import app
+    from swiftqueue.cli.app import app
 
     words = (K8S / "round.sh").read_text().split()
     at = len(words) - 1 - words[::-1].index("swiftqueue")

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from matcher_oracle import HEADERS, MS, SENDER, START_NS, Event, Row, expected, matched, rows_of, segments
 from mutants import ALL
 
-from feature_store import native
+import feature_store
+from common import native
 from feature_store.packets import pcaplib
 
 WRAP = 2**32
@@ -272,7 +273,7 @@ def test_control_connections_are_those_of_next_to_nothing() -> None:
 
 
 def test_the_library_knows_its_sources() -> None:
-    makefile = (native.FOLDER / "packets" / "pcap.mk").read_text().replace("\\\n", " ")
+    makefile = (feature_store.FOLDER / "packets" / "pcap.mk").read_text().replace("\\\n", " ")
     listed = [
         name
         for line in makefile.splitlines()

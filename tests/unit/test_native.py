@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from feature_store import native
+import feature_store
+from common import native
 from feature_store.events import event_library
 from feature_store.packets import pcaplib
 
@@ -19,7 +20,7 @@ def test_a_library_older_than_a_source_is_refused(tmp_path: Path) -> None:
     library.write_bytes(b"")
     os.utime(library, (0, 0))
     with pytest.raises(native.NotBuiltError, match=r"old\.so is older than its sources: run `make setup`"):
-        native.load(library, (str(native.FOLDER / "events" / "event_stream.h"),), {})
+        native.load(library, (str(feature_store.FOLDER / "events" / "event_stream.h"),), {})
     with pytest.raises(native.NotBuiltError, match=r"gone\.so is not built: run `make setup`"):
         native.load(tmp_path / "gone.so", (), {})
 
@@ -35,7 +36,7 @@ def test_an_import_that_meets_it_ends_in_one_line(tmp_path: Path) -> None:
         [
             sys.executable,
             "-c",
-            "import pathlib, sys; from feature_store.native import load;"
+            "import pathlib, sys; from common.native import load;"
             " load(pathlib.Path(sys.argv[1]), (), {})",
             str(library),
         ],

@@ -13,7 +13,7 @@ from xml.etree import ElementTree
 import pytest
 from typer.testing import CliRunner
 
-from infra.cli import app
+from swiftqueue.cli.app import app
 from infra.paper.answers import MEDIAN_MS, Rows, answers
 from infra.paper.asked import LSTM, OURS, PREVIOUS, SHOWN, Asked
 from infra.paper.exhibits import EXHIBITS, FULL, PLAIN, SMALL, TREES, Exhibit, Form, chosen

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from models.program import one_line
-from models.redaction import redacted
+from common.program import one_line
+from common.redaction import redacted
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ from laboratory.report import who_picks
 from laboratory.report.judging import SERVED
 from laboratory.runs import execution, experience, results
 from laboratory.scenarios.schema import PROFILES
-from models.json_file import read_object
+from common.json_file import read_object
 from models.scoring.plot_style import svg
 
 ROW = Row("a thing", 2.0, 1.0, "another", 2.0, "s", 3)
@@ -127,7 +127,7 @@ def test_nothing_is_published_outside_the_project(
 ) -> None:
     from typer.testing import CliRunner
 
-    from infra.cli import app
+    from swiftqueue.cli.app import app
 
     monkeypatch.chdir(tmp_path)
     done = CliRunner().invoke(app, ["results", "--tuning", str(project / FOLDER / "tuning.json")])

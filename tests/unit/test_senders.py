@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from models.program import SWIFTQUEUE
+from common.program import SWIFTQUEUE
 from serving.ingest import senders
 from serving.ingest.client import read_token
 from serving.ingest.senders import add, hashed, may_speak, remove, tokens_dir, with_tokens

@@ -20,7 +20,7 @@ import pytest
 from toy_world import bottleneck_table, write_table
 from waiting import wait_until
 
-from feature_store.state import drop_scratch
+from common.state import drop_scratch
 from infra.local import asked, loop, parts, processes, prometheus, status, under_way
 from infra.local.disk import Disk
 from infra.local.judgement import Judgement
@@ -396,7 +396,7 @@ def test_the_loops_scheduler_answers_on_loopback_wherever_one_by_itself_does(
     program.write_text(
         f"#!{sys.executable}\n"
         "import http.server, sys\n"
-        "from feature_store.settings import settings\n"
+        "from common.settings import settings\n"
         "class Page(http.server.BaseHTTPRequestHandler):\n"
         "    def do_GET(self):\n"
         "        self.send_response(200)\n"

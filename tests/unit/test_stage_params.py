@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import yaml
 
-from feature_store.allowed_values import allowed
+from common.allowed_values import allowed
 from models.forecasters.forecaster import variants
-from models.section import read, schema_at
+from common.section import read, schema_at
 from pipelines.extract import ExtractParams
 from pipelines.params.sections import check, reference, section_of, sections
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from conftest import PROJECT
 
-from feature_store.state import (
+from common.state import (
     drop_scratch,
     make_scratch,
     private_dir,

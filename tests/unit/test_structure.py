@@ -94,7 +94,7 @@ def test_each_stage_depends_on_all_it_imports_and_on_nothing_else(project: Path)
         fixed = [dep for dep in stage["deps"] if not dep.startswith("data") and "$" not in dep]
         assert all((project / dep).exists() for dep in fixed), name
     assert "models/scoring/report.html.j2" in deps["evaluate"]["deps"]
-    assert {"feature_store/packets/match.cc", "feature_store/native.py"} <= set(deps["extract"]["deps"])
+    assert {"feature_store/packets/match.cc", "common/native.py"} <= set(deps["extract"]["deps"])
     assert "models/sharp.py" in deps["pretrain"]["deps"]
 
 
@@ -132,7 +132,7 @@ def test_only_the_settings_know_the_names_of_our_variables(project: Path) -> Non
     """Nobody else reads them; who starts a program with one asks `variable` for its name."""
     folders = sorted({room.split(".")[0] for room in ROOMS})
     paths = [path for folder in folders for path in (project / folder).rglob("*.py")]
-    for path in set(paths) - {project / "feature_store/settings.py"}:
+    for path in set(paths) - {project / "common/settings.py"}:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
                 assert not OWN_VARIABLE.fullmatch(node.value), f"{path}: {node.value}"
@@ -160,7 +160,7 @@ def test_the_rooms_of_models_build_on_each_other(project: Path) -> None:
         assert imported <= {*MODEL_ROOMS, *ABOVE_ROOMS}, path
 
 
-@pytest.mark.parametrize("module", ["infra.cli", "swiftqueue"])
+@pytest.mark.parametrize("module", ["swiftqueue.cli.app", "swiftqueue"])
 def test_the_command_line_and_the_library_start_without_heavy_imports(project: Path, module: str) -> None:
     loaded = subprocess.run(
         [sys.executable, "-c", f"import {module}, sys; print(*{{m.split('.')[0] for m in sys.modules}})"],
@@ -191,7 +191,7 @@ def commands() -> dict[str, Any]:
     from click import Command, Context
     from typer.core import TyperGroup
 
-    from infra.cli import app
+    from swiftqueue.cli.app import app
 
     none, found = Context(Command(None)), {}
 

@@ -9,7 +9,7 @@ import pytest
 from event_rows import batch
 from strangers import stranger_at
 
-from feature_store.state import secret, stranger_listens
+from common.state import secret, stranger_listens
 from infra.local import ray_head
 from infra.local.processes import free_ports
 from serving.ingest.client import IngestClient

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from infra.tuning import distributions, own_values, with_values
+from pipelines.experiments.tuning import distributions, own_values, with_values
 from models.forecasters.forecaster import Variant, variants
-from models.search import Between
+from models.forecasters.search import Between
 
 SECTIONS = Path(__file__).resolve().parents[2] / "forecasters.yaml"
 VARIANTS = {each.name: each for each in variants(SECTIONS)}

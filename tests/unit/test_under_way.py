@@ -87,9 +87,9 @@ def test_a_down_during_the_setup_holds(state: Path, monkeypatch: pytest.MonkeyPa
 def test_up_ends_with_the_code_of_what_makes_the_first_champion(monkeypatch: pytest.MonkeyPatch) -> None:
     from typer.testing import CliRunner
 
-    from infra.cli import app
+    from swiftqueue.cli.app import app
 
-    monkeypatch.setattr("infra.main_job._make_and_serve", lambda *_, **__: 3)
+    monkeypatch.setattr("infra.local.main_job._make_and_serve", lambda *_, **__: 3)
     result = CliRunner().invoke(app, ["up", "--live"])
     assert result.exit_code == 3, result.output
     assert "the main job makes the first one" in result.output
@@ -101,7 +101,7 @@ def test_up_ends_with_the_code_of_what_makes_the_first_champion(monkeypatch: pyt
 def test_what_is_missing_is_said_before_the_first_champion_is_made(
     trace: str | None, bed: bool, line: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("laboratory.bed.tcp.why_not", lambda: "no tc here")
+    monkeypatch.setattr("testbed.host.tcp.why_not", lambda: "no tc here")
     with pytest.raises(OSError, match=line):
         start_loop(trace, speed=1, every_s=60, learn_s=30, judge_s=8, bed=bed, make_champion=pytest.fail)
 
@@ -143,7 +143,7 @@ def test_an_option_that_cannot_be_or_would_be_ignored_is_refused(
 ) -> None:
     from typer.testing import CliRunner
 
-    from infra.cli import app
+    from swiftqueue.cli.app import app
 
     monkeypatch.chdir(project)
     result = CliRunner().invoke(app, words.split())
@@ -177,7 +177,7 @@ def test_make_hands_the_last_down_to_up_before_its_setup(project: Path, tmp_path
 BENCH = """
 import sys, time
 import benchmarks.rows
-from infra.cli import main
+from swiftqueue.cli.app import main
 
 def measure(*_, **__):
     try:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from infra.cli import app
+from swiftqueue.cli.app import app
 from infra.local.units import write_unit
 
 

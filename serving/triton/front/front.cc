@@ -15,7 +15,7 @@
 //   1 GB.
 // - `--max-waiting-bytes=N` bounds the inputs of requests that wait or are computed; what comes
 //   beyond is refused at once. Triton has a bound for it only together with a batcher's thread.
-// - `--open-ports=PORTS` keeps the door of its ports (feature_store/door/door.cc).
+// - `--open-ports=PORTS` keeps the door of its ports (common/door/door.cc).
 //
 // Where one of them cannot be done the server ends, with one line: half a guard would look like a
 // whole one.
@@ -38,7 +38,7 @@
 #include <string_view>
 #include <vector>
 
-#include "feature_store/door/door.h"
+#include "common/door/door.h"
 #include "serving/triton/front/waiting.h"
 
 // As in gRPC 1.54 (grpcpp/impl/server_builder_plugin.h): the order of the functions is its layout.

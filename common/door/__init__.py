@@ -1,0 +1,46 @@
+"""The door of a server's TCP ports: other users of this machine reach only the ports that are open to them.
+
+door.cc says how; docs/DOORS.md says which ports are open.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+from pathlib import Path
+from typing import Final
+
+from common import native
+from common.settings import variable
+
+FOLDER: Final = Path(__file__).resolve().parents[1]
+LIBRARY: Final = FOLDER / "_build" / "libswiftqueue_door.so"
+SOURCES: Final = ("door/door.cc", "door/door.h", "door/exports.map")
+MOST_OF_ONE: Final = 256  # connections of another user at the open ports of a program; as in door.cc
+_PRELOAD: Final = "LD_PRELOAD"
+
+
+def variables(*open_ports: int) -> dict[str, str]:
+    """Return the environment to start a program with, so that its door is kept, and that of what it starts.
+
+    Args:
+        open_ports: ports that other users reach too, each with MOST_OF_ONE connections at most.
+
+    Without a kernel that says whose a connection is, or a path that the loader of programs takes, no door is
+    kept; a line says so.
+    """
+    if why := _why_not():
+        print(f"other users of this machine reach the ports of Ray and of servers: {why}", flush=True)
+        return {}
+    before = os.environ.get(_PRELOAD, "").split(":")
+    preloads = [str(LIBRARY), *(one for one in before if one and one != str(LIBRARY))]
+    return {_PRELOAD: ":".join(preloads), variable("open_ports"): ",".join(map(str, open_ports))}
+
+
+@functools.cache
+def _why_not() -> str:
+    if set(str(LIBRARY)) & set(" :"):
+        return f"{LIBRARY} has a space or a colon in its path, which the loader of programs does not take"
+    library = native.load(LIBRARY, SOURCES, {"swiftqueue_door_can_tell": (ctypes.c_int, [])})
+    return "" if library.swiftqueue_door_can_tell() else "the kernel does not say whose a connection is"

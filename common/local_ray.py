@@ -1,0 +1,112 @@
+"""The one start of Ray: a cluster of this machine alone, which asks for a token, or that of `RAY_ADDRESS`."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from common import door
+from common.settings import settings, surrounded_by
+from common.state import make_scratch, private_dir, state_dir
+
+LOOPBACK: Final = "127.0.0.1"
+# Ray replaces a loopback address by that of the machine, and then listens on every interface. This variable
+# says that no other machine is to join; by its name it is for other systems, but it counts on all.
+ALONE: Final = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+OBJECT_STORE_BYTES: Final = 128 * 1024 * 1024  # windows are memory-mapped from disk, not shipped through Ray
+# Ray gives a worker 60 s, too few on a machine that is busy with something else. Of the 30 s that its Python
+# gives the node itself nothing can be changed: hence START_TRIES.
+PATIENCE: Final = {"RAY_raylet_start_wait_time_s": "180", "RAY_worker_register_timeout_seconds": "180"}
+
+START_TRIES: Final = 3
+
+
+@contextlib.contextmanager
+def ray_cluster(workers: int) -> Iterator[None]:
+    """Connect to Ray for the block: the cluster in use, or `RAY_ADDRESS`, or a local one of its own.
+
+    A cluster that was there before stays. A local one listens on loopback, lets in this user and root alone
+    (but for the ingest's port), and asks for a token, which lies in the state folder (mode 600) unless
+    RAY_AUTH_TOKEN is set.
+
+    Raises:
+        ConnectionError: `RAY_ADDRESS` names a cluster that does not answer.
+        TimeoutError: the local cluster did not start.
+    """
+    address = settings().ray_address
+    use_token()  # before the import, as what follows: Ray reads it then
+    for name, seconds in PATIENCE.items():
+        os.environ.setdefault(name, seconds)
+    if not address:
+        os.environ.update(ALONE)
+    import ray
+
+    if ray.is_initialized():
+        yield
+        return
+    own: Path | None = None
+    quiet = {"log_to_driver": False, "logging_level": "ERROR"}
+    if address:
+        try:
+            ray.init(address=address, **quiet)
+        except ConnectionError as error:
+            raise ConnectionError(f"RAY_ADDRESS={address}: no Ray cluster answers there") from error
+    else:
+        # Not in Ray's own `/tmp/ray`: who made that first keeps all other users' Rays from starting.
+        if not os.environ.get("RAY_TMPDIR"):
+            own = make_scratch() / f"ray-{os.getpid()}"
+        folder = {"_temp_dir": str(own)} if own else {}
+        with surrounded_by(door.variables(settings().ingest_port)):
+            _start_local(num_cpus=max(workers, os.cpu_count() or 1), **quiet, **folder)
+    try:
+        yield
+    finally:
+        ray.shutdown()
+        if own:
+            shutil.rmtree(own, ignore_errors=True)
+
+
+def _start_local(**options: Any) -> None:
+    """Start a cluster of this machine: Ray gives its node 30 s, and a busy machine needs further tries.
+
+    Raises:
+        TimeoutError: it did not start.
+    """
+    import ray
+
+    for tries_left in reversed(range(START_TRIES)):
+        try:
+            ray.init(
+                address="local", include_dashboard=False, object_store_memory=OBJECT_STORE_BYTES, **options
+            )
+            return
+        except Exception as error:  # Ray has no class of its own for a start that takes too long
+            ray.shutdown()
+            if not tries_left:
+                reason = str(error).splitlines()[0]
+                raise TimeoutError(
+                    f"the local Ray cluster did not start ({reason}); run it again on a less busy machine"
+                ) from error
+
+
+def use_token() -> None:
+    """Have Ray ask for, and give, the token of this state folder; one set in the environment stays."""
+    mode = os.environ.setdefault("RAY_AUTH_MODE", "token")
+    if mode != "token" or {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & set(os.environ):
+        return
+    path = state_dir() / "ray" / "token"
+    if not path.is_file():
+        private_dir(path.parent)
+        handle, partial = tempfile.mkstemp(dir=path.parent, prefix=".token-")  # mode 600
+        with os.fdopen(handle, "w") as file:
+            file.write(secrets.token_hex(32))
+        with contextlib.suppress(FileExistsError):
+            os.link(partial, path)  # of two processes, one wins
+        os.unlink(partial)
+    os.environ["RAY_AUTH_TOKEN_PATH"] = str(path)

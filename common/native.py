@@ -1,0 +1,72 @@
+"""The libraries that `make setup` builds from a folder's C++, and one clear line where one is missing."""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+Signatures = Mapping[str, tuple[Any, list[Any]]]  # function: its result and its arguments
+MAKEFILE: Final = "Makefile"
+
+
+class NotBuiltError(RuntimeError, SystemExit):
+    """A library is missing or older than its sources.
+
+    Where nobody catches it, it ends the program with its line and status 1: a stage that meets it while it
+    imports, before its main could say anything, shows no traceback either.
+    """
+
+    def __init__(self, line: str) -> None:
+        super().__init__(line)
+        self.code = line
+
+
+def load(library: Path, sources: Iterable[str], signatures: Signatures) -> ctypes.CDLL:
+    """Load a library of a folder's `_build/`, made of `sources` there; in a fresh checkout it is built first.
+
+    Raises:
+        NotBuiltError: it is missing or older than a source, and cannot be built here.
+    """
+    if problem := _problem(library, sources):
+        _build(library)
+        if _problem(library, sources):
+            raise NotBuiltError(f"{library} {problem}: run `make setup`")
+    loaded = ctypes.CDLL(str(library))
+    for name, (result, arguments) in signatures.items():
+        function = getattr(loaded, name)
+        function.restype, function.argtypes = result, list(arguments)
+    return loaded
+
+
+def _problem(library: Path, sources: Iterable[str]) -> str | None:
+    try:
+        built = library.stat().st_mtime
+    except FileNotFoundError:
+        return "is not built"
+    stale = any((library.parent.parent / source).stat().st_mtime > built for source in sources)
+    return "is older than its sources" if stale else None
+
+
+def _build(library: Path) -> None:
+    """Build the library, where there is a make to do it with."""
+    folder = library.parent.parent
+    if not (folder / MAKEFILE).is_file() or shutil.which("make") is None:
+        return
+    print(f"building {library.name}", file=sys.stderr, flush=True)
+    library.parent.mkdir(exist_ok=True)
+    with (library.parent / ".lock").open("w") as lock:  # several stages may start at once
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        target = f"_build/{library.name}"
+        made = subprocess.run(
+            ["make", "--no-print-directory", "-C", str(folder), "-f", MAKEFILE, target],
+            stdout=sys.stderr,
+            check=False,
+        )
+    if made.returncode == 0 and library.is_file():
+        library.touch()  # a checkout gives its files the times of their writing, in any order

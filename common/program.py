@@ -1,0 +1,53 @@
+"""A function as a program: its options are its parameters, an expected error is one line, no traceback."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final
+
+import typer
+
+from common import usage_reporting
+from common.redaction import redacted
+
+SWIFTQUEUE: Final = str(Path(sys.executable).with_name("swiftqueue"))  # our command, of this environment
+EXPECTED: Final = (ValueError, OSError, RuntimeError)
+
+
+def new_app(about: str | None = None) -> typer.Typer:
+    """Return a typer application as all of ours are: plain text, and tracebacks of Python's own."""
+    return typer.Typer(
+        no_args_is_help=about is not None,
+        add_completion=False,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+        help=about,
+    )
+
+
+def run(name: str, main: Callable[..., None], expected: tuple[type[Exception], ...] = EXPECTED) -> None:
+    """Run a function as the program that is asked for; `name` begins the line of an expected error."""
+    app = new_app()
+    app.command()(main)
+    with one_line(name, expected):
+        app()
+
+
+@contextlib.contextmanager
+def one_line(name: str, expected: tuple[type[Exception], ...] = EXPECTED) -> Iterator[None]:
+    """End the program with one clear line where an expected error comes; no library reports its use."""
+    usage_reporting.switch_off()
+    try:
+        yield
+    except expected as error:
+        sys.exit(f"{name}: {redacted(_in_words(error))}")
+
+
+def _in_words(error: Exception) -> str:
+    """Return an error's message; the system's without its number, and with the file first."""
+    if isinstance(error, OSError) and error.strerror and error.filename is not None:
+        return f"{error.filename}: {error.strerror}"
+    return str(error)

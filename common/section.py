@@ -1,0 +1,120 @@
+"""What all sections of params.yaml have in common: a wrong value is one line that names it and what may be.
+
+A section is a subclass; its checks, its types and its part of docs/PARAMETERS.md come from its fields.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from ruamel.yaml import YAML
+from ruamel.yaml.error import MarkedYAMLError, YAMLError
+
+from common.allowed_values import allowed
+
+Count = Annotated[int, Field(ge=1)]
+Above0 = Annotated[float, Field(gt=0)]
+
+
+class Section(BaseModel):
+    """One section. Its constructor raises a ValueError of one line; nothing is converted silently."""
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, strict=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
+    section: ClassVar[str]
+
+    def __init__(self, **values: Any) -> None:
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            raise ValueError(_line(type(self), error, values)) from None
+
+
+S = TypeVar("S", bound=Section)
+
+
+def read(path: Path, wanted: type[S]) -> S:
+    """Return one section of a parameter file, checked.
+
+    Raises:
+        ValueError: the file or the section is missing, or a value cannot be; the line names it.
+    """
+    sections = read_all(path)
+    values = sections.get(wanted.section)
+    if not isinstance(values, Mapping):
+        hint = near(wanted.section, [str(name) for name in sections])
+        raise ValueError(f"{path}: section `{wanted.section}` is missing; {hint}")
+    try:
+        return wanted(**{str(key): value for key, value in values.items()})
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+
+
+def read_all(path: Path) -> dict[str, Any]:
+    """Return a parameter file's sections as they stand there, unchecked.
+
+    It is YAML 1.2, as DVC reads and writes it: `1e-05` is a number there, and `off` a word.
+
+    Raises:
+        ValueError: it is missing, or no YAML mapping.
+    """
+    if not path.is_file():
+        raise ValueError(f"{path}: no such parameter file; run this in the project's folder")
+    try:
+        sections = YAML(typ="safe", pure=True).load(path.read_text()) or {}
+    except (YAMLError, ValueError, RecursionError) as error:
+        if isinstance(error, MarkedYAMLError) and error.problem_mark:
+            reason = f"line {error.problem_mark.line + 1}: {error.problem}"
+        else:
+            reason = (str(error) or "nested too deep").splitlines()[0]
+        raise ValueError(f"{path}: not valid YAML: {reason}") from error
+    if not isinstance(sections, dict):
+        raise ValueError(f"{path}: must hold sections by name, not a {type(sections).__name__}")
+    return sections
+
+
+def near(word: str, known: list[str]) -> str:
+    """Say which of some names was meant, or what there is."""
+    close = [name for name in known if name.startswith(word)] or difflib.get_close_matches(word, known, 1)
+    return f"did you mean {close[0]}?" if close else f"known: {', '.join(sorted(known))}"
+
+
+def schema_at(section: type[Section], path: list[Any]) -> dict[str, Any]:
+    """JSON schema of the parameter at a path of keys; without one, of the section."""
+    whole = section.model_json_schema()
+    found: dict[str, Any] = whole
+    for key in path:
+        if isinstance(key, int):
+            found = found.get("items", {})
+        else:
+            found = found.get("properties", {}).get(key) or found.get("additionalProperties") or {}
+        if "$ref" in found:
+            found = whole["$defs"][found["$ref"].rpartition("/")[2]]
+    return found
+
+
+def _line(section: type[Section], error: ValidationError, values: Any) -> str:
+    """Turn the first thing that pydantic found wrong into one line."""
+    first = error.errors()[0]
+    path: list[Any] = []
+    value = values
+    for key in first["loc"]:  # a union's branches are named in it too: follow only what was given
+        try:
+            value = value[key]
+        except (KeyError, IndexError, TypeError):
+            break
+        path.append(key)
+    name = ".".join([section.section, *map(str, path)])
+    if first["type"] == "missing":
+        return f"parameter {name}.{first['loc'][-1]} is missing"
+    if first["type"] == "extra_forbidden":
+        known = [str(key) for key in schema_at(section, path[:-1]).get("properties", {})]
+        return f"unknown parameter {name}; {near(str(path[-1]), known)}"
+    if first["type"] == "value_error":
+        return f"{name} is {value!r}; {first['ctx']['error']}" if path else str(first["ctx"]["error"])
+    return f"{name} is {value!r}; it must be {allowed(schema_at(section, path))}"

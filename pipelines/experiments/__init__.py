@@ -1,0 +1,1 @@
+"""Experiments beside the pipeline: new traces, a study of captures, forecasters compared and tuned."""

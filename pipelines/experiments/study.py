@@ -1,0 +1,213 @@
+"""A study: the whole pipeline on other traces or with other parameters, in a folder of its own.
+
+The folder is a DVC project without git. Its dvc.yaml and params.yaml come from the project's; the code that
+dvc.yaml names is linked, so a study is redone where the code has changed and resumed where it has not.
+"""
+
+from __future__ import annotations
+
+import filecmp
+import json
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from common.atomic import new_file, write_file
+from common.settings import variable
+from common.state import state_dir
+from common.given import check_folder
+from pipelines.experiments.dvc_command import call_dvc, run_dvc
+from pipelines.experiments.traces import TRACES, check_name
+from pipelines.params.document import load_yaml, save_yaml, trace_entry
+from pipelines.params.override import override
+
+PROJECT: Final = Path(__file__).resolve().parents[2]
+SETTINGS: Final = "study.json"  # what the study was asked for; a study of other settings is another study
+SIMULATED_ROUNDS: Final = 2  # walk-forward rounds that a simulated trace is long enough for
+
+
+@dataclass(frozen=True)
+class Study:
+    """What a study is asked for."""
+
+    captures: dict[str, Path]  # by trace name; empty: simulated traces
+    protocol: str
+    overrides: list[str]
+    latency: str = "acks"
+
+    def settings(self) -> dict[str, Any]:
+        """Return what makes it this study, for its `study.json`."""
+        captures = {name: str(path.resolve()) for name, path in self.captures.items()}
+        own = {"traces": captures, "protocol": self.protocol, "set": self.overrides}
+        return own if self.latency == "acks" else own | {"latency": self.latency}
+
+
+def run_study(
+    folder: Path,
+    traces: list[Path],
+    *,
+    protocol: str,
+    overrides: list[str],
+    latency: str = "acks",
+    until: str = "evaluate",
+) -> int:
+    """Make or resume a study and run its stages up to `until`; return DVC's exit code.
+
+    Args:
+        folder: the study's folder; made if it is not there.
+        traces: captures; none means simulated ones, long enough for the protocol.
+        protocol: name of the slice lengths, see models/training/protocol.py.
+        overrides: `SECTION.KEY=VALUE`, VALUE in YAML.
+        latency: where the captures' latencies come from, `acks`, `selective` or `timestamps`.
+        until: last stage to run. A study does not register.
+
+    Raises:
+        ValueError: an argument is wrong, or the folder holds something else; nothing was changed.
+
+    """
+    if latency != "acks" and not traces:
+        raise ValueError(f"--latency {latency} is of captures, and none is given")
+    study = Study(_named(traces), protocol, overrides, latency)
+    params = study_params(load_yaml(PROJECT / "params.yaml"), study)
+    stages = _stages(load_yaml(PROJECT / "dvc.yaml"), simulated=not study.captures)
+    if until not in stages["stages"]:
+        raise ValueError(
+            f"a study on these traces has no stage {until!r}; it has {', '.join(stages['stages'])}"
+        )
+    _check_folder(folder, study)
+    _prepare(folder, study, params, stages)
+
+    print(f"study {folder}: {len(params['extract']['traces'])} traces, protocol {protocol}, up to {until}")
+    # Its runs are to be compared with others: they go where this folder's go.
+    code = run_dvc(
+        ["repro", until], folder, {variable("state"): str(state_dir()), variable("study"): folder.name}
+    )
+    if code != 0:
+        print(
+            f"study {folder} stopped at the stage named above, which said why; once that is mended (or if "
+            "you stopped it) the same command goes on from there; other settings are another study, "
+            "in a folder of its own"
+        )
+    elif until == "evaluate":
+        print(f"report: {folder / 'data/evaluation/report/report.html'}")
+        print(f"figures: {folder / 'data/evaluation/report/scores.json'}")
+    return code
+
+
+def study_params(params: Any, study: Study) -> Any:
+    """Return the project's parameters with the study's put in (the same document, changed).
+
+    Raises:
+        ValueError: the protocol is unknown, or an override names no parameter or is of another kind.
+
+    """
+    from models.training.protocol import protocol_named
+
+    least = protocol_named(study.protocol)
+    enough_s = least.pretrain_s + SIMULATED_ROUNDS * least.test_s + 2  # flows start in the first second
+    params["simulate"]["duration_s"] = max(params["simulate"]["duration_s"], round(enough_s))
+    override(params, study.protocol, study.overrides)
+
+    if study.captures:
+        entries = {
+            name: trace_entry(str(TRACES / path.name), latency=study.latency)
+            for name, path in study.captures.items()
+        }
+    else:
+        duration_s = params["simulate"]["duration_s"]
+        if duration_s < least.least_s:
+            raise ValueError(
+                f"simulate.duration_s is {duration_s:g}, and protocol {study.protocol!r} needs at least "
+                f"{least.least_s:g} s"
+            )
+        names = [f"dumbbell-{seed}" for seed in params["simulate"]["seeds"]]
+        known = params["extract"]["traces"]
+        entries = {
+            name: trace_entry(
+                str(TRACES / "simulated" / f"{name}.pcap"),
+                latency="selective",
+                protocol=known.get(name, {}).get("protocol"),
+            )
+            for name in names
+        }
+    params["extract"]["traces"] = entries
+    params["register"]["trace"] = next(iter(entries))
+    return params
+
+
+def _named(captures: list[Path]) -> dict[str, Path]:
+    """Name each capture after its file."""
+    from feature_store.packets.captures import check_capture, trace_name
+
+    named: dict[str, Path] = {}
+    for path in captures:
+        check_capture(path)
+        name = check_name(trace_name(path), "rename the capture")
+        if name in named:
+            raise ValueError(f"{path} and {named[name]} would both be trace {name!r}; rename one")
+        named[name] = path
+    return named
+
+
+def _stages(dvc: Any, *, simulated: bool) -> Any:
+    """Return the project's stages without `register`, and without `simulate` where captures are given."""
+    del dvc["stages"]["register"]
+    if not simulated:
+        del dvc["stages"]["simulate"]
+        dvc["stages"]["evaluate"]["deps"].remove(str(TRACES / "simulated"))  # no truth of a capture is known
+    return dvc
+
+
+def _check_folder(folder: Path, study: Study) -> None:
+    check_folder(folder, "a study")
+    settings = folder / SETTINGS
+    if settings.is_file():
+        made_with = json.loads(settings.read_text())
+        asked = study.settings()
+        if differ := [what for what in {**made_with, **asked} if made_with.get(what) != asked.get(what)]:
+            was = made_with.get(differ[0], "acks")  # only `latency` is left out where it is the usual one
+            raise ValueError(
+                f"{folder} holds a study with other settings ({differ[0]}: {was}); "
+                "repeat those to go on with it, or name another folder"
+            )
+    elif folder.is_dir() and any(folder.iterdir()):
+        raise ValueError(f"{folder} is not empty and holds no study; name another folder")
+
+
+def _prepare(folder: Path, study: Study, params: Any, stages: Any) -> None:
+    """Write what the study's DVC project consists of; harmless when it is there."""
+    folder.mkdir(parents=True, exist_ok=True)
+    # First of all, so that a preparation that was cut short is recognised and completed.
+    write_file(folder / SETTINGS, json.dumps(study.settings(), indent=2) + "\n")
+    if not (folder / ".dvc" / "config").is_file():
+        call_dvc(["init", "--no-scm", "--force"], folder)
+        call_dvc(["config", "core.analytics", "false"], folder)
+        call_dvc(["config", "plots.html_template", str(PROJECT / ".dvc" / "plots.html")], folder)
+    for room in _code_folders(stages):
+        link = folder / room
+        if not link.is_symlink() or link.resolve() != PROJECT / room:
+            link.unlink(missing_ok=True)
+            link.symlink_to(PROJECT / room, target_is_directory=True)
+    (folder / TRACES).mkdir(parents=True, exist_ok=True)
+    for path in study.captures.values():
+        _place(path, folder / TRACES / path.name)
+    save_yaml(folder / "params.yaml", params)
+    save_yaml(folder / "dvc.yaml", stages)
+
+
+def _code_folders(stages: Any) -> list[str]:
+    dependencies = [dep for stage in stages["stages"].values() for dep in stage.get("do", stage)["deps"]]
+    return sorted({Path(dep).parts[0] for dep in dependencies if not dep.startswith("$")} - {TRACES.parts[0]})
+
+
+def _place(capture: Path, target: Path) -> None:
+    """Put a capture into the study: a hard link where that is possible, else a copy."""
+    if target.is_file() and filecmp.cmp(capture, target, shallow=False):
+        return
+    with new_file(target) as partial:
+        try:
+            os.link(capture.resolve(), partial)
+        except OSError:  # another file system, or no right to link
+            shutil.copyfile(capture, partial)

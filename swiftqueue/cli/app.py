@@ -1,0 +1,128 @@
+"""The `swiftqueue` command: one typed entry point; heavy imports wait until a command needs them."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from common.state import private_files
+from swiftqueue.cli.experiments import experiments_app
+from swiftqueue.cli.laboratory import lab_app
+from swiftqueue.cli.running import running_app
+from swiftqueue.cli.traces import sender_app, trace_app
+from common.program import new_app, one_line
+
+
+class PrivateFiles(TyperCommand):
+    """A command that writes state: only its owner may read the files that it, and what it starts, makes."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run it."""
+        private_files()
+        return super().invoke(ctx)
+
+
+def _programs(about: str, kind: type[TyperCommand] = TyperCommand, **programs: str) -> typer.Typer:
+    """Commands that are functions of other modules, `MODULE:FUNCTION`, imported when they are asked for."""
+
+    class Programs(TyperGroup):
+        def list_commands(self, ctx: Any) -> list[str]:
+            return list(programs)
+
+        def get_command(self, ctx: Any, cmd_name: str) -> Any:
+            if cmd_name not in programs:
+                return None
+            module, _, function = programs[cmd_name].partition(":")
+            app = new_app()
+            app.command(cmd_name, cls=kind)(getattr(importlib.import_module(module), function))
+            return typer.main.get_command(app)
+
+    return typer.Typer(no_args_is_help=True, help=about, cls=Programs)
+
+
+app = new_app("Predict each packet's latency before it is sent and mark it for the better L4S queue.")
+for _command in running_app.registered_commands:  # all of them write state
+    _command.cls = PrivateFiles
+app.add_typer(running_app)
+app.add_typer(experiments_app)
+app.add_typer(trace_app, name="trace")
+app.add_typer(
+    _programs(
+        "One part of the live loop by itself; `up --live` starts them all.",
+        PrivateFiles,
+        agent="infra.local.sender:main",
+        bed="infra.local.bed_sender:main",
+        forwarder="serving.ingest.forwarder:main",
+        ingest="serving.ingest.server:main",
+        keeper="infra.local.keeper:main",
+        mlflow="infra.local.mlflow_server:main",
+    ),
+    name="part",
+)
+app.add_typer(
+    _programs(
+        "Prometheus here, and the dashboard.",
+        dashboard="infra.monitoring.dashboard:main",
+        picture="infra.monitoring.picture:main",
+        prometheus="infra.local.prometheus:main",
+    ),
+    name="monitor",
+)
+app.add_typer(
+    _programs(
+        "UDP packets that are really marked, and their receiver.",
+        send="serving.agent.udp_command:send",
+        echo="serving.agent.udp_command:echo",
+    ),
+    name="udp",
+)
+app.add_typer(
+    _programs(
+        "The test bed: a real kernel's packets through a router with DualPI2.",
+        check="testbed.host.command:check",
+        clean="testbed.host.command:clean",
+        report="testbed.host.command:report",
+        run="testbed.host.command:run",
+        selfcheck="testbed.host.command:selfcheck",
+    ),
+    name="bed",
+)
+app.add_typer(
+    _programs(
+        "TCP packets that a kernel really marks: a tc/eBPF program on a device.",
+        attach="testbed.host.mark_command:attach",
+        detach="testbed.host.mark_command:detach",
+        follow="testbed.host.mark_command:follow",
+        forget="testbed.host.mark_command:forget",
+        set="testbed.host.mark_command:set_decision",
+        status="testbed.host.mark_command:status",
+    ),
+    name="mark",
+)
+app.add_typer(
+    _programs(
+        "Forecasts of a TCP connection's rate from its first ACKs.",
+        add="infra.rate:add",
+        collect="infra.rate:collect",
+        exchange="infra.rate:exchange",
+        feedback="infra.rate:feedback",
+        follow="testbed.host.rate_follow:follow",
+        forecast="infra.rate:forecast",
+        plain="infra.rate:plain",
+        round="infra.rate:rounds",
+        simulate="infra.rate:simulate",
+        study="infra.rate:study",
+    ),
+    name="rate",
+)
+app.add_typer(lab_app, name="lab")
+app.add_typer(sender_app, name="sender")
+
+
+def main() -> None:
+    """Run the command line: one clear line for an expected error, never a traceback."""
+    with one_line("swiftqueue"):
+        app()

@@ -1,0 +1,373 @@
+"""Commands of the loop that runs: its servers, versions, rounds, and the agent that asks them."""
+
+from __future__ import annotations
+
+import os
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, cast
+
+import typer
+
+from swiftqueue.cli.choices import Model
+from infra.local.ports import MOST_PORT
+from common.given import given
+from pipelines.live import DRIFT
+
+running_app = typer.Typer()
+
+# Options of `up`.
+LIVE_ONLY = ("trace", "speed", "every", "learn", "judge", "drift", "retrain", "bed", "foreground")
+
+OfModel = Annotated[Model, typer.Option(help="which model")]
+METRICS_PORT = typer.Option(
+    min=0, max=MOST_PORT, help="Prometheus port, at SWIFTQUEUE_METRICS_ADDRESS; 0: a free one"
+)
+
+
+class Retrain(StrEnum):
+    """What `schedule` does when the inputs have drifted."""
+
+    propose = "propose"
+    start = "start"
+
+
+@running_app.command()
+def run(
+    speed: Annotated[float, typer.Option(help="replay speed, times real time")] = 1.0,
+) -> None:
+    """Run the main job: pipeline, deploy to Triton, replay a trace against it, say where to look next.
+
+    Example: swiftqueue run --speed 4
+    """
+    from infra.local.main_job import run_main_job
+
+    sys.exit(run_main_job(speed=speed))
+
+
+@running_app.command()
+def up(
+    context: typer.Context,
+    mlflow: Annotated[bool, typer.Option("--mlflow", help="start the MLflow server alone")] = False,
+    live: Annotated[bool, typer.Option("--live", help="start the whole live loop (docs/LIVE.md)")] = False,
+    trace: Annotated[
+        str | None, typer.Option(help="--live: what its sender replays (default: register.trace)")
+    ] = None,
+    speed: Annotated[float, typer.Option(help="--live: of the replay, times real time")] = 1.0,
+    every: Annotated[float, typer.Option(help="--live: seconds from one round to the next")] = 300.0,
+    learn: Annotated[float, typer.Option(help="--live: seconds that a round learns from")] = 60.0,
+    judge: Annotated[float, typer.Option(help="--live: seconds that it is judged on")] = 10.0,
+    drift: Annotated[
+        float, typer.Option(help="--live: stability index of an input beyond which it has drifted")
+    ] = DRIFT,
+    retrain: Annotated[
+        Retrain, typer.Option(help="--live: a full re-train when the inputs have drifted: say so, or do it")
+    ] = Retrain.propose,
+    bed: Annotated[
+        bool, typer.Option("--bed", help="--live: its sender is a TCP connection through the test bed")
+    ] = False,
+    foreground: Annotated[
+        bool,
+        typer.Option("--foreground", help="--live: stay, as its keeper: for systemd, or a container"),
+    ] = False,
+) -> None:
+    """Start the local Triton server (loopback only), MLflow's, or the live loop; harmless when it is up.
+
+    Example: swiftqueue up --live --every 60
+    """
+    from infra.local.servers import say_who_runs_this, start_mlflow, start_stack
+
+    if not live and (only := given(context, LIVE_ONLY)):
+        raise typer.BadParameter("only --live takes this", param_hint=", ".join(only))
+    say_who_runs_this()
+    if live:
+        _check_live(context)
+        from infra.local.loop import start_loop, stay_as_keeper
+        from infra.local.main_job import make_first_champion
+
+        # The parts are not to be children of what stays: nobody would take note of those that end.
+        if foreground and (child := os.fork()):
+            stay_as_keeper(child)
+        start_loop(
+            trace,
+            speed=speed,
+            every_s=every,
+            learn_s=learn,
+            judge_s=judge,
+            drift=drift,
+            retrain=retrain is Retrain.start,
+            bed=bed,
+            make_champion=make_first_champion,
+            keeper=not foreground,
+        )
+    else:
+        from infra.local.under_way import under_way
+
+        with under_way():
+            (start_mlflow if mlflow else start_stack)()
+
+
+def _check_live(context: typer.Context) -> None:
+    """Refuse what `up --live` could not do."""
+    from infra.local.asked import Live
+
+    told = context.params
+    if told["bed"] and (idle := given(context, ("trace", "speed"))):
+        raise typer.BadParameter("--bed replays no trace", param_hint=", ".join(idle))
+    Live("", told["speed"], told["every"], told["learn"], told["judge"], told["drift"])
+
+
+@running_app.command()
+def down() -> None:
+    """Stop whatever `up` started, and an `up` or `run` that is under way.
+
+    Example: swiftqueue down
+    """
+    from infra.local.loop import stop_stack
+
+    stop_stack()
+
+
+@running_app.command()
+def status(
+    model: Annotated[
+        Model | None, typer.Option(help="only what serves this model (default: every part that runs)")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="print one JSON object, a judgement a part")] = False,
+) -> None:
+    """Judge each part that runs by a real request, and print the served version and its age.
+
+    Example: swiftqueue status --json
+    """
+    from infra.local.status import print_status
+
+    sys.exit(print_status(as_json=json, kind=model.value if model else ""))
+
+
+@running_app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def units(
+    context: typer.Context,
+    memory: Annotated[str, typer.Option(help="what all parts together may have, as 12G or 75%")] = "75%",
+) -> None:
+    """Write a systemd unit of this user that starts the live loop at boot; further options go to `up --live`.
+
+    Example: swiftqueue units --memory 12G --every 60
+    """
+    from infra.local.units import NAME, write_unit
+
+    # Else the unit would fail at boot, where nobody reads why.
+    commands = typer.main.get_group(running_app)
+    up_live = commands.commands["up"].make_context("swiftqueue up --live", ["--live", *context.args])
+    _check_live(cast(typer.Context, up_live))  # typer's name for its own
+    print(f"{write_unit(memory, context.args)} is written; to start it, now and at boot:")
+    print(
+        f"  systemctl --user daemon-reload && systemctl --user enable --now {NAME} && loginctl enable-linger"
+    )
+
+
+@running_app.command()
+def deploy(
+    version: Annotated[int | None, typer.Option(help="registry version (default: the challenger)")] = None,
+    model: OfModel = Model.latency,
+) -> None:
+    """Push a registered version to Triton: stage, load, compare with the local output, then alias.
+
+    Example: swiftqueue deploy --model rate
+    """
+    from serving.deploy.deployment import deploy_version
+
+    deploy_version(version, kind=model.value)
+
+
+@running_app.command()
+def rollback(
+    hold: Annotated[
+        bool, typer.Option("--hold", help="keep that version until `release`, whatever rounds bring")
+    ] = False,
+    model: OfModel = Model.latency,
+) -> None:
+    """Put the previous champion back, in the registry and in Triton.
+
+    Example: swiftqueue rollback --hold
+    """
+    from serving.deploy.deployment import rollback_champion
+
+    rollback_champion(and_hold=hold, kind=model.value)
+
+
+@running_app.command()
+def hold(model: OfModel = Model.latency) -> None:
+    """Keep the version that is served now until `release`, whatever rounds bring.
+
+    Example: swiftqueue hold
+    """
+    from serving.deploy.deployment import hold_champion
+
+    hold_champion(model.value)
+
+
+@running_app.command()
+def release(model: OfModel = Model.latency) -> None:
+    """Let rounds and `deploy` replace a version again that `hold` or `rollback --hold` keeps.
+
+    Example: swiftqueue release --model rate
+    """
+    from serving.deploy import hold as deploy_hold
+
+    print("rounds push again" if deploy_hold.release(model.value) else "no version was held")
+
+
+@running_app.command()
+def schedule(
+    telemetry: Annotated[
+        Path | None,
+        typer.Option(
+            help="the feature store's telemetry (default: where the ingest stores it)", file_okay=False
+        ),
+    ] = None,
+    sender: Annotated[
+        str | None,
+        typer.Option(help="whose telemetry (default: those that send now take turns, by SWIFTQUEUE_SENDERS)"),
+    ] = None,
+    every: Annotated[float, typer.Option(help="seconds from one round to the next")] = 300.0,
+    learn: Annotated[float, typer.Option(help="seconds of telemetry that a round learns from")] = 60.0,
+    judge: Annotated[float, typer.Option(help="seconds after them that it is judged on")] = 10.0,
+    least_windows: Annotated[
+        int, typer.Option(min=1, help="fewer in either part: the round is declined")
+    ] = 200,
+    rounds: Annotated[int | None, typer.Option(min=1, help="stop after so many (default: never)")] = None,
+    metrics_port: Annotated[int, METRICS_PORT] = 0,
+    drift: Annotated[
+        float, typer.Option(help="stability index of an input beyond which it has drifted")
+    ] = DRIFT,
+    retrain: Annotated[
+        Retrain, typer.Option(help="a full re-train when the inputs have drifted: say so, or do it")
+    ] = Retrain.propose,
+) -> None:
+    """Fine-tune, judge, register and push a new head every few minutes, from telemetry.
+
+    Example: swiftqueue schedule --every 60 --learn 30
+    """
+    from pipelines.live.command import schedule as run_schedule
+
+    sys.exit(
+        run_schedule(
+            telemetry,
+            sender=sender,
+            every_s=every,
+            learn_s=learn,
+            judge_s=judge,
+            least_windows=least_windows,
+            limit=rounds,
+            metrics_port=metrics_port,
+            drift=drift,
+            retrain=retrain is Retrain.start,
+        )
+    )
+
+
+@running_app.command()
+def replay(
+    trace: Annotated[str, typer.Argument(help="trace of data/packets, or a packet-table folder")],
+    speed: Annotated[float, typer.Option(help="times real time; 0 is as fast as possible")] = 1.0,
+    deadline_us: Annotated[
+        int, typer.Option(help="a batch is asked about this long before it is due")
+    ] = 5_000,
+    start: Annotated[float, typer.Option(help="second of the trace to begin at")] = 0.0,
+    seconds: Annotated[float | None, typer.Option(help="stop after this much of the trace")] = None,
+    server: Annotated[
+        list[str] | None, typer.Option(help="HOST:PORT of a Triton server; several in order of preference")
+    ] = None,
+    local: Annotated[Path | None, typer.Option(help="no server: the engine on this artifact")] = None,
+    json: Annotated[bool, typer.Option("--json", help="print the counts as JSON")] = False,
+) -> None:
+    """Replay a packet table against Triton: what was predicted, what came, which queue was chosen.
+
+    Example: swiftqueue replay dumbbell-1 --speed 4
+    """
+    from serving.agent.replay import replay_trace
+
+    sys.exit(
+        replay_trace(
+            trace,
+            speed=speed,
+            deadline_us=deadline_us,
+            start=start,
+            seconds=seconds,
+            as_json=json,
+            servers=server or [],
+            local=local,
+        )
+    )
+
+
+@running_app.command()
+def agent(
+    listen: Annotated[Path, typer.Option(help="unix socket for programs that send (docs/AGENT.md)")],
+    server: Annotated[
+        list[str] | None, typer.Option(help="HOST:PORT of a Triton server; several in order of preference")
+    ] = None,
+    local: Annotated[
+        bool, typer.Option("--local", help="no server: the champion in the agent's own process")
+    ] = False,
+    deadline_us: Annotated[
+        int, typer.Option(min=1, max=10_000_000, help="of batches that do not say when they are due")
+    ] = 2_000,
+    metrics_port: Annotated[int | None, METRICS_PORT] = None,
+    telemetry: Annotated[
+        str | None, typer.Option(help="unix:PATH or a file for what is sent and acknowledged")
+    ] = None,
+    guard: Annotated[
+        bool, typer.Option(help="stop moving packets to a receiver where it is not settled to help")
+    ] = True,
+    guard_packets: Annotated[
+        int | None, typer.Option(min=1, max=8, help="packets of a batch that the guard compares (default: 1)")
+    ] = None,
+    guard_growth: Annotated[
+        float | None,
+        typer.Option(min=0, max=100, help="most growth of the rate while moved; 0: any (default: 0.5)"),
+    ] = None,
+    guard_advantage: Annotated[
+        float | None,
+        typer.Option(min=0, max=100, help="most gain of moved flows on classic ones; 0: any (default: 0.5)"),
+    ] = None,
+    max_moved_unacked: Annotated[
+        int | None, typer.Option(min=0, help="most packets moved and not acknowledged yet (default: 128)")
+    ] = None,
+    max_moved_share: Annotated[
+        float | None,
+        typer.Option(min=0, max=1, help="or this share of those in flight, if that is more (default: 0.75)"),
+    ] = None,
+    charge_us: Annotated[
+        float | None,
+        typer.Option(min=0, help="a packet's predicted gain must be above this, to move (default: 0)"),
+    ] = None,
+    rates: Annotated[
+        bool, typer.Option("--rates", help="forecast connections' rates too (docs/RATE.md)")
+    ] = False,
+) -> None:
+    """Run the sender agent: programs that send ask it which queue to mark each packet for.
+
+    Example: swiftqueue agent --listen var/agent.sock --local
+    """
+    from serving.agent.command import run_agent
+
+    sys.exit(
+        run_agent(
+            listen,
+            servers=server or [],
+            local=local,
+            deadline_us=deadline_us,
+            metrics_port=metrics_port,
+            telemetry=telemetry,
+            guard=guard,
+            guard_packets=guard_packets,
+            guard_growth=guard_growth,
+            guard_advantage=guard_advantage,
+            max_moved_unacked=max_moved_unacked,
+            max_moved_share=max_moved_share,
+            charge_us=charge_us,
+            rates=rates,
+        )
+    )

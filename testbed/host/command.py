@@ -1,0 +1,297 @@
+"""`swiftqueue bed`: the kernel test bed (docs/TESTBED.md)."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+
+from testbed.host import checks
+from common.given import given
+
+BED: Final = Path("var/bed")
+PUBLISHED: Final = Path("docs/laboratory")
+FORECASTER: Final = Path("data/rate/models/transformer-1")
+SCENARIOS: Final = ("bed-figure8",)
+TAKES: Final = {  # what `run` takes beside --output, by scenario
+    None: (
+        *("profile", "rate_mbps", "delay_ms", "jitter_ms", "cross_mbps", "send_mbps", "flows", "seconds"),
+        *("seeds", "traffic", "agent"),
+    ),
+    "figure8": ("profile", "seconds", "seeds", "artifact"),
+    "fct": ("seeds", "artifact", "rtt", "buffer_bdp", "load", "downloads", "variant", "minutes"),
+}
+
+
+def check(as_json: Annotated[bool, typer.Option("--json", help="print one JSON list")] = False) -> None:
+    """Say what this machine can do for the test bed, each tried for real, with its reason.
+
+    Example: swiftqueue bed check
+    """
+    found = checks.check()
+    if as_json:
+        print(json.dumps([asdict(one) for one in found]))
+        return
+    for one in found:
+        print(f"{'yes' if one.can else 'no':4}{one.name:12}{one.what_for}: {one.reason}")
+
+
+def selfcheck(
+    rates: Annotated[str, typer.Option(help="Mbit/s, by commas")] = "20,50,100",
+    seconds: Annotated[float, typer.Option(help="how long at each rate")] = 10.0,
+    as_json: Annotated[bool, typer.Option("--json", help="print one JSON list")] = False,
+) -> None:
+    """Measure the router's own error against an ideal queue, on this machine, now.
+
+    Example: swiftqueue bed selfcheck --rates 20,50
+    """
+    from testbed.host.selfcheck import WANTED
+    from testbed.host.selfcheck import selfcheck as measure
+
+    try:
+        wanted = [float(rate) for rate in rates.split(",")]
+    except ValueError:
+        raise ValueError(f"--rates {rates}: must be numbers with commas between, as 20,50") from None
+    if not (all(0 < rate < math.inf for rate in wanted) and 1 <= seconds < math.inf):
+        raise ValueError(f"--rates {rates} --seconds {seconds:g}: rates above 0, a second at least; finite")
+    found = [measure(rate, seconds) for rate in wanted]
+    if as_json:
+        print(json.dumps([asdict(one) | {"held": one.held} for one in found]))
+        return
+    p50, p99, p999, rate, masked = WANTED.values()
+    print(f"wanted: p50/p99/p99.9 {p50:.0f}/{p99:.0f}/{p999:.0f} us, rate {rate:.1%}, masked {masked:.1%}")
+    for one in found:
+        quantiles = f"{one.error_p50_us:.0f}/{one.error_p99_us:.0f}/{one.error_p999_us:.0f} us"
+        stalls = (
+            f"{one.stalls} stalls, {one.stalled_ms:.1f} ms; with them p99.9 {one.unmasked_p999_us:.0f} us"
+        )
+        said = f"rate {one.rate_error:+.3%}, masked {one.masked_share:.2%} ({stalls})"
+        print(f"{one.rate_mbps:g} Mbit/s, {'held' if one.held else 'not held'}: {quantiles}, {said}")
+        print(f"    {one.packets} packets; real-time priority: {one.priority}")
+
+
+def run(
+    context: typer.Context,
+    scenario: Annotated[
+        str | None, typer.Argument(help="figure8 | fct (downloads with forecasts); none: one marked sender")
+    ] = None,
+    profile: Annotated[
+        str | None, typer.Option(help="of the queue: rfc9332 or uncoupled (default: rfc9332; figure8: both)")
+    ] = None,
+    rate_mbps: Annotated[float, typer.Option(help="of the link")] = 40.0,
+    delay_ms: Annotated[float, typer.Option(help="one way, both ways")] = 10.0,
+    jitter_ms: Annotated[float, typer.Option(help="at most so much more, at random")] = 0.0,
+    cross_mbps: Annotated[float, typer.Option(help="classic Poisson traffic in the same queue")] = 20.0,
+    send_mbps: Annotated[float, typer.Option(help="of the marked sender, if UDP")] = 18.0,
+    flows: Annotated[int, typer.Option(help="of the marked sender")] = 4,
+    seconds: Annotated[
+        float | None, typer.Option(help="of each run (default: 10, or the scenario's)")
+    ] = None,
+    seeds: Annotated[
+        int | None, typer.Option(min=1, help="how many (default: 1, or the scenario's; fct: 5)")
+    ] = None,
+    traffic: Annotated[
+        str, typer.Option(help="udp, paced at --send-mbps; or tcp, a connection a flow")
+    ] = "udp",
+    agent: Annotated[Path | None, typer.Option(help="the agent's socket: each seed again with it")] = None,
+    artifact: Annotated[
+        Path | None,
+        typer.Option(
+            help="folder of the model of figure8, as `lab train bed-figure8-flows` makes it (default: none); "
+            f"of fct, of the network that forecasts (default: {FORECASTER})",
+            metavar="FOLDER",
+        ),
+    ] = None,
+    rtt: Annotated[
+        list[int] | None, typer.Option(min=1, help="of fct, ms, may be repeated (default: 8)")
+    ] = None,
+    buffer_bdp: Annotated[
+        list[float] | None, typer.Option(help="of fct, may be repeated (default: 0.5, 1)")
+    ] = None,
+    load: Annotated[float | None, typer.Option(help="of fct, share of the link by downloads")] = None,
+    downloads: Annotated[int | None, typer.Option(help="of fct, of a run; each second is judged")] = None,
+    variant: Annotated[
+        list[str] | None,
+        typer.Option(help="of fct: only these senders beside bbr and oracle, may be repeated (default: all)"),
+    ] = None,
+    minutes: Annotated[float | None, typer.Option(min=0, help="of fct: begin no run after so long")] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="file for the rows as JSON; of a scenario the folder"),
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="print one JSON document; what goes on stands in stderr")
+    ] = False,
+) -> None:
+    """Send a real kernel's marked packets through the router; a scenario goes on where it was stopped.
+
+    Example: swiftqueue bed run figure8 --seeds 5
+    """
+    from common.atomic import write_file
+    from testbed.host.run import Plan
+    from testbed.host.run import run as run_plan
+
+    if scenario not in TAKES:
+        raise ValueError(f"scenario {scenario}: the bed has {', '.join(filter(None, TAKES))}")
+    taken = ("scenario", "output", "as_json", *TAKES[scenario])
+    say = partial(typer.echo, err=as_json)
+    if foreign := given(context, [name for name in context.params if name not in taken]):
+        raise ValueError(f"{foreign[0]}: not an option of {scenario or 'a run without a scenario'}")
+    if seconds is not None and not 0 < seconds < math.inf:
+        raise ValueError(f"--seconds {seconds:g}: must be above 0, and finite")
+    if traffic == "tcp" and given(context, ["send_mbps"]):
+        raise ValueError(
+            "--send-mbps: of UDP; a TCP connection sends as fast as its congestion control lets it"
+        )
+    if scenario == "fct":
+        of_runs = {"load": load, "flows": downloads}
+        output = output or BED / "fct"
+        found = _run_completions(
+            artifact or FORECASTER, seeds or 5, rtt, buffer_bdp, of_runs, variant, minutes, output, say
+        )
+        if as_json:
+            print(json.dumps(found))
+        return
+    if scenario is not None:
+        made = _run_scenario(scenario, profile, seconds, seeds, artifact, output or BED, say)
+        if as_json:
+            print(json.dumps(made))
+        return
+    link = {"rate_mbps": rate_mbps, "delay_ms": delay_ms, "jitter_ms": jitter_ms, "cross_mbps": cross_mbps}
+    sender = {"send_mbps": send_mbps, "seconds": 10.0 if seconds is None else seconds}
+    seeds = 1 if seeds is None else seeds
+    plan = Plan(
+        profile or "rfc9332", **link, **sender, flows=flows, seeds=seeds, agent=agent, traffic=traffic
+    )
+    rows = run_plan(plan)
+    if output is not None:
+        write_file(output, json.dumps(rows, indent=1) + "\n")
+    if as_json:
+        print(json.dumps(rows))
+        return
+    for row in rows:
+        print(json.dumps(row))
+
+
+def _run_scenario(
+    name: str,
+    profile: str | None,
+    seconds: float | None,
+    seeds: int | None,
+    artifact: Path | None,
+    output: Path,
+    say: Callable[[str], None],
+) -> list[dict[str, Any]]:
+    from testbed.host import scenario as bed
+    from testbed.host.runs import FILE
+    from laboratory.command import Request, adjusted
+    from laboratory.learning.judged_models import check_acks, models_by_profile
+    from laboratory.scenarios.files import load, path_of
+
+    wanted = adjusted(load(path_of(f"bed-{name}")), Request([f"bed-{name}"], seeds, seconds))
+    if profile is not None:
+        if profile not in wanted.profiles:
+            raise ValueError(f"--profile {profile}: must be one of {', '.join(wanted.profiles)}")
+        wanted = wanted.model_copy(update={"profiles": [profile]})
+    models = models_by_profile(str(artifact), output) if artifact else {}
+    check_acks(models, {f"bed-{name}": wanted})
+    rows = bed.run(f"bed-{name}", wanted, output, say, models=models)
+    say(f"{output / FILE}: {len(rows)} rows")
+    return rows.to_dicts()
+
+
+def _run_completions(
+    artifact: Path,
+    seeds: int,
+    rtts_ms: list[int] | None,
+    buffers_bdp: list[float] | None,
+    of_runs: Mapping[str, Any],
+    variants: list[str] | None,
+    minutes: float | None,
+    output: Path,
+    say: Callable[[str], None],
+) -> dict[str, Any] | None:
+    from common.atomic import write_file
+    from testbed.host import completions as fct
+    from testbed.host.lateness import errors_of
+    from laboratory.rate_feedback import BUFFERS_BDP, OURS, RTTS_MS, lines, network_at, summary
+
+    variants = variants or list(fct.VARIANTS)
+    if OURS in variants:
+        network_at(artifact)  # names what is wrong with it
+    traffic = fct.Traffic(**{key: value for key, value in of_runs.items() if value is not None})
+    runs = fct.measure(
+        output / "runs",
+        artifact,
+        range(1, seeds + 1),
+        say,
+        traffic=traffic,
+        rtts_ms=rtts_ms or RTTS_MS,
+        buffers_bdp=buffers_bdp or BUFFERS_BDP,
+        variants=variants,
+        seconds=math.inf if minutes is None else 60 * minutes,
+    )
+    kept = fct.whole(runs)
+    if not kept:
+        say(f"{len(runs)} runs, none of them beside all its controls: the same command goes on")
+        return None
+    found = summary(kept) | {"source": "kernel", "traffic": asdict(traffic), "rate_mbps": traffic.rate_mbps}
+    found |= {"buffers_bdp": sorted({run.buffer_bdp for run in kept})}
+    found["router"] = errors_of([run.router for run in kept])
+    write_file(output / "fct.json", json.dumps(found, indent=1) + "\n")
+    for line in (*lines(found), f"all of it: {output / 'fct.json'}"):
+        say(line)
+    return found
+
+
+def report(
+    output: Annotated[Path, typer.Option("--output", "-o", help="folder of the bed's rows")] = BED,
+    laboratory: Annotated[
+        Path | None,
+        typer.Option(help="folder of the laboratory: its rows of the bed's scenarios are taken in"),
+    ] = None,
+    publish: Annotated[bool, typer.Option("--publish", help="put all rows into docs/laboratory")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="print one JSON object instead: rows, directions, router's error")
+    ] = False,
+) -> None:
+    """Say where kernel and simulator agree in direction, and how late the router was in the kernel's runs.
+
+    Example: swiftqueue lab run bed-figure8; swiftqueue bed report --laboratory var/lab
+    """
+    from testbed.host import runs as bed
+    from testbed.host.report import agreement, pairs, router_errors, router_table
+
+    if laboratory is not None:
+        for name in SCENARIOS:
+            bed.keep(output, bed.simulated(name, laboratory))
+    rows = bed.load(output)
+    if publish:
+        bed.keep(PUBLISHED, rows.rows(named=True))
+    if as_json:
+        directions = [one.as_json() for one in pairs(rows)]
+        print(json.dumps({"rows": rows.to_dicts(), "directions": directions, "router": router_errors(rows)}))
+        return
+    print(*agreement(rows), sep="\n")
+    if len(rows.filter(source="kernel")):
+        print("", "**The router's own error**", "", *router_table(rows), sep="\n")
+
+
+def clean(as_json: Annotated[bool, typer.Option("--json", help="print one JSON list")] = False) -> None:
+    """Remove the files of runs that were killed, and end a router whose run has gone, should there be one.
+
+    Example: swiftqueue bed clean
+    """
+    from testbed.host.hosts import clean as remove_leftovers
+
+    removed = [str(one) for one in remove_leftovers()]
+    if as_json:
+        print(json.dumps(removed))
+    else:
+        print(f"ended or removed: {', '.join(removed)}" if removed else "nothing was left")

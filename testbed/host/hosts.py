@@ -1,0 +1,198 @@
+"""Two hosts and the router between them, for as long as a `with` lasts.
+
+Namespaces and devices have no names: they are gone when the last process in them is, and each of those ends
+with its parent. So nothing stays but a killed run's folder, which `clean` removes, whichever process is
+killed, and several beds on one machine do not meet.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from testbed.host.programs import ROUTER, why_not_built
+from common.process_start import state_and_start
+
+ADDRESS_B: Final = "10.77.0.2"
+DEVICE: Final = "tun0"
+PRIORITY: Final = 20  # SCHED_FIFO, where it is given
+TRAFFIC_PRIORITY: Final = 10  # below the router's, which takes the core from a sender that shares it
+# Waking up takes 30 to 60 us, so the last moment before a packet is due is waited for awake. From a real-time
+# program that never sleeps the kernel takes its core for 50 ms of each second (sched_rt_runtime_us): hence a
+# share of a packet's time.
+SPIN_SHARE: Final = 0.4
+MOST_SPIN_US: Final = 250.0
+STOP_S: Final = 10.0
+OWNER: Final = "OWNER_OF_THE_BED"  # in a router's environment: the process that it is to end with
+PREFIX: Final = "sq-bed "  # begins the name of a run's folder; its owner follows
+
+
+class Bed:
+    """The router as a child process; `a` and `b` start commands on its hosts."""
+
+    def __init__(
+        self,
+        *,
+        rate_mbps: float,
+        delay_ms: float = 10.0,
+        jitter_ms: float = 0.0,
+        cross_mbps: float = 0.0,
+        seed: int = 1,
+        log: Path | None = None,
+        queue: Mapping[str, object] | None = None,
+        rule: Mapping[str, object] | None = None,
+    ) -> None:
+        """Keep what the router is to do.
+
+        Args:
+            rate_mbps: of the link from host a to host b.
+            delay_ms: one way, both ways.
+            jitter_ms: at most so much more from a to b, at random, in order.
+            cross_mbps: classic Poisson traffic that shares the queue.
+            seed: of jitter, cross traffic and random marks.
+            log: file for every packet (`router_log.py`).
+            queue: parameters of the queue by name, as `l_step_ms` (docs/TESTBED.md).
+            rule: that moves packets to the classic queue: `rule-port`, and `move-share` or `move-margin-us`.
+
+        Raises:
+            RuntimeError: the router is not built.
+            ValueError: a rate that is not above 0.
+
+        """
+        if not rate_mbps > 0:
+            raise ValueError(f"rate_mbps {rate_mbps:g}: must be above 0")
+        if reason := why_not_built(ROUTER):
+            raise RuntimeError(reason)
+        options: dict[str, object] = {"rate-mbps": rate_mbps, "delay-ms": delay_ms, "jitter-ms": jitter_ms}
+        options |= {
+            "spin-us": min(SPIN_SHARE * 1500 * 8 / rate_mbps, MOST_SPIN_US),
+            "cross-mbps": cross_mbps,
+            "seed": seed,
+            "priority": PRIORITY,
+            "log": log,
+        } | dict(rule or {})
+        given = [f"--{name}={value}" for name, value in options.items() if value is not None]
+        queue_options = [f"--set={name}={value}" for name, value in (queue or {}).items()]
+        self._command = [str(ROUTER), *given, *queue_options]
+        self.summary: dict[str, Any] = {}
+
+    def __enter__(self) -> Bed:
+        self._complaints = tempfile.TemporaryFile("w+")
+        self.process = subprocess.Popen(
+            self._command,
+            stdout=subprocess.PIPE,
+            stderr=self._complaints,
+            text=True,
+            env=os.environ | {OWNER: _owner()},
+        )
+        line = self.process.stdout.readline() if self.process.stdout else ""
+        if not line:
+            self.process.wait()
+            self._complaints.seek(0)
+            reason = self._complaints.read().strip() or f"it ended with {self.process.returncode}"
+            self._complaints.close()
+            raise RuntimeError(f"the router: {reason}")
+        self.ready: dict[str, Any] = json.loads(line)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.terminate()
+        try:
+            out, _err = self.process.communicate(timeout=STOP_S)
+            with contextlib.suppress(ValueError):
+                self.summary = json.loads(out)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.communicate()
+        self._complaints.close()
+
+    def now_ns(self) -> int:
+        """The router's clock, as its log has it."""
+        return time.clock_gettime_ns(time.CLOCK_MONOTONIC)
+
+    def a(self, *command: object) -> list[str]:
+        """Words that start a command on host a."""
+        return self._on("a", command)
+
+    def b(self, *command: object) -> list[str]:
+        """Words that start a command on host b."""
+        return self._on("b", command)
+
+    def _on(self, host: str, command: tuple[object, ...]) -> list[str]:
+        pid = self.ready["pid"]
+        enter = ["nsenter", f"--net=/proc/{pid}/fd/{self.ready[host]}"]
+        if os.geteuid() != 0:
+            enter += [f"--user=/proc/{pid}/ns/user", "--preserve-credentials"]
+        # Said after entering, which takes it back: it ends with whoever starts it.
+        return [*enter, "setpriv", "--pdeathsig", "KILL", *map(str, command)]
+
+
+def _owner() -> str:
+    """This process, so that it is not taken for a later one of its number, nor one of another container."""
+    return f"{os.readlink('/proc/self/ns/pid')} {os.getpid()} {_began(os.getpid())}"
+
+
+def _is_gone(owner: str) -> bool:
+    """Whether the process that `_owner` named has ended; of another PID namespace nobody here can say."""
+    namespace, pid, began = owner.rsplit(" ", 2)
+    return namespace == os.readlink("/proc/self/ns/pid") and _began(int(pid)) != began
+
+
+def _began(pid: int) -> str:
+    """When a process began, in ticks since boot; empty: it ended."""
+    try:
+        state, ticks = state_and_start(pid)
+    except OSError:
+        return ""
+    return "" if state == "Z" else str(ticks)
+
+
+def run_folder() -> tempfile.TemporaryDirectory[str]:
+    """A folder for a run's files; removes what runs that were killed have left (`clean`)."""
+    clean()
+    return tempfile.TemporaryDirectory(prefix=f"{PREFIX}{_owner()} ")
+
+
+def leftovers() -> list[int | Path]:
+    """Folders of runs that were killed, and routers of this project whose owner is gone.
+
+    Of these there are none, unless one outlived it all the same, whoever adopted it: PID 1, or a subreaper. A
+    router whose owner is PID 1 itself is none.
+    """
+    import psutil
+
+    found: list[int | Path] = [
+        folder
+        for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}pid:*")
+        if os.access(folder, os.W_OK) and _is_gone(folder.name.removeprefix(PREFIX).rpartition(" ")[0])
+    ]
+    for process in psutil.process_iter(["exe"]):
+        if process.info["exe"] != str(ROUTER.resolve()):
+            continue
+        with contextlib.suppress(psutil.Error):
+            owner = process.environ().get(OWNER)
+            if owner is not None and _is_gone(owner):
+                found.append(process.pid)
+    return found
+
+
+def clean() -> list[int | Path]:
+    """End and remove what `leftovers` finds; returns it."""
+    import psutil
+
+    found = leftovers()
+    for one in found:
+        if isinstance(one, Path):
+            shutil.rmtree(one, ignore_errors=True)
+            continue
+        with contextlib.suppress(psutil.NoSuchProcess):
+            psutil.Process(one).kill()
+    return found

@@ -1,0 +1,107 @@
+"""`swiftqueue mark`: the tc/eBPF program that marks TCP packets as decided (docs/TESTBED.md)."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from testbed.host.programs import MARK_OBJECT, MARKER, run_marker, why_not_built
+
+Device = Annotated[str, typer.Argument(help="network device, as eth0", metavar="DEVICE")]
+Cookie = Annotated[int, typer.Argument(help="of the flow's socket: getsockopt(SO_COOKIE)")]
+
+
+def attach(device: Device) -> None:
+    """Put the marker on a device, segmentation offload off (root, or CAP_NET_ADMIN and CAP_SYS_ADMIN).
+
+    Example: swiftqueue mark attach eth0
+    """
+    _print(run_marker("attach", device, MARK_OBJECT))
+
+
+def detach(device: Device) -> None:
+    """Take the marker off a device, and put back what `attach` changed there.
+
+    Example: swiftqueue mark detach eth0
+    """
+    _print(run_marker("detach", device))
+
+
+def status(device: Device) -> None:
+    """Say whether the marker is on a device, and what became of each registered flow's packets.
+
+    Example: swiftqueue mark status eth0
+    """
+    _print(run_marker("status", device))
+
+
+def set_decision(
+    device: Device,
+    cookie: Cookie,
+    codepoints: Annotated[
+        str, typer.Argument(help="8 digits, by turns: 0 Not-ECT, 1 ECT(1), 2 ECT(0)")
+    ] = "11111111",
+    for_ms: Annotated[int, typer.Option(help="how long the decision is valid; then plain ECT(1)")] = 1000,
+) -> None:
+    """Register a TCP flow, and say what its next packets get.
+
+    Example: swiftqueue mark set eth0 4711 11112222 --for-ms 50
+    """
+    _print(run_marker("set", device, cookie, codepoints, for_ms))
+
+
+def forget(device: Device, cookie: Cookie) -> None:
+    """Leave a registered TCP flow alone again: its packets go out as the kernel sends them.
+
+    Example: swiftqueue mark forget eth0 4711
+    """
+    _print(run_marker("forget", device, cookie))
+
+
+def follow(
+    device: Device,
+    agent: Annotated[Path | None, typer.Option(help="the agent's socket")] = None,
+    port: Annotated[
+        list[int] | None,
+        typer.Option(help="follow flows to this port; may be repeated, 16 at most", min=1, max=65_535),
+    ] = None,
+    plain_port: Annotated[
+        list[int] | None,
+        typer.Option(help="flows to this port are ECT(1), and nobody is asked", min=1, max=65_535),
+    ] = None,
+    cookie: Annotated[
+        list[int] | None, typer.Option(help="follow this flow: getsockopt(SO_COOKIE) of its socket")
+    ] = None,
+    name: Annotated[str, typer.Option(help="of the senders at the agent: NAME-0, NAME-1, ...")] = "tcp",
+    ahead: Annotated[int, typer.Option(help="packets before a batch at which it is asked about")] = 8,
+    for_ms: Annotated[int, typer.Option(help="how long a decision counts at most")] = 1000,
+    last_latency_ms: Annotated[
+        float | None,
+        typer.Option(help="no agent: move a flow while its last L4S latency is above its least by so much"),
+    ] = None,
+    stale_ms: Annotated[float, typer.Option(help="how long that latency counts")] = 100.0,
+    seconds: Annotated[float, typer.Option(help="how long it follows; 0: until it is told to end")] = 0.0,
+    log: Annotated[Path | None, typer.Option(help="CSV of every packet, ACK and decision")] = None,
+) -> None:
+    """Let the agent decide for TCP flows: their packets and ACKs to it, its decisions to the marker.
+
+    Example: swiftqueue mark follow eth0 --agent var/agent.sock --port 443
+    """
+    if reason := why_not_built(MARKER, MARK_OBJECT):
+        raise RuntimeError(reason)
+    options: dict[str, object] = {"name": name, "ahead": ahead, "for-ms": for_ms, "seconds": seconds}
+    options |= {"log": log} if log else {}
+    if last_latency_ms is not None:
+        options |= {"last-latency-ms": last_latency_ms, "stale-ms": stale_ms}
+    given = [f"--{option}={value}" for option, value in options.items()]
+    for option, each in (("port", port), ("plain-port", plain_port), ("cookie", cookie)):
+        given += [f"--{option}={one}" for one in each or []]
+    os.execv(MARKER, [MARKER.name, "follow", device, str(agent or ""), *given])  # noqa: S606
+
+
+def _print(said: dict[str, Any]) -> None:
+    print(json.dumps(said))
