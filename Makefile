@@ -21,7 +21,7 @@ setup: debian $(VENV)/.synced .venv-triton/.synced native ## Install everything 
 
 # Says what it did, or could not do; never a reason to stop.
 debian:
-	@infra/setup/debian.sh "the C++ sender agent" "the Python client (serving/agent/reference_client.py) does its work" \
+	@infra/setup/debian.sh "the C++ sender agent" "the Python client (serving/agent/predictors/reference_client.py) does its work" \
 	  g++ libgrpc++-dev libprotobuf-dev protobuf-compiler protobuf-compiler-grpc libcli11-dev prometheus-cpp-dev
 	@infra/setup/debian.sh "marking TCP packets (swiftqueue mark)" "UDP packets are marked without it" clang libbpf-dev libelf-dev iproute2
 

@@ -20,7 +20,7 @@ from benchmarks.synthetic_capture import SNAP_BYTES, write_capture
 PACKETS: Final = 6_000_000
 SLICE_PACKETS: Final = 12_000  # of the same capture, for scapy: about 3 s
 CAP_MIB: Final = 1024
-EXTRACT: Final = "import sys; from swiftqueue.cli.app import main; sys.argv = ['swiftqueue', *sys.argv[1:]]; main()"
+EXTRACT: Final = "import sys; from swiftqueue.cli.app import app; app(sys.argv[1:])"
 ONE_THREAD: Final = {"POLARS_MAX_THREADS": "1", "OMP_NUM_THREADS": "1"}
 
 

@@ -26,8 +26,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from benchmarks.rows import Row, interleaved_medians
-from common.settings import variable
 from common.program import SWIFTQUEUE
+from common.settings import variable
 
 if TYPE_CHECKING:
     import numpy.typing as npt

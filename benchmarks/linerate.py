@@ -32,7 +32,7 @@ from benchmarks.rows import Row
 from benchmarks.served_models import build, served, write_model
 from feature_store.packets.schema import HORIZON
 from infra.local import processes
-from serving.agent.reference_client import SenderAgent
+from serving.agent.predictors.reference_client import SenderAgent
 from serving.triton.config import Backend
 from serving.triton.repository import MODEL
 

@@ -25,9 +25,9 @@ from benchmarks.inference_references import event_stream
 from benchmarks.ingest import Server, running_ingest
 from benchmarks.rows import Row
 from benchmarks.version_watch import VersionWatch
+from common.section import read_all
 from common.settings import settings, surrounded_by, variable
 from infra.local.processes import free_ports
-from common.section import read_all
 
 if TYPE_CHECKING:
     import polars as pl

@@ -19,12 +19,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.rows import CannotHereError, Row
+from serving.agent import process as agent_process
 from testbed.host import router_log, tcp
 from testbed.host.checks import capability
 from testbed.host.hosts import Bed, run_folder
 from testbed.host.programs import MARK_OBJECT, PROJECT, run_marker
 from testbed.host.run import PROFILES
-from serving.agent import process as agent_process
 
 RUNS: Final = 200_000
 WANTED_NS: Final = 500.0

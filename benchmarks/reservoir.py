@@ -23,8 +23,8 @@ import numpy as np
 
 from benchmarks.rows import Row
 from benchmarks.simulated_traces import PARAMS_FILE, given, simulated
-from common.state import private_dir, state_dir
 from common import json_lines
+from common.state import private_dir, state_dir
 
 if TYPE_CHECKING:
     import polars as pl
@@ -82,9 +82,9 @@ def walk(table: pl.DataFrame) -> Iterator[dict[str, Any]]:
     """Walk a packet table; a dictionary for each round: its time, and the figures of each arm after it."""
     import polars as pl
 
+    from common.section import read
     from feature_store.events.beginning import NOTHING
     from models.networks.artifact import read_files
-    from common.section import read
     from models.training.head import FinetuneParams
     from pipelines.live.minute import Minute, tune
     from pipelines.live.rounds_log import DeclinedError

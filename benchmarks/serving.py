@@ -2,8 +2,9 @@
 
 Triton serves the default network, the event stream of two layers, three ways: `identity` computes nothing
 and takes windows of its size (the reference: what gRPC and Triton cost), the native backend, and the Python
-backend with ONNX Runtime, asked as serving/agent/reference_client.py asks. Contestants take turns over
-several rounds, one question at a time; each figure is the median over the rounds of a round's p50 or p99.
+backend with ONNX Runtime, asked as serving/agent/predictors/reference_client.py asks.
+Contestants take turns over several rounds, one question at a time; each figure is the median over the rounds
+of a round's p50 or p99.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ import tritonclient.grpc as grpc
 from benchmarks.inference_references import make_windows, save
 from benchmarks.rows import Row
 from benchmarks.served_models import IDENTITY, build, served, write_model
-from serving.agent.reference_client import CHANNEL
+from serving.agent.predictors.reference_client import CHANNEL
 from serving.triton.config import Backend
 from serving.triton.endpoint import Triton, connect
 

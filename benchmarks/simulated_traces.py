@@ -34,9 +34,9 @@ def simulated(folder: Path, seconds: float, seeds: Iterable[int]) -> Iterator[tu
     Raises:
         RuntimeError: a trace could not be simulated.
     """
+    from common.section import read_all
     from feature_store.packets.extract import Job
     from feature_store.packets.extract_many import extract_traces
-    from common.section import read_all
     from pipelines.simulate import SimulateParams, simulate
     from pipelines.simulators import build_simulator
 

@@ -39,6 +39,9 @@ import torch
 from benchmarks.live import Store, first_champion, own_state
 from benchmarks.rows import Row
 from benchmarks.slopes import BEST, MIB, STRETCHES, line, read, tree
+from common import json_lines
+from common.section import read as read_section
+from common.section import read_all
 from common.settings import settings
 from common.state import private_dir, state_dir
 from feature_store.telemetry.compact import KEEP_MINUTES, Compactor
@@ -47,13 +50,10 @@ from feature_store.telemetry.log import SegmentWriter
 from feature_store.telemetry.recent import Latest
 from feature_store.telemetry.sessions import open_session
 from infra.local import processes
-from common import json_lines
 from models.networks import artifact
 from models.registry import gate
 from models.registry.bars import Verdict
 from models.registry.retention import collect_garbage
-from common.section import read as read_section
-from common.section import read_all
 from models.training.head import FinetuneParams
 from pipelines.live.command import round_params
 from pipelines.live.minute import Tuned

@@ -1,1 +1,1 @@
-"""What every room uses and none owns: files written whole, settings, parameter sections, JSON, locks, Parquet."""
+"""The room below all others: files written whole, settings, parameter sections, JSON, locks, Parquet."""

@@ -17,8 +17,8 @@ from cyclonedx.model.component import Component, ComponentType
 from cyclonedx.output.json import JsonV1Dot6
 from packageurl import PackageURL
 
-from common.atomic import write_file
 from common import program
+from common.atomic import write_file
 
 PROJECT: Final = Path(__file__).resolve().parents[1]
 LOCKS: Final = ("requirements.lock", "requirements-triton.lock", "infra/setup/uv.lock")

@@ -14,8 +14,8 @@ from typing import Final
 import polars as pl
 
 from common.atomic import new_folder
-from feature_store.packets.schema import PACKET_SCHEMA
 from common.parquet import read_parquet
+from feature_store.packets.schema import PACKET_SCHEMA
 from feature_store.rate.tables import FLOW_SCHEMA, SAMPLE_SCHEMA, checked
 from pipelines.simulators import Runs
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from models.forecasters.forecaster import kinds
 from common.import_closure import files_of
 from common.section import read_all
+from models.forecasters.forecaster import kinds
 
 FILES = ("dvc.yaml", "data/long/dvc.yaml")
 BY_HAND = ("data", "simulation", "testbed", "${item.file}")

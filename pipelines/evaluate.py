@@ -15,6 +15,7 @@ import typer
 from pydantic import Field
 
 from common.atomic import new_folder, write_file
+from common.section import Section, read, read_all
 from feature_store.packets.truth import read_waits
 from models.forecasters.forecaster import Forecaster, load
 from models.forecasters.traces import Trace, lessons, read_traces, tested
@@ -38,7 +39,6 @@ from models.scoring.predictions import (
     TracePredictions,
 )
 from models.scoring.verdict import verdict
-from common.section import Section, read, read_all
 from models.sharp import Change, change_of
 from models.training.head import FinetuneParams
 from models.training.protocol import ROUND_S

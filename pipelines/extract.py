@@ -8,8 +8,8 @@ from typing import Annotated, Any, ClassVar, Literal
 import typer
 from pydantic import BaseModel, Field
 
-from feature_store.packets.extract import Job, extract_trace, summary_line
 from common.section import Section
+from feature_store.packets.extract import Job, extract_trace, summary_line
 from pipelines.stage import Given, run_stage
 
 Name = Annotated[str, Field(min_length=1)]

@@ -11,11 +11,11 @@ from pipelines.stage import Given, run_stage
 def main(params: Given, packets: Given, split: Given, pretrained: Given, output: Given) -> None:
     """Read packet tables and the pre-trained forecaster, walk the rounds (or resume), write their heads."""
     from common.atomic import new_folder
+    from common.section import read, read_all
     from common.state import state_dir
     from models.forecasters.jobs import Data, figures, finetune, round_line
     from models.registry.lineage import packet_sets
     from models.registry.runs import stage_run
-    from common.section import read, read_all
     from models.sharp import change_of
     from models.training.head import FinetuneParams
     from models.training.ray_job import discard

@@ -12,12 +12,12 @@ def main(params: Given, packets: Given, split: Given, output: Given) -> None:
     import polars as pl
 
     from common.atomic import new_folder
+    from common.section import read_all
     from common.state import state_dir
     from models.forecasters.forecaster import chosen, write
     from models.forecasters.jobs import Data, pretrain
     from models.registry.lineage import packet_sets
     from models.registry.runs import stage_run
-    from common.section import read_all
     from models.sharp import change_of
     from models.training.ray_job import discard
 

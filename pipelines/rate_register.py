@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from common.atomic import write_file
-from common.state import private_files
 from common.json_file import read_object
-from models.registry.register_params import RateRegisterParams
 from common.section import read, read_all
+from common.state import private_files
+from models.registry.register_params import RateRegisterParams
 from pipelines.stage import Given, StageError, run_stage
 
 if TYPE_CHECKING:

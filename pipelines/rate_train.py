@@ -10,9 +10,9 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import AfterValidator, Field
 
-from feature_store.rate.definition import HORIZONS, PREFIXES
 from common.import_closure import code_hash
 from common.section import Above0, Count, Section, read
+from feature_store.rate.definition import HORIZONS, PREFIXES
 from pipelines.stage import Given, run_stage
 
 Seed = Annotated[int, Field(ge=1, le=2**31)]

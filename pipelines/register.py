@@ -16,14 +16,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.atomic import write_file
+from common.json_file import read_object
+from common.section import read, read_all
+from common.state import private_files
 from feature_store.events.event_stream import INPUTS
 from feature_store.packets.schema import HORIZON
 from feature_store.quality.distribution_shift import as_rows, sample_inputs
-from common.state import private_files
 from models.forecasters.forecaster import ArchitectureParams, Forecaster, load
 from models.forecasters.queries import replayed
 from models.forecasters.traces import Trace, decision_times, read_traces
-from common.json_file import read_object
 from models.networks import artifact
 from models.networks.parameters import Level
 from models.registry import gate
@@ -35,7 +36,6 @@ from models.registry.registry import Registry
 from models.registry.runs import own_sections
 from models.registry.saving import INPUTS_FILE
 from models.registry.store import numbers, texts
-from common.section import read, read_all
 from models.sharp import change_of
 from models.training.protocol import Slice
 from pipelines.stage import Given, StageError, run_stage

@@ -17,8 +17,8 @@ import typer
 from pydantic import AfterValidator, Field, model_validator
 
 from common.atomic import new_folder
-from feature_store.packets.truth import write_truth
 from common.section import Section, read
+from feature_store.packets.truth import write_truth
 from pipelines.simulators import Runs, build_simulator
 from pipelines.stage import Given, run_stage
 

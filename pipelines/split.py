@@ -11,9 +11,9 @@ import polars as pl
 from pydantic import AfterValidator, Field
 
 from common.atomic import write_file
+from common.section import Section, read, read_all
 from feature_store.packets.schema import HORIZON, scan_packets, traces_in
 from models.forecasters.traces import decision_times
-from common.section import Section, read, read_all
 from models.training.protocol import OF_A_TRACE, PROTOCOLS, Slice, divide, protocol_named
 from pipelines.stage import Given, StageError, run_stage
 

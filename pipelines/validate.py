@@ -11,14 +11,14 @@ import polars as pl
 from pydantic import Field
 
 from common.atomic import new_folder
+from common.json_file import read_object
+from common.section import Section, read
+from common.settings import settings
+from common.state import experiment_name, private_dir, state_dir
 from feature_store.events.event_stream import replay_events
 from feature_store.packets.schema import HORIZON, scan_packets, traces_in
 from feature_store.quality import expectations as ex
 from feature_store.quality.distribution_shift import slice_shifts
-from common.settings import settings
-from common.state import experiment_name, private_dir, state_dir
-from common.json_file import read_object
-from common.section import Section, read
 from models.training.protocol import Slices
 from pipelines.stage import Given, StageError, run_stage
 

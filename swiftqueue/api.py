@@ -139,8 +139,8 @@ class Model:
 
 
 def _of_folder(folder: Path) -> Model:
-    from models.forecasters import forecaster
     from common.json_file import read_object
+    from models.forecasters import forecaster
 
     fitted = forecaster.load(folder)
     described: dict[str, Any] = {}

@@ -1,1 +1,1 @@
-"""The test bed: a real kernel's packets through a router of our own; `host` is its Python, the rest is C and C++."""
+"""The test bed: a real kernel's packets through a router of our own; `host` is its Python."""

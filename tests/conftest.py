@@ -11,8 +11,8 @@ from pathlib import Path
 
 import hypothesis
 import pytest
-from by_commit import drawn
 from mutants import ALL
+from sampled import is_sampled
 
 from common import local_ray, usage_reporting
 
@@ -47,7 +47,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--long",
         choices=("all", "some"),
         default="all",
-        help="run all tests marked `long` (default), or one in ten of them, drawn by the commit",
+        help="run all tests marked `long` (default), or a fixed one in ten of them",
     )
 
 
@@ -59,7 +59,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         long = item.get_closest_marker("long")
         # Those that share what is dear about them are drawn together, by the name given to the mark.
-        is_run = long is None or drawn(long.args[0] if long.args else item.nodeid, LONG_ONE_IN)
+        is_run = long is None or is_sampled(long.args[0] if long.args else item.nodeid, LONG_ONE_IN)
         (kept if is_run else left_out).append(item)
     config.hook.pytest_deselected(items=left_out)
     items[:] = kept

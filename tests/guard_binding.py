@@ -1,4 +1,4 @@
-"""The guard of `serving/agent/guard.h` from Python: a thin binding, for what tries it alone."""
+"""The guard of `serving/agent/decision/guard.h` from Python: a thin binding, for what tries it alone."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common import native
-from serving.agent.controller import LIBRARY, SOURCES
+from serving.agent.bindings.controller import LIBRARY, SOURCES
 
 NEVER: Final = -(2**62)  # ns
 

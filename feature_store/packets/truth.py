@@ -14,8 +14,8 @@ import polars as pl
 from numpy.typing import NDArray
 
 from common.atomic import new_file
-from feature_store.packets.schema import QUEUES
 from common.parquet import read_parquet
+from feature_store.packets.schema import QUEUES
 
 TRUTH: Final = "truth.npy"  # of a run of the simulator (simulation/doc/lab.md)
 WAITS: Final = "waits.npy"  # what each packet found in both queues, where the run was asked for it

@@ -1,6 +1,6 @@
 """The event of a sender's log as telemetry carries it, and a batch of them: the one place of their layout.
 
-What a SEND says of its packet is `SEND_FIELDS`, here and in the agent's frames (`serving/agent/frames.py`).
+What a SEND says of its packet is `SEND_FIELDS`, here and in the agent's frames.
 A batch is a `HEADER`, which says whose it is and which, and its events, records of `EVENT`. Both are flat and
 little-endian and are read by NumPy alone, so whatever a stranger sends can only be refused. A bad batch is
 refused whole, under one of `REASONS`. Unused fields are 0: the same content is the same bytes.

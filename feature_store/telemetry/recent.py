@@ -15,10 +15,10 @@ from typing import Final
 
 import polars as pl
 
+from common.settings import variable
 from feature_store.events.beginning import NOTHING, Beginning
 from feature_store.packets.schema import HORIZON, PACKET_SCHEMA
 from feature_store.packets.table_writer import MINUTE_NS
-from common.settings import variable
 from feature_store.telemetry.events import check_sender
 from feature_store.telemetry.manifest import FILE as MANIFEST
 from feature_store.telemetry.manifest import Manifest, load_manifest, sender_dir

@@ -14,8 +14,8 @@ import numpy as np
 import polars as pl
 
 from common.atomic import new_file
-from feature_store.packets.schema import PACKET_SCHEMA, queue_column
 from common.parquet import read_parquet
+from feature_store.packets.schema import PACKET_SCHEMA, queue_column
 from feature_store.telemetry.events import ACK, EVENT, SEND, UNKNOWN_US, Events
 
 ACK_SCHEMA: Final = pl.Schema({name: PACKET_SCHEMA[name] for name in ("packet", "acked_ns", "latency_us")})

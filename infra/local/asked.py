@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Final
 
 from common.atomic import write_durably
-from common.state import make_scratch, private_dir, scratch, state_dir
 from common.json_file import read_object
+from common.state import make_scratch, private_dir, scratch, state_dir
 from pipelines.live import DRIFT
 
 BED: Final = "bed"  # on the test bed the sender's connections are BED-0, BED-1, ...; there is one

@@ -14,9 +14,9 @@ from typing import Annotated, Final
 
 import typer
 
+from common import program
 from infra.local import asked, loop, processes, servers, under_way
 from infra.local.parts import PARTS, TRITON
-from common import program
 
 PROGRAM: Final = "heal"
 LONGEST_S: Final = 600.0  # beyond any part's own time-out

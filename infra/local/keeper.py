@@ -27,6 +27,10 @@ import psutil
 import typer
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
+from common import metrics_page
+from common.heartbeat import Heartbeat
+from common.lock import HeldError
+from common.say import say
 from common.settings import settings
 from common.state import strangers_connected
 from infra.local import asked, loop, pages, parts, processes, prometheus, ray_head, status, under_way
@@ -36,10 +40,6 @@ from infra.local.notify import notify
 from infra.local.parts import KEEPER, MLFLOW, PARTS, TRITON, end_when_told
 from infra.local.ports import LoopbackPort
 from infra.local.tidy import Tidy
-from common import metrics_page
-from common.heartbeat import Heartbeat
-from common.lock import HeldError
-from common.say import say
 from serving.triton.endpoint import LOOPBACK, Triton
 
 LOOK_S: Final = 1.0

@@ -21,14 +21,14 @@ from typing import Final, NoReturn
 
 from common import door
 from common.local_ray import ALONE, LOOPBACK
+from common.program import SWIFTQUEUE
+from common.section import read_all
 from common.settings import settings, variable
 from common.state import drop_scratch, make_scratch, private_file, state_dir
 from infra.local import asked, processes, ray_head, status, under_way
 from infra.local.pages import answers
 from infra.local.parts import KEEPER, MLFLOW, PARTS, PROMETHEUS, TRITON
 from infra.local.servers import start_mlflow, start_stack
-from common.program import SWIFTQUEUE
-from common.section import read_all
 from pipelines.live import DRIFT
 
 ON_RAY: Final = ("ingest", "scheduler")
@@ -180,7 +180,7 @@ def _check_what_it_needs(live: asked.Live, model: str, makes: Container[str]) ->
     from models.registry.registry import Registry
     from models.registry.store import registry_exists
     from serving.agent import process as agent_process
-    from serving.agent.packet_log import open_log
+    from serving.agent.io.packet_log import open_log
     from serving.deploy.champion import find_champion
     from serving.ingest import server as ingest
 
@@ -322,8 +322,8 @@ def _start_agent(live: asked.Live) -> None:
 
 
 def _start_scheduler(live: asked.Live) -> None:
-    from serving.agent.frames import heard_name
-    from serving.agent.packet_log import open_log
+    from serving.agent.io.frames import heard_name
+    from serving.agent.io.packet_log import open_log
     from serving.ingest.forwarder import sender_id
     from serving.ingest.server import telemetry_dir
 

@@ -57,8 +57,8 @@ def make_first_champion() -> None:
 
 def _make_and_serve(console: Console, root: Path, steps: int) -> int:
     """Pipeline, server and deployment, the first three of so many steps."""
-    from pipelines.experiments.dvc_command import run_dvc
     from infra.local.servers import start_stack
+    from pipelines.experiments.dvc_command import run_dvc
     from serving.deploy.deployment import deploy_version
 
     if not (root / "dvc.yaml").is_file():

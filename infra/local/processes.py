@@ -22,13 +22,13 @@ from typing import Final
 import psutil
 
 from common.atomic import write_durably
+from common.json_file import read_object
+from common.process_start import state_and_start
+from common.redaction import redacted
 from common.settings import variable
 from common.state import PRIVATE, private_dir, private_file, state_dir
 from infra.local import triton_leftovers
 from infra.local.ports import MOST_PORT
-from common.json_file import read_object
-from common.process_start import state_and_start
-from common.redaction import redacted
 from serving.triton.endpoint import LOOPBACK
 
 STOP_TIMEOUT_S: Final = 15.0  # Triton takes 3-6 s to unload its models

@@ -17,13 +17,13 @@ from typing import Annotated, Final
 import numpy as np
 import typer
 
+from common.say import say
 from common.state import private_dir, state_dir
 from infra.local.parts import end_when_told
 from infra.local.ports import LoopbackPort
-from common.say import say
-from serving.agent import frames
 from serving.agent import process as agent_process
-from serving.agent.packet_log import Log, open_log
+from serving.agent.io import frames
+from serving.agent.io.packet_log import Log, open_log
 from serving.triton.endpoint import grpc_addresses
 
 PASS_S: Final = 600.0  # a session's first seconds teach nothing, so there are few of them

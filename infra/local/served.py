@@ -11,6 +11,7 @@ from urllib.request import Request
 
 import numpy as np
 
+from common.redaction import redacted
 from common.settings import settings
 from common.state import secret, state_dir
 from infra.local import processes
@@ -18,7 +19,6 @@ from infra.local.judgement import BOUND_S, Judgement, duration
 from infra.local.pages import answers, page
 from infra.local.parts import MLFLOW, TRITON
 from infra.local.servers import how_to_log_in, with_login
-from common.redaction import redacted
 from models.registry import decision
 from models.registry.registry import CHAMPION
 from models.registry.store import PASSWORD, USER, is_own_server, registry_exists, tracking_uri

@@ -12,6 +12,9 @@ from urllib.parse import quote, urlencode
 from urllib.request import Request
 
 from common import door
+from common.program import SWIFTQUEUE
+from common.redaction import redacted
+from common.section import read_all
 from common.settings import settings
 from common.state import private_dir, secret, state_dir
 from infra.local import processes
@@ -20,10 +23,7 @@ from infra.local.pages import answers, page
 from infra.local.parts import MLFLOW, TRITON
 from infra.local.triton_environment import TritonEnvironment, check_front, find_environment
 from infra.local.triton_tls import tls_flags
-from common.program import SWIFTQUEUE
-from common.redaction import redacted
 from models.registry.store import PASSWORD, TRAINING, USER, local_store, tracking_uri
-from common.section import read_all
 from serving.deploy import log as deploy_log
 from serving.triton.config import Backend
 from serving.triton.endpoint import (

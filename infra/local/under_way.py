@@ -18,10 +18,10 @@ from types import FrameType
 from typing import Final
 
 from common.atomic import write_file
+from common.lock import held
 from common.settings import settings
 from common.state import private_dir, state_dir
 from infra.local import processes
-from common.lock import held
 
 NAME: Final = "up"  # of its record, `var/up/server.json`
 UP_WAIT_S: Final = 3600.0  # a first champion takes minutes

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from infra.paper.asked import ACKED, LAST, LSTM, OURS, PREVIOUS, SHOWN, Asked
 from common.section import near
+from infra.paper.asked import ACKED, LAST, LSTM, OURS, PREVIOUS, SHOWN, Asked
 from models.training.protocol import PAPER, Protocol
 
 TREES: Final = "paper-xgboost"  # sections of forecasters.yaml

@@ -15,6 +15,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from common.section import read
 from feature_store.packets.schema import HORIZON
 from infra.paper.asked import BATCHES, DRAWN_SEED, LSTM, OURS, PREVIOUS, SHOWN, Asked
 from laboratory.learning.packet_table import packets_of
@@ -22,7 +23,6 @@ from models.forecasters.forecaster import Forecaster, variants
 from models.forecasters.kept import fit
 from models.forecasters.traces import Part, Trace, decision_times
 from models.scoring.metrics import score_errors, score_sharp
-from common.section import read
 from models.training.head import FinetuneParams
 from models.training.protocol import Protocol, Slice, divide
 from models.window.forecaster import WindowForecaster

@@ -15,7 +15,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from common.atomic import write_file
+from common.import_closure import code_hash
+from common.json_file import read_object
 from common.local_ray import ray_cluster
+from common.say import say
 from infra.paper.answers import Rows, answers
 from infra.paper.asked import Asked
 from infra.paper.exhibits import EXHIBITS, Form, chosen
@@ -26,9 +29,6 @@ from laboratory.runs.resolve import Cell, control_of, identity, resolve
 from laboratory.scenarios.files import load
 from laboratory.scenarios.schema import Environment, Scenario
 from models.forecasters.forecaster import variants
-from common.import_closure import code_hash
-from common.json_file import read_object
-from common.say import say
 
 ENVIRONMENTS: Final = Path(__file__).parent / "environments.yaml"
 # The paper's premise; under RFC 9332 there is no sharp change to predict (docs/results/rfc9332.md).

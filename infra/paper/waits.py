@@ -13,6 +13,7 @@ from typing import Final
 
 import polars as pl
 
+from common.section import near
 from infra.paper.verdicts import NOT_RUN, NOT_SETTLED, REPRODUCED, Answer, answer, verdict
 from laboratory.command import Request, run_lab
 from laboratory.report.comparison import Place, by_seed, change_of, compare, percent
@@ -21,7 +22,6 @@ from laboratory.report.measures import QUEUEING_P99
 from laboratory.report.tables import NONE, head_of, row_of
 from laboratory.runs import results
 from laboratory.scenarios.files import load, path_of
-from common.section import near
 
 SMALL_S: Final = 30.0
 NO_CLAIM: Final = "no claim"

@@ -11,8 +11,8 @@ from typing import Any, Final
 
 from benchmarks.published import check, entries_of, origin
 from common.atomic import write_file
-from laboratory.report import tables as lab
 from common.json_file import read_object
+from laboratory.report import tables as lab
 from models.scoring.choice import RULES, rule_name
 from models.scoring.intervals import estimate
 

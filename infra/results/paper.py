@@ -13,12 +13,12 @@ from typing import Any, Final
 
 from benchmarks.published import check, entries_of, origin
 from common.atomic import write_file
+from common.json_file import read_object
 from infra.paper.answers import MEDIAN_MS, Rows, answers, f1
 from infra.paper.asked import LAST, OURS, SHOWN
 from infra.paper.exhibits import EXHIBITS, FORMS, Exhibit, Form, command
 from infra.paper.verdicts import NOT_RUN, Answer, verdict
 from laboratory.report import tables as lab
-from common.json_file import read_object
 from models.scoring.intervals import Estimate, estimate
 
 FILE: Final = Path("docs/results/paper.json")

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from common.json_file import read_object
 from laboratory.rate_feedback import BBR, BUFFERS_BDP, ORACLE, PATH
 from laboratory.report import tables as lab
-from common.json_file import read_object
 
 FILE: Final = Path("docs/results/rate-feedback.json")
 KERNEL: Final = Path("docs/results/bed-fct.json")  # the same, of a kernel's BBR on the bed

@@ -9,10 +9,10 @@ from typing import Any, Final
 
 from benchmarks.published import check, entries_of, origin
 from common.atomic import write_file
+from common.json_file import read_object
 from feature_store.rate.tables import KERNEL, NS3
 from infra.results import rate_exchange, rate_feedback
 from laboratory.report import tables as lab
-from common.json_file import read_object
 from models.rate.plain import LAST
 
 FILE: Final = Path("docs/results/rate.json")

@@ -8,8 +8,8 @@ from typing import Final
 import polars as pl
 
 from common.atomic import write_file
-from feature_store.packets.schema import QUEUES
 from common.parquet import read_parquet
+from feature_store.packets.schema import QUEUES
 
 FILE: Final = Path("docs/results/sender.csv")
 SHOWN_MS: Final = 2_000.0

@@ -14,6 +14,7 @@ import polars as pl
 from benchmarks import published
 from benchmarks.published import Published
 from benchmarks.rows import Row
+from common.json_file import read_object
 from infra.paper import waits
 from infra.results import (
     confucius,
@@ -29,8 +30,6 @@ from infra.results import (
     tuning,
     web_pages,
 )
-from testbed.host import report as bed_report
-from testbed.host import runs as bed_runs
 from laboratory.lfq import table as lfq_table
 from laboratory.lfq import traces
 from laboratory.report import guard, ladder, premise_map, rules
@@ -44,9 +43,10 @@ from laboratory.runs.results import SCHEMA as RUNS
 from laboratory.runs.results import load as load_runs
 from laboratory.scenarios.controls import CONTROLS
 from laboratory.scenarios.schema import PROFILES
-from common.json_file import read_object
 from models.scoring.intervals import Estimate
 from models.scoring.predictions import FINETUNED, METHODS, PRETRAINED, TREES
+from testbed.host import report as bed_report
+from testbed.host import runs as bed_runs
 
 LABORATORY: Final = Path("docs/laboratory")
 WIDEST: Final = 150  # of a table's line, in characters

@@ -9,9 +9,9 @@ from typing import Any, Final
 
 from benchmarks.published import check, entries_of, origin
 from common.atomic import write_file
+from common.json_file import read_object
 from infra.results.forecasters import entry, with_ends
 from laboratory.report import tables as lab
-from common.json_file import read_object
 
 FILE: Final = Path("docs/results/tuning.json")
 NEEDED: Final = {"traces", "protocol", "n", "objective", "budget", "variants"}

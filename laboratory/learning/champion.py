@@ -21,10 +21,10 @@ def champion_folder(output: Path, kind: str = LATENCY) -> Path:
         FileNotFoundError: there is no registry, or no champion in it.
         RegistryError: the registry does not answer.
     """
+    from common.section import read
     from models.registry.decision import CONTENT_TAG
     from models.registry.registry import Registry
     from models.registry.store import registry_exists
-    from common.section import read
     from serving.deploy.champion import find_champion
     from serving.deploy.deployment import SECTIONS
 

@@ -36,11 +36,11 @@ def finetune_round(run: Path, span_ns: tuple[int, int], parent: Path, output: Pa
     import torch
 
     from common.atomic import new_folder
+    from common.section import read
     from laboratory.learning.packet_table import packets_of
     from models.forecasters.forecaster import load
     from models.forecasters.traces import Part, decision_times
     from models.networks.parameters import ALL
-    from common.section import read
     from models.sharp import change_of
     from models.training.head import FinetuneParams
     from models.training.protocol import Slice

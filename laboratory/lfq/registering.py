@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from common.section import read
 from laboratory.lfq.flows import Disc, Flow, Simulator, reward
 from laboratory.lfq.learning import KEPT
 from laboratory.lfq.settings import Settings, load
@@ -18,7 +19,6 @@ from laboratory.runs import execution
 from models.limit.register_params import LfqRegisterParams
 from models.limit.weight_file import said_of
 from models.networks.files import WEIGHTS_FILE
-from common.section import read
 from pipelines.simulators import PROJECT
 
 if TYPE_CHECKING:

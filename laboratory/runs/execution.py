@@ -18,8 +18,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from laboratory.scenarios.schema import WEIGHTS
 from common.program import SWIFTQUEUE
+from laboratory.scenarios.schema import WEIGHTS
 from pipelines.simulators import PROJECT
 
 if TYPE_CHECKING:

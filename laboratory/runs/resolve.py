@@ -15,6 +15,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any, Final
 
+from common.section import read_all
 from laboratory.scenarios.axis import Point
 from laboratory.scenarios.controls import LADDER
 from laboratory.scenarios.controls import Model as ModelSettings
@@ -33,7 +34,6 @@ from laboratory.scenarios.schema import (
 )
 from laboratory.scenarios.traffic import Group, Pages, RealTime, Replay
 from models.limit.weight_file import content_of
-from common.section import read_all
 from pipelines.simulators import PROJECT
 
 FORMAT: Final = 1

@@ -26,10 +26,10 @@ from pydantic import AfterValidator, Field
 
 import models
 from common.atomic import new_folder
-from feature_store.events.event_stream import AS_SENT
 from common.json_file import read_object
-from models.forecasters.search import Space
 from common.section import Section, near, read, read_all
+from feature_store.events.event_stream import AS_SENT
+from models.forecasters.search import Space
 
 if TYPE_CHECKING:
     from models.forecasters.spread import Spread

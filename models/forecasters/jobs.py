@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from common.import_closure import code_hash
 from models.forecasters import forecaster as door
 from models.forecasters.forecaster import Forecaster, Variant, kind_named
 from models.forecasters.network import NetworkForecaster
 from models.forecasters.traces import Trace, about, fingerprint, lessons, read_traces
 from models.forecasters.walk import tune_heads
-from common.import_closure import code_hash
 from models.sharp import Change
 from models.training.epochs import best_of, resumed_line, run_in_job
 from models.training.head import FinetuneParams

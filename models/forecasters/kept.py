@@ -11,10 +11,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from models.forecasters.forecaster import DESCRIPTION_FILE, Forecaster, Say, Variant, load, save
-from models.forecasters.traces import Part, fingerprint
 from common.import_closure import code_hash
 from common.json_file import read_object
+from models.forecasters.forecaster import DESCRIPTION_FILE, Forecaster, Say, Variant, load, save
+from models.forecasters.traces import Part, fingerprint
 
 
 def fit(

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from models.forecasters.forecaster import Forecaster, Say
-from models.networks.parameters import ALL, Level, QueryNetworkParams
 from models.forecasters.search import Between, Space
+from models.networks.parameters import ALL, Level, QueryNetworkParams
 
 if TYPE_CHECKING:
     from models.forecasters.spread import Spread

@@ -18,9 +18,9 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from common.json_file import read_object
 from feature_store.packets.schema import HORIZON, read_packets
 from feature_store.packets.truth import Waits
-from common.json_file import read_object
 from models.sharp import PAPERS, Change
 from models.training.protocol import Round, Slice, Slices, together
 

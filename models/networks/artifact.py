@@ -22,9 +22,9 @@ from safetensors.torch import save_file
 
 import models
 from common.atomic import new_folder
+from common.json_file import read_object
 from feature_store.events.definition import EVENTS
 from feature_store.events.event_stream import INPUTS
-from common.json_file import read_object
 from models.networks.files import (
     DESCRIPTION_FILE,
     ONNX_OUTPUT,

@@ -20,6 +20,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from common.atomic import new_folder
+from common.json_file import read_object
+from common.section import near
 from feature_store.rate.definition import (
     HORIZONS,
     LARGEST_RATE,
@@ -29,14 +31,12 @@ from feature_store.rate.definition import (
     inputs,
     schema_hash,
 )
-from common.json_file import read_object
 from models.networks.files import DESCRIPTION_FILE, WEIGHTS_FILE, check_finite, write_onnx
 from models.networks.rate_lstm import RateLstm
 from models.networks.rate_network import RateNetwork, fit_scaling
 from models.networks.rate_transformer import RateTransformer
 from models.networks.scaling import ScaledFeature
 from models.rate.flows import Flows
-from common.section import near
 
 FORMAT: Final = "swiftqueue-rate/2"
 OUTPUT: Final = "rate_bytes_per_s"

@@ -23,11 +23,11 @@ from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor, nn
 
+from common.section import Above0, Count, Section
 from feature_store.rate.definition import MOST_SAMPLES, PREFIXES
 from models.networks.rate_network import RateNetwork
 from models.rate.flows import Flows
 from models.rate.networks import percentage_errors
-from common.section import Above0, Count, Section
 
 TUNED_ON: Final = "tuned_on"  # in a network's description: the paths that its rounds learned from, as below
 HEAD: Final = "out"  # the last linear layer of every kind of network

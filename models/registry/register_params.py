@@ -6,8 +6,8 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from common.state import experiment_name
 from common.section import Section
+from common.state import experiment_name
 
 
 class RegisteredParams(Section):

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit, urlunsplit
 
+from common.redaction import redacted
 from common.settings import settings
 from common.state import private_dir, private_file, secret, state_dir, stranger_listens
-from common.redaction import redacted
 from models.registry.lineage import DataSet
 
 if TYPE_CHECKING:

@@ -18,8 +18,8 @@ import torch
 from numpy.typing import NDArray
 from pydantic import Field
 
-from models.networks.prediction import Encoded, Headed
 from common.section import Above0, Count, Section
+from models.networks.prediction import Encoded, Headed
 from models.sharp import Change, sharp_changes
 from models.training.loss import example_weights, weighted_error
 

@@ -12,14 +12,14 @@ from typing import Annotated, Any, ClassVar, Final, Self
 import numpy as np
 from pydantic import Field
 
+from common.section import Count, Section
 from feature_store.events.event_stream import AS_SENT, event_schema_hash
 from feature_store.packets.schema import HORIZON
 from models.forecasters.forecaster import Forecaster, Say, check_made_for
 from models.forecasters.queries import QUERY_INPUTS, Inputs, replayed
+from models.forecasters.search import Between, Space
 from models.forecasters.traces import Floats, Part
 from models.networks.parameters import LeftOut
-from models.forecasters.search import Between, Space
-from common.section import Count, Section
 from models.sharp import Change
 from models.training.head import FinetuneParams
 from models.trees.boosting import BoostedTrees, Growth

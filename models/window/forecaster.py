@@ -19,12 +19,12 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from feature_store.events.event_stream import AS_SENT
 from models.forecasters.forecaster import Forecaster, Say, check_made_for
+from models.forecasters.search import Between
 from models.forecasters.traces import Floats, Part
 from models.networks.files import WEIGHTS_FILE, check_finite, load_weights, quiet
 from models.networks.parameters import check_heads
 from models.networks.prediction import Encoded, latencies
 from models.networks.scaling import ScaledFeature, Target, TargetTransform, fit_features, fit_target
-from models.forecasters.search import Between
 from models.sharp import Change
 from models.training.head import FinetuneParams, train_head
 from models.window.network import Architecture, BiLstm, Readout, Transformer

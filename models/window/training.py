@@ -19,10 +19,10 @@ import torch
 from numpy.typing import NDArray
 from pydantic import Field
 
+from common.section import Above0, Count, Section
 from models.forecasters.traces import Floats
 from models.networks.prediction import Encoded, RawWindows, encode, predict
 from models.networks.scaling import MIN_LATENCY_US
-from common.section import Above0, Count, Section
 from models.sharp import Change, sharp_changes
 from models.training.loss import example_weights, weighted_squared_error
 from models.window.network import Transformer

@@ -12,11 +12,11 @@ from typing import Annotated, Any, ClassVar, Final, Self
 import numpy as np
 from pydantic import Field, model_validator
 
+from common.section import Count
 from feature_store.events.event_stream import AS_SENT
 from feature_store.packets.schema import HORIZON
 from models.forecasters.forecaster import Forecaster, Say, check_made_for
 from models.forecasters.traces import Floats, Part
-from common.section import Count
 from models.sharp import Change
 from models.training.head import FinetuneParams
 from models.trees.boosting import BoostedTrees

@@ -44,6 +44,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from common.section import near
 from feature_store.events.event_stream import (
     AS_SENT,
     INPUTS,
@@ -54,7 +55,6 @@ from feature_store.events.event_stream import (
 from feature_store.packets.schema import HORIZON
 from models.forecasters.queries import QUERY_INPUTS, replayed
 from models.forecasters.traces import Floats, Part
-from common.section import near
 
 LAYOUT: Final = 1  # of tokens and rules
 GIVE_UP_NS: Final = 2_000_000_000  # twice the initial RTO of RFC 6298

@@ -20,16 +20,16 @@ import polars as pl
 from numpy.typing import NDArray
 
 from common.atomic import write_file
+from common.json_file import read_object
+from common.say import say
+from common.section import near, read, read_all
 from feature_store.packets.schema import read_packets, traces_in
 from feature_store.packets.truth import read_waits
 from models.forecasters.comparison import FORMS, HeldOutPackets, Judging, key_of_run, run
 from models.forecasters.forecaster import Variant, variants
 from models.forecasters.traces import Trace, decision_times, name_of, within_training
-from common.json_file import read_object
-from common.say import say
 from models.scoring.choice import EVEN, RULED
 from models.scoring.intervals import Estimate, estimate, over_all
-from common.section import near, read, read_all
 from models.sharp import change_of
 from models.training.head import FinetuneParams
 from models.training.protocol import TEACH, divide, protocol_named

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from common.atomic import new_file, write_file
+from common.given import check_folder
 from common.settings import variable
 from common.state import state_dir
-from common.given import check_folder
 from pipelines.experiments.dvc_command import call_dvc, run_dvc
 from pipelines.experiments.traces import TRACES, check_name
 from pipelines.params.document import load_yaml, save_yaml, trace_entry

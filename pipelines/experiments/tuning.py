@@ -28,17 +28,17 @@ import polars as pl
 import yaml
 
 from common.atomic import write_file
+from common.json_file import read_object
 from common.local_ray import ray_cluster
+from common.say import say
+from common.section import read_all
 from common.usage_reporting import switch_off
-from pipelines.experiments.forecasts import fingerprint, judging_of, traces_of
 from models.forecasters.comparison import HeldOutPackets, Judging, key_of_run, run
 from models.forecasters.forecaster import Variant, variants
-from models.forecasters.traces import Trace, name_of, within_training
-from common.json_file import read_object
-from common.say import say
 from models.forecasters.search import Between
-from common.section import read_all
+from models.forecasters.traces import Trace, name_of, within_training
 from models.sharp import change_of
+from pipelines.experiments.forecasts import fingerprint, judging_of, traces_of
 
 SUMMARY: Final = "tuning.json"
 SECTIONS: Final = "tuned.yaml"

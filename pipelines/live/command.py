@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from common.settings import settings
-from feature_store.telemetry.recent import Latest, latest_minutes, next_sender, sender_weights
 from common import heartbeat
-from models.registry.register_params import RegisterParams
 from common.say import say
 from common.section import read, read_all
+from common.settings import settings
+from feature_store.telemetry.recent import Latest, latest_minutes, next_sender, sender_weights
+from models.registry.register_params import RegisterParams
 from models.sharp import PAPERS, Change, change_of
 from models.training.head import FinetuneParams
 from models.training.warm_worker import WarmWorkerError

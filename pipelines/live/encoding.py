@@ -20,13 +20,13 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from common.say import say
 from feature_store.events.beginning import NOTHING, Beginning
 from feature_store.events.definition import EVENTS
 from feature_store.events.event_stream import replay_events
 from feature_store.packets.schema import HORIZON
 from models.networks.artifact import Artifact
 from models.networks.prediction import encode
-from common.say import say
 from serving.engine import Engine
 
 CHUNK: Final = 256  # windows encoded at once

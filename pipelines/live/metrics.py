@@ -8,9 +8,9 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, ProcessCollecto
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from feature_store.quality.claims import KINDS
-from common.settings import settings
 from common import metrics_page
+from common.settings import settings
+from feature_store.quality.claims import KINDS
 from pipelines.live.rounds_log import OUTCOMES, RETRAINING, RoundRecord
 from serving.deploy.log import age_s
 from serving.triton.endpoint import Triton

@@ -11,12 +11,12 @@ from typing import Final
 
 import polars as pl
 
-from feature_store.quality.claims import believed
+from common.say import say
 from common.settings import settings
+from feature_store.quality.claims import believed
 from feature_store.telemetry.recent import Latest
 from models.networks.artifact import read_files
 from models.registry.registry import Registry
-from common.say import say
 from models.sharp import PAPERS, Change
 from models.training.warm_worker import WarmWorkerError
 from pipelines.live.rounds_log import RoundRecord, newest_first

@@ -14,6 +14,8 @@ from typing import Any, Final
 
 import torch
 
+from common.say import say
+from common.section import read
 from feature_store.rate.tables import paths_in
 from models.rate import gate
 from models.rate.flows import load
@@ -24,8 +26,6 @@ from models.registry.entering import enter
 from models.registry.register_params import RateRegisterParams
 from models.registry.registry import LIVE, Registry
 from models.registry.store import texts
-from common.say import say
-from common.section import read
 from pipelines.live.metrics import Metrics
 from pipelines.live.rounds_log import RATE_LOG_FILE, DeclinedError, RateRecord
 from pipelines.live.runner import LEARNED, Runner, alone, timed

@@ -28,19 +28,19 @@ import typer
 import yaml
 from numpy.typing import NDArray
 
+from common import program
 from common.atomic import new_folder
-from feature_store.quality.distribution_shift import as_rows, sample_inputs
+from common.section import read_all
 from common.settings import settings
 from common.state import make_scratch, private_dir, state_dir
 from common.state import scratch as loop_scratch
+from feature_store.quality.distribution_shift import as_rows, sample_inputs
 from feature_store.telemetry.recent import Latest, write_trace
-from common import program
 from models.forecasters.forecaster import load, sections_of_choice
 from models.forecasters.queries import replayed
 from models.forecasters.traces import about, decision_times, read_traces
 from models.networks import artifact
 from models.registry.saving import INPUTS_FILE
-from common.section import read_all
 from models.sharp import PAPERS
 from models.training.protocol import PROTOCOLS
 from pipelines.live.encoding import NOT_READ

@@ -23,6 +23,7 @@ from typing import Final
 import numpy as np
 import polars as pl
 
+from common.say import say
 from feature_store.quality import expectations as ex
 from feature_store.quality.claims import believed
 from feature_store.telemetry.recent import Latest
@@ -30,7 +31,6 @@ from models.networks.artifact import read_files
 from models.registry.registry import Decision, Registry
 from models.registry.saving import INPUTS_FILE
 from models.registry.store import RegistryError
-from common.say import say
 from models.sharp import PAPERS, Change
 from models.training.head import FinetuneParams
 from models.training.warm_worker import WarmWorkerError

@@ -11,12 +11,12 @@ from typing import Any, Final, Generic, TypeVar
 
 import polars as pl
 
+from common import json_lines, lock
+from common.say import say
 from common.settings import settings
 from common.state import private_dir, state_dir
-from common import json_lines, lock
 from models.registry.registry import Registry
 from models.registry.retention import collect_garbage
-from common.say import say
 from pipelines.live.rounds_log import DeclinedError, RoundRecord, newest_first, read
 from serving.deploy.champion import find_champion
 from serving.deploy.deployment import ChampionChangedError, prune_registry, serve_champion

@@ -22,11 +22,11 @@ from numpy.typing import NDArray
 from pydantic import TypeAdapter
 
 from common.atomic import write_file
+from common.say import say
+from common.state import private_dir
 from feature_store.events import event_stream
 from feature_store.events.beginning import Beginning
-from common.state import private_dir
 from models.networks.artifact import Artifact
-from common.say import say
 from pipelines.live.encoding import NOT_READ, EncodedWindows, Encoder, Encoding
 
 KEPT: Final = 11  # with the newest ten seconds: two minutes judge

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 from common.allowed_values import allowed
-from models.forecasters.forecaster import kinds
 from common.section import Section, near, read_all, schema_at
+from models.forecasters.forecaster import kinds
 
 # Named, not imported: some of them bring PyTorch.
 _OF_STAGES: Final = {

@@ -12,16 +12,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from common import lock
 from common.atomic import new_folder
+from common.section import read
 from common.settings import settings
 from common.state import private_dir, state_dir
-from common import lock
 from models.registry.decision import FILES_TAG
 from models.registry.register_params import RateRegisterParams, RegisteredParams, RegisterParams
 from models.registry.registry import Registry
 from models.registry.saving import sha256
 from models.registry.store import RegistryError
-from common.section import read
 from serving.agent import process as agent_process
 from serving.deploy.champion import find_champion
 from serving.triton.endpoint import grpc_addresses

@@ -7,8 +7,8 @@
 #include <thread>
 #include <utility>
 
-#include "serving/agent/artifact_folder.h"
 #include "serving/agent/kept_rates.h"
+#include "serving/agent/predictors/artifact_folder.h"
 #include "serving/engine/error.h"
 #include "serving/engine/rate.h"
 

@@ -16,16 +16,16 @@
 #include <utility>
 #include <vector>
 
-#include "serving/agent/clock.h"
-#include "serving/agent/decision_loop.h"
-#include "serving/agent/feed.h"
-#include "serving/agent/heartbeat.h"
-#include "serving/agent/local_predictor.h"
-#include "serving/agent/metrics.h"
+#include "serving/agent/decision/decision_loop.h"
+#include "serving/agent/decision/schedule.h"
+#include "serving/agent/io/clock.h"
+#include "serving/agent/io/feed.h"
+#include "serving/agent/io/heartbeat.h"
+#include "serving/agent/io/metrics.h"
+#include "serving/agent/io/report.h"
+#include "serving/agent/predictors/local_predictor.h"
+#include "serving/agent/predictors/triton_predictor.h"
 #include "serving/agent/rates.h"
-#include "serving/agent/report.h"
-#include "serving/agent/schedule.h"
-#include "serving/agent/triton_predictor.h"
 
 namespace swiftqueue::agent {
 namespace {

@@ -1,5 +1,5 @@
 # The agent's Triton client and what it needs of gRPC; included by Makefile. The KServe protocol is
-# generated at build time from the tritonclient package (kserve_descriptors.py).
+# generated at build time from the tritonclient package (predictors/kserve_descriptors.py).
 #   HAVE_GRPC       yes, or empty: then NO_GRPC_REASON lists the packages that are missing
 #   TRITON_OBJECTS  objects of make_triton_predictor()
 #   TRITON_LIBS     libraries to link with them
@@ -17,16 +17,15 @@ KSERVE := _build/kserve
 KSERVE_OBJECTS := $(addprefix $(KSERVE)/,grpc_service.pb.o grpc_service.grpc.pb.o model_config.pb.o)
 KSERVE_HEADERS := $(addprefix $(KSERVE)/,grpc_service.pb.h grpc_service.grpc.pb.h model_config.pb.h)
 TRITON_SOURCES := triton_predictor triton_server triton_channel triton_request triton_rates
-TRITON_HEADERS := $(wildcard triton_*.h) clock.h complaints.h predictor.h rates.h kept_rates.h frames.h sender.h controller.h \
-  usable_model.h $(WINDOW) $(SCHEMA_HASH)
+TRITON_HEADERS := $(wildcard *.h */*.h) $(WINDOW) $(SCHEMA_HASH)
 TRITON_OBJECTS := $(TRITON_SOURCES:%=_build/%.o) $(KSERVE_OBJECTS)
 # gRPC's headers use its own libraries (Abseil), which differ by release: the linker follows them.
 TRITON_LIBS := -Wl,--copy-dt-needed-entries -lgrpc++ -lgrpc -lgpr -lprotobuf -lpthread
 
 # Looked at again when the packages change; compiled again only if the protocol did.
-$(KSERVE)/checked: kserve_descriptors.py ../../requirements.lock
+$(KSERVE)/checked: predictors/kserve_descriptors.py ../../requirements.lock
 	@mkdir -p $(KSERVE)
-	@$(PROTO_PYTHON) kserve_descriptors.py $(KSERVE)/kserve.pb
+	@$(PROTO_PYTHON) $< $(KSERVE)/kserve.pb
 	@touch $@
 
 $(KSERVE)/kserve.pb: $(KSERVE)/checked ;

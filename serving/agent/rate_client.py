@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from serving.agent import frames
+from serving.agent.io import frames
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@
 #include <string>
 #include <utility>
 
-#include "serving/agent/frames.h"
-#include "serving/agent/triton_options.h"
+#include "serving/agent/io/frames.h"
+#include "serving/agent/predictors/triton_options.h"
 
 namespace swiftqueue::agent {
 

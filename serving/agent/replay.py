@@ -22,12 +22,12 @@ import polars as pl
 from numpy.typing import NDArray
 
 from common.atomic import new_file
-from feature_store.packets.schema import HORIZON, QUEUES
 from common.state import private_dir, state_dir
-from serving.agent import frames
+from feature_store.packets.schema import HORIZON, QUEUES
 from serving.agent import process as agent_process
-from serving.agent.packet_log import Log, open_log
-from serving.agent.reference_client import Counts, Decision, SenderAgent
+from serving.agent.io import frames
+from serving.agent.io.packet_log import Log, open_log
+from serving.agent.predictors.reference_client import Counts, Decision, SenderAgent
 from serving.agent.replay_view import SHOWN_BATCHES, View
 from serving.triton.endpoint import grpc_addresses
 

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from feature_store.packets.schema import HORIZON
-from serving.agent.reference_client import Counts
+from serving.agent.predictors.reference_client import Counts
 
 BARS: Final = "▁▂▃▄▅▆▇█"
 SHOWN_BATCHES: Final = 60

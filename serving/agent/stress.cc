@@ -27,13 +27,13 @@
 #include <utility>
 #include <vector>
 
-#include "serving/agent/agent_link.h"
-#include "serving/agent/clock.h"
-#include "serving/agent/decision_loop.h"
-#include "serving/agent/feed.h"
-#include "serving/agent/frame_sink.h"
-#include "serving/agent/local_predictor.h"
-#include "serving/agent/schedule.h"
+#include "serving/agent/decision/decision_loop.h"
+#include "serving/agent/decision/schedule.h"
+#include "serving/agent/io/clock.h"
+#include "serving/agent/io/feed.h"
+#include "serving/agent/io/frame_sink.h"
+#include "serving/agent/marking/agent_link.h"
+#include "serving/agent/predictors/local_predictor.h"
 
 namespace {
 

@@ -18,9 +18,9 @@
 
 #include "feature_store/rate/feedback.h"
 #include "grpc_service.grpc.pb.h"
-#include "serving/agent/clock.h"
+#include "serving/agent/io/clock.h"
 #include "serving/agent/kept_rates.h"
-#include "serving/agent/triton_channel.h"
+#include "serving/agent/predictors/triton_channel.h"
 #include "serving/engine/_build/rate_schema_hash.h"
 
 namespace swiftqueue::agent {

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from common.state import private_dir, state_dir
 from common import lock
+from common.section import read
+from common.state import private_dir, state_dir
 from models.limit.register_params import LfqRegisterParams
 from models.registry import retention
 from models.registry.decision import CONTENT_TAG
@@ -23,7 +24,6 @@ from models.registry.lineage import content_hash, git_commit
 from models.registry.register_params import RateRegisterParams, RegisteredParams, RegisterParams
 from models.registry.registry import CHALLENGER, CHAMPION, REPLACED_TAG, Registry
 from models.registry.store import RegistryError, registry_exists
-from common.section import read
 from serving.deploy import log as deploy_log
 from serving.deploy.champion import Champion, find_champion
 from serving.deploy.hold import HeldVersionError, held, hold

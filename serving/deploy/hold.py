@@ -11,8 +11,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from common.atomic import write_durably
-from common.state import state_dir
 from common.json_file import read_object
+from common.state import state_dir
 from serving.triton.repository import LATENCY
 
 

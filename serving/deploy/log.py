@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from common.state import private_dir, state_dir
 from common import json_lines
 from common.redaction import redacted
+from common.state import private_dir, state_dir
 from serving.triton.repository import LATENCY
 
 

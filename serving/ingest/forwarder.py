@@ -26,6 +26,8 @@ import numpy as np
 import typer
 from numpy.typing import NDArray
 
+from common.heartbeat import Heartbeat
+from common.say import say
 from common.settings import settings
 from common.state import secret
 from feature_store.telemetry.events import (
@@ -38,9 +40,7 @@ from feature_store.telemetry.events import (
     SEND_COLUMNS,
     UNKNOWN_US,
 )
-from common.heartbeat import Heartbeat
-from common.say import say
-from serving.agent import frames
+from serving.agent.io import frames
 from serving.ingest.client import IngestClient, SenderRefusedError, read_token
 from serving.ingest.own_socket import listening, stranger
 from serving.ingest.senders import INSTALLATION

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from common.local_ray import LOOPBACK, ray_cluster
+from common.say import say
 from common.settings import settings, variable
 from common.state import private_dir, private_file, state_dir
 from feature_store.telemetry.log import check_format
-from common.say import say
 from serving.ingest.client import host_and_port
 from serving.ingest.log import LOG_NAME
 

@@ -13,9 +13,9 @@ import numpy as np
 import tritonclient.grpc as triton
 from numpy.typing import NDArray
 
+from common.json_file import read_object
 from common.settings import settings, variable
 from common.state import secret_file, state_dir, stranger_listens
-from common.json_file import read_object
 from serving.triton.repository import MODEL
 
 LOOPBACK: Final = "127.0.0.1"
@@ -249,7 +249,7 @@ def first_line(text: str | None) -> str:
     return line[:400]
 
 
-# What gRPC says about TLS says too little. As in serving/agent/triton_channel.cc.
+# What gRPC says about TLS says too little. As in serving/agent/predictors/triton_channel.cc.
 _CONNECTION_HINTS: Final = (
     (
         "Hostname Verification Check failed",

@@ -1,6 +1,6 @@
 """Whether a sender can ask the model that a server serves, from Triton's configuration of it.
 
-The C++ agent makes the same check and says the same line (serving/agent/usable_model.h).
+The C++ agent makes the same check and says the same line (serving/agent/predictors/usable_model.h).
 """
 
 from __future__ import annotations

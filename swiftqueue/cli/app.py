@@ -8,12 +8,12 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from common.program import new_app, one_line
 from common.state import private_files
 from swiftqueue.cli.experiments import experiments_app
 from swiftqueue.cli.laboratory import lab_app
 from swiftqueue.cli.running import running_app
 from swiftqueue.cli.traces import sender_app, trace_app
-from common.program import new_app, one_line
 
 
 class PrivateFiles(TyperCommand):
@@ -74,8 +74,8 @@ app.add_typer(
 app.add_typer(
     _programs(
         "UDP packets that are really marked, and their receiver.",
-        send="serving.agent.udp_command:send",
-        echo="serving.agent.udp_command:echo",
+        send="serving.agent.marking.udp_command:send",
+        echo="serving.agent.marking.udp_command:echo",
     ),
     name="udp",
 )

@@ -10,8 +10,8 @@ from typing import Annotated
 
 import typer
 
-from swiftqueue.cli.choices import LatencySource, Protocol, Told, Visibility
 from common.given import check_folder
+from swiftqueue.cli.choices import LatencySource, Protocol, Told, Visibility
 
 experiments_app = typer.Typer()
 Scored = Annotated[
@@ -87,7 +87,7 @@ def study(
 ) -> None:
     """Run the whole pipeline on other traces or with other parameters, in a folder of its own.
 
-    Example: swiftqueue study studies/wifi capture.pcap.gz --protocol small
+    Example: swiftqueue study study-wifi capture.pcap.gz --protocol small
     """
     from pipelines.experiments.study import run_study
 

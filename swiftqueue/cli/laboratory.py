@@ -8,9 +8,8 @@ from typing import Annotated, Final
 
 import typer
 
+from common.given import check_folder, given
 from swiftqueue.cli.choices import Protocol
-from common.given import check_folder
-from common.given import given
 
 lab_app = typer.Typer(
     no_args_is_help=True, help="The L4S laboratory: simulated runs with controls, and the report."

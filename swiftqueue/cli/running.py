@@ -10,10 +10,10 @@ from typing import Annotated, cast
 
 import typer
 
-from swiftqueue.cli.choices import Model
-from infra.local.ports import MOST_PORT
 from common.given import given
+from infra.local.ports import MOST_PORT
 from pipelines.live import DRIFT
+from swiftqueue.cli.choices import Model
 
 running_app = typer.Typer()
 

@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from swiftqueue.cli.choices import LatencySource, TraceProtocol
 from common.given import check_folder
+from swiftqueue.cli.choices import LatencySource, TraceProtocol
 
 trace_app = typer.Typer(no_args_is_help=True, help="The project's traces, versioned by DVC.")
 sender_app = typer.Typer(no_args_is_help=True, help="Tokens with which senders elsewhere ship telemetry.")

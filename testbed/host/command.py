@@ -12,8 +12,8 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from testbed.host import checks
 from common.given import given
+from testbed.host import checks
 
 BED: Final = Path("var/bed")
 PUBLISHED: Final = Path("docs/laboratory")
@@ -188,11 +188,11 @@ def _run_scenario(
     output: Path,
     say: Callable[[str], None],
 ) -> list[dict[str, Any]]:
-    from testbed.host import scenario as bed
-    from testbed.host.runs import FILE
     from laboratory.command import Request, adjusted
     from laboratory.learning.judged_models import check_acks, models_by_profile
     from laboratory.scenarios.files import load, path_of
+    from testbed.host import scenario as bed
+    from testbed.host.runs import FILE
 
     wanted = adjusted(load(path_of(f"bed-{name}")), Request([f"bed-{name}"], seeds, seconds))
     if profile is not None:
@@ -218,9 +218,9 @@ def _run_completions(
     say: Callable[[str], None],
 ) -> dict[str, Any] | None:
     from common.atomic import write_file
+    from laboratory.rate_feedback import BUFFERS_BDP, OURS, RTTS_MS, lines, network_at, summary
     from testbed.host import completions as fct
     from testbed.host.lateness import errors_of
-    from laboratory.rate_feedback import BUFFERS_BDP, OURS, RTTS_MS, lines, network_at, summary
 
     variants = variants or list(fct.VARIANTS)
     if OURS in variants:

@@ -29,15 +29,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.atomic import write_file
+from common.json_file import read_object
 from feature_store.rate.definition import NAMES
-from testbed.host import router_log, tcp_traffic
-from testbed.host.hosts import ADDRESS_B, DEVICE, Bed, run_folder
-from testbed.host.lateness import Error, router_error
-from testbed.host.programs import ROUTER, SAMPLER, SAMPLER_OBJECT, build_hash, wait_for_name
-from testbed.host.rate_flows import ACKED, CONTROL, RECORD, why_not
-from testbed.host.rate_follow import Sampler, following
-from testbed.host.selfcheck import NO_AQM
-from testbed.host.tcp import PORT, STOP_S, running, summary, urgent
 from laboratory.rate_feedback import (
     BBR,
     BUFFERS_BDP,
@@ -52,10 +45,17 @@ from laboratory.rate_feedback import (
     hash_of,
 )
 from laboratory.rate_feedback import VARIANTS as OF_NS3
-from common.json_file import read_object
 from serving.agent import process as agent_process
 from serving.agent.process import BINARY as AGENT
 from serving.agent.process import end
+from testbed.host import router_log, tcp_traffic
+from testbed.host.hosts import ADDRESS_B, DEVICE, Bed, run_folder
+from testbed.host.lateness import Error, router_error
+from testbed.host.programs import ROUTER, SAMPLER, SAMPLER_OBJECT, build_hash, wait_for_name
+from testbed.host.rate_flows import ACKED, CONTROL, RECORD, why_not
+from testbed.host.rate_follow import Sampler, following
+from testbed.host.selfcheck import NO_AQM
+from testbed.host.tcp import PORT, STOP_S, running, summary, urgent
 
 SAMPLES: Final = 5
 NOT_OF_LINUX: Final = ("hystart++", "suss")

@@ -12,12 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feature_store.packets.schema import HORIZON
+from laboratory.runs.resolve import Model
+from serving.agent.process import BINARY as AGENT
 from testbed.host import router_log, tcp
 from testbed.host.hosts import Bed
 from testbed.host.programs import DCTCP
 from testbed.host.tcp import PORT, Rule, running, summary, urgent
-from laboratory.runs.resolve import Model
-from serving.agent.process import BINARY as AGENT
 
 CONTROLLER: Final = (
     *("margin_us", "margin_share", "max_moved_unacked", "max_moved_share", "charge_us"),

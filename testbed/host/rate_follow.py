@@ -16,12 +16,12 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from serving.agent import process as agent_process
 from testbed.host.checks import capability
 from testbed.host.programs import PROJECT, SAMPLER, SAMPLER_OBJECT, wait_for_name
 from testbed.host.rate_flows import CONTROL
 from testbed.host.rate_kept import keeping
 from testbed.host.tcp import running, summary, urgent
-from serving.agent import process as agent_process
 
 QUEUES: Final = PROJECT / "docs/laboratory/models/figure8/rfc9332"  # the agent has a model of queues, always
 USED: Final = 0  # of `judged`: sq_verdict of feature_store/rate/feedback.h

@@ -20,10 +20,10 @@ import polars as pl
 from numpy.typing import NDArray
 
 from common.atomic import new_file
+from common.lock import held
 from feature_store.rate.definition import HORIZONS, LARGEST_RATE, MOST_SAMPLES, NAMES
 from feature_store.rate.tables import KERNEL, described, write_path
 from testbed.host.rate_flows import RECORD, flows_of, tables
-from common.lock import held
 
 MOST_PATHS: Final = 50  # that are kept; the oldest goes
 SILENT_NS: Final = 60 * 10**9  # a flow has ended, if others went on for so long

@@ -23,6 +23,12 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from laboratory.runs import results
+from laboratory.runs.resolve import Cell, Model, cells, control_of, resolve
+from laboratory.runs.rows import described
+from laboratory.scenarios.controls import MATCHED
+from laboratory.scenarios.schema import Scenario
+from pipelines.simulators import PROJECT
 from testbed.host import router_log, tcp, tcp_traffic
 from testbed.host.checks import capability
 from testbed.host.hosts import ADDRESS_B, Bed, run_folder
@@ -32,12 +38,6 @@ from testbed.host.programs import DCTCP, DCTCP_OBJECT, HOLDER, OF_SCENARIOS, bui
 from testbed.host.run import PROFILES
 from testbed.host.runs import CONTROLS, check_same, keep, load
 from testbed.host.tcp import PORT, running, summary, urgent
-from laboratory.runs import results
-from laboratory.runs.resolve import Cell, Model, cells, control_of, resolve
-from laboratory.runs.rows import described
-from laboratory.scenarios.controls import MATCHED
-from laboratory.scenarios.schema import Scenario
-from pipelines.simulators import PROJECT
 
 ECT0: Final = 2
 RULE: Final = {"random": {"burst_packets": 8}, "oracle": {"rate_us": 20_000}}  # of the router, by kind

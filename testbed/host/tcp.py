@@ -18,11 +18,11 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from serving.agent.process import end
 from testbed.host import router_log, tcp_traffic
 from testbed.host.checks import capability
 from testbed.host.hosts import ADDRESS_B, DEVICE, TRAFFIC_PRIORITY, Bed
 from testbed.host.programs import MARK_OBJECT, MARKER
-from serving.agent.process import end
 
 PORT: Final = 5001
 HEADERS: Final = 20 + 32  # bytes of IPv4 and TCP with timestamps: what is longer has data, or is a SYN

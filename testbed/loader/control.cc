@@ -11,7 +11,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "serving/agent/one_line.h"
+#include "serving/agent/io/one_line.h"
 #include "struct_ops.h"
 
 int main(int argc, char** argv) {

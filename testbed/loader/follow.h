@@ -30,8 +30,8 @@
 
 #include "device.h"
 #include "last_latency.h"
-#include "serving/agent/agent_link.h"
-#include "serving/agent/statistics.h"
+#include "serving/agent/decision/statistics.h"
+#include "serving/agent/marking/agent_link.h"
 
 namespace swiftqueue::testbed {
 

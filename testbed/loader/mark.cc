@@ -24,7 +24,7 @@
 
 #include "device.h"
 #include "follow.h"
-#include "serving/agent/one_line.h"
+#include "serving/agent/io/one_line.h"
 
 namespace {
 

@@ -36,7 +36,7 @@
 #include "rate_agent.h"
 #include "rate_pipe.h"
 #include "records.h"
-#include "serving/agent/one_line.h"
+#include "serving/agent/io/one_line.h"
 #include "struct_ops.h"
 
 namespace {

@@ -24,9 +24,9 @@
 #include "feature_store/rate/dispersion.h"
 #include "feature_store/rate/feedback.h"
 #include "forecaster.h"
-#include "serving/agent/agent_link.h"
-#include "serving/agent/clock.h"
-#include "serving/agent/statistics.h"
+#include "serving/agent/decision/statistics.h"
+#include "serving/agent/io/clock.h"
+#include "serving/agent/marking/agent_link.h"
 #include "testbed/fail.h"
 
 namespace swiftqueue::testbed {

@@ -16,7 +16,7 @@
 
 #include "dual_queue.h"
 #include "rules.h"
-#include "serving/agent/one_line.h"
+#include "serving/agent/io/one_line.h"
 
 namespace swiftqueue::testbed {
 

@@ -38,8 +38,8 @@
 #include "packets.h"
 #include "records.h"
 #include "rules.h"
-#include "serving/agent/clock.h"
-#include "serving/agent/one_line.h"
+#include "serving/agent/io/clock.h"
+#include "serving/agent/io/one_line.h"
 
 namespace swiftqueue::testbed {
 namespace {

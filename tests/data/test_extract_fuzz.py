@@ -14,7 +14,6 @@ import pytest
 from test_extract_receiver import write_transfer
 
 import feature_store
-from common import native
 from feature_store.packets import captures, pcaplib
 from feature_store.packets.extract import Job, extract_trace
 from feature_store.packets.schema import scan_packets

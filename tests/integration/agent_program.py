@@ -22,10 +22,10 @@ from mutants import ALL
 from waiting import LIMIT_S, wait_until
 
 from feature_store.events.event_window import EventWindow
-from serving.agent import frames
 from serving.agent import process as agent_process
-from serving.agent.controller import CLASSIC, ControllerParams, QueueController
-from serving.agent.reference_client import Decision
+from serving.agent.bindings.controller import CLASSIC, ControllerParams, QueueController
+from serving.agent.io import frames
+from serving.agent.predictors.reference_client import Decision
 from serving.engine import Engine
 
 needs_agent = pytest.mark.skipif(

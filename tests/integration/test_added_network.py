@@ -16,6 +16,7 @@ import yaml
 from test_native_backend import Native, native
 
 import models
+from common.section import read
 from feature_store.events.event_stream import INPUTS
 from models.forecasters import forecaster as door
 from models.forecasters.forecaster import Forecaster
@@ -23,7 +24,6 @@ from models.forecasters.traces import lessons, read_traces
 from models.networks import artifact
 from models.networks.prediction import predict
 from models.registry import gate
-from common.section import read
 from models.sharp import PAPERS
 from models.training.head import FinetuneParams
 from pipelines import dependencies, register

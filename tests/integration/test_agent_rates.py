@@ -16,8 +16,8 @@ from conftest import PROJECT
 from waiting import wait_until
 
 from feature_store.rate.definition import MOST_SAMPLES, NAMES, PREFIXES
-from serving.agent import frames
 from serving.agent import process as agent_process
+from serving.agent.io import frames
 from serving.agent.rate_client import Forecast, RateClient
 from serving.engine.rate import RateEngine
 

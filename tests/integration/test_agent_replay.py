@@ -15,9 +15,9 @@ import toy_world
 from agent_program import AgentProgram, EngineSender, LiveSender, needs_agent, split_frames
 from waiting import wait_until
 
-from serving.agent import frames
-from serving.agent.controller import ControllerParams
-from serving.agent.packet_log import Log, open_log
+from serving.agent.bindings.controller import ControllerParams
+from serving.agent.io import frames
+from serving.agent.io.packet_log import Log, open_log
 from serving.agent.replay import decide_all, replay_trace
 
 pytestmark = [pytest.mark.slow, needs_agent]

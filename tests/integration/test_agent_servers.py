@@ -46,7 +46,7 @@ from infra.local.servers import start_stack, triton_command
 from infra.local.triton_environment import find_environment
 from models.networks import onnx_head
 from models.registry.registry import CHAMPION, Registry
-from serving.agent import frames
+from serving.agent.io import frames
 from serving.deploy.deployment import deploy_version
 from serving.triton.config import Backend
 from serving.triton.endpoint import Triton, control_headers, grpc_address

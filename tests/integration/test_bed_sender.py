@@ -15,8 +15,8 @@ from waiting import wait_until
 
 from common.state import scratch, state_at
 from infra.local.processes import free_ports
-from testbed.host import tcp
 from serving.agent import process as agent_process
+from testbed.host import tcp
 
 CANNOT = tcp.why_not() or agent_process.why_not_built()
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(CANNOT is not None, reason=str(CANNOT))]

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-import by_commit
 import pytest
+import sampled
 import toy_world
 
 from benchmarks import (
@@ -36,7 +36,7 @@ BENCHES = (
     *("live", "serving", "swap", "linerate", "capacity"),
 )
 LESS_IS_BETTER = ("us", "ms", "s", "cores", "GB", "machines", "ppm")
-tried = partial(by_commit.tried, cases=BENCHES, count=1)
+tried = partial(sampled.tried, cases=BENCHES, count=1)
 
 
 def check(found: list[rows.Row]) -> None:

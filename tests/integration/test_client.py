@@ -17,7 +17,7 @@ from waiting import wait_until
 from benchmarks.served_models import IDENTITY, served, write_model
 from feature_store.events.definition import EVENTS
 from serving.agent import process as agent_process
-from serving.agent.reference_client import Decision, SenderAgent
+from serving.agent.predictors.reference_client import Decision, SenderAgent
 from serving.triton.endpoint import Triton
 from serving.triton.repository import MODEL
 

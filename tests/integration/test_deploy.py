@@ -205,12 +205,12 @@ def test_a_held_version_is_replaced_by_nothing_until_it_is_released(
     register,  # type: ignore[no-untyped-def]
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    from swiftqueue.cli.running import running_app
     from infra.local.status import print_status
     from models.training.head import FinetuneParams
     from pipelines.live.rounds import RoundParams, Rounds
     from serving.deploy import hold
     from serving.deploy.deployment import deploy_version
+    from swiftqueue.cli.running import running_app
 
     first, second = register(1), register(2)
     for version in (first, second)[: 1 + put_back]:
@@ -245,8 +245,8 @@ def test_versions_of_both_backends_follow_each_other_without_a_failed_request(
     register,  # type: ignore[no-untyped-def]
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    from infra.local.servers import served_backend
     from infra.local.main_job import what_served_it
+    from infra.local.servers import served_backend
     from serving.deploy import log as deploy_log
     from serving.deploy.deployment import deploy_version, rollback_champion
 

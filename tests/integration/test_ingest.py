@@ -41,6 +41,7 @@ from waiting import wait_until
 
 from benchmarks import ingest as bench
 from common.door import MOST_OF_ONE
+from common.program import SWIFTQUEUE
 from common.state import secret
 from feature_store.telemetry.compact import ROUND_BYTES
 from feature_store.telemetry.events import ACK, HEADER, SEND, BatchKey, Events, encode, sealed
@@ -48,7 +49,6 @@ from feature_store.telemetry.log import log_dir
 from feature_store.telemetry.manifest import load_manifest
 from feature_store.telemetry.recent import gaps, latest_minutes
 from infra.local.processes import free_ports
-from common.program import SWIFTQUEUE
 from serving.agent import process as agent_process
 from serving.ingest import senders
 from serving.ingest.bounds import IN_FLIGHT

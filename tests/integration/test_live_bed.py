@@ -20,11 +20,11 @@ from waiting import wait_until
 from feature_store.telemetry.manifest import load_manifest
 from infra.local.asked import BED
 from infra.local.processes import free_ports
-from testbed.host import tcp
-from testbed.host.hosts import leftovers
 from pipelines.live.rounds_log import LOG_FILE, read
 from serving.agent import process as agent_process
 from serving.ingest.forwarder import sender_id
+from testbed.host import tcp
+from testbed.host.hosts import leftovers
 
 CANNOT = tcp.why_not() or agent_process.why_not_built()
 pytestmark = [

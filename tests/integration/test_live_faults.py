@@ -29,7 +29,6 @@ from pathlib import Path
 import mlflow
 import psutil
 import pytest
-from by_commit import some, tried
 from conftest import PROJECT
 from event_rows import batch
 from fault_loop import (
@@ -51,9 +50,11 @@ from loop_checks import check_prometheus
 from mutants import ALL
 from of_state import processes_of
 from ray_stranger import check_strangers_are_refused
+from sampled import some, tried
 from toy_world import bottleneck_table, write_table
 from waiting import wait_until
 
+from common.program import SWIFTQUEUE
 from common.state import PRIVATE, scratch
 from feature_store.telemetry.events import ACK, SEND
 from infra.local import parts, processes, status
@@ -63,7 +64,6 @@ from infra.local.parts import PARTS as EVERY_PART
 from infra.local.processes import free_ports
 from infra.local.servers import start_mlflow
 from infra.local.status import print_status
-from common.program import SWIFTQUEUE
 from models.registry.registry import Registry
 from serving.ingest.client import IngestClient
 from serving.ingest.log import LOG_NAME as REPLICAS_LOG

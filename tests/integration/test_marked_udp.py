@@ -24,8 +24,8 @@ from agent_program import AgentProgram, needs_agent
 from overheard import Overheard
 from waiting import wait_until
 
-from serving.agent import marked_udp
-from serving.agent.marked_udp import BINARY, ECT0, ECT1, NOT_ECT, MarkedUdp
+from serving.agent.bindings import marked_udp
+from serving.agent.bindings.marked_udp import BINARY, ECT0, ECT1, NOT_ECT, MarkedUdp
 
 pytestmark = pytest.mark.skipif(
     marked_udp.why_not_built() is not None, reason=str(marked_udp.why_not_built())
@@ -333,7 +333,7 @@ def test_the_examples_are_right_as_they_stand(
         (tmp_path / "sender.cc").write_text(cpp)
         found = subprocess.run(
             ["pkg-config", "--cflags", "--libs", "swiftqueue-udp"],
-            env={**os.environ, "PKG_CONFIG_PATH": str(project / "serving" / "agent")},
+            env={**os.environ, "PKG_CONFIG_PATH": str(project / "serving" / "agent" / "bindings")},
             capture_output=True, text=True, check=True,
         )  # fmt: skip
         warnings = ["-Wall", "-Wextra", "-Werror"]
@@ -355,7 +355,7 @@ def test_the_examples_are_right_as_they_stand(
 
 
 def test_the_version_of_the_package_is_the_projects(project: Path) -> None:
-    described = (project / "serving" / "agent" / "swiftqueue-udp.pc").read_text()
+    described = (project / "serving" / "agent" / "bindings" / "swiftqueue-udp.pc").read_text()
     version = tomllib.loads((project / "pyproject.toml").read_text())["project"]["version"]
     assert f"\nVersion: {version}\n" in described
 
@@ -417,7 +417,7 @@ def test_acks_without_end_hold_up_no_sender() -> None:
 
 def test_the_library_is_as_new_as_what_it_is_made_of(project: Path) -> None:
     """A header that it includes and SOURCES does not name could change unnoticed."""
-    command = ["g++", "-std=c++20", "-MM", "-I.", "serving/agent/marked_udp_capi.cc"]
+    command = ["g++", "-std=c++20", "-MM", "-I.", "serving/agent/bindings/marked_udp_capi.cc"]
     rule = subprocess.run(command, cwd=project, capture_output=True, text=True, check=True).stdout
     included = {project / word for word in rule.partition(":")[2].split() if word != "\\"}
     assert included == set(marked_udp.SOURCES)

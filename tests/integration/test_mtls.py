@@ -31,7 +31,7 @@ from infra.local.processes import free_ports
 from infra.local.servers import triton_command
 from infra.local.triton_tls import SERVER_CERT, SERVER_KEY, tls_flags
 from serving.agent import process as agent_process
-from serving.agent.reference_client import SenderAgent
+from serving.agent.predictors.reference_client import SenderAgent
 from serving.triton.endpoint import (
     CONTROL_SECRET,
     LOOPBACK,

@@ -39,8 +39,8 @@ from models.mlp.network import QueryMlp
 from models.networks import artifact
 from models.networks.prediction import predict
 from models.networks.scaling import Target
-from serving.agent import frames
-from serving.agent.packet_log import open_log
+from serving.agent.io import frames
+from serving.agent.io.packet_log import open_log
 from serving.agent.replay import decide_all
 from serving.deploy.checks import SMOKE_WINDOWS, DeployError, smoke_windows
 from serving.deploy.push import Pushed, push

@@ -23,6 +23,8 @@ from conftest import PROJECT
 from waiting import wait_until
 
 from feature_store.rate.definition import HORIZONS, MOST_SAMPLES, NAMES
+from models.rate.flows import load
+from serving.agent.io import frames
 from testbed.host import tcp_traffic
 from testbed.host.hosts import ADDRESS_B, Bed
 from testbed.host.programs import CONTROLS, SAMPLER, SAMPLER_OBJECT
@@ -30,8 +32,6 @@ from testbed.host.rate_flows import CONTROL, why_not
 from testbed.host.rate_follow import QUEUES, following
 from testbed.host.selfcheck import NO_AQM
 from testbed.host.tcp import PORT, running, summary, urgent
-from models.rate.flows import load
-from serving.agent import frames
 
 sys.path.append(str(PROJECT / "tests" / "rate"))
 CANNOT = why_not()

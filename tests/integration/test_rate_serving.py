@@ -268,11 +268,11 @@ def test_a_round_ends_in_a_served_version(
     """A new head for the served network, by the whole way: flows, gate, registry, Triton."""
     from rate_flows import write_flows
 
+    from common.section import read
     from feature_store.rate.definition import inputs
     from models.rate import networks
     from models.rate.tuning import RateRoundParams
     from models.registry.registry import Registry
-    from common.section import read
     from pipelines.live.rate_rounds import RateRounds
     from serving.deploy.deployment import PARAMS_FILE, deploy_version, rollback_champion
     from serving.deploy.hold import release

@@ -30,7 +30,6 @@ from tritonclient.grpc import service_pb2_grpc as service
 from typer.testing import CliRunner
 
 from benchmarks.served_models import served, write_model
-from swiftqueue.cli.app import app
 from infra.local import keeper, processes, servers
 from infra.local.servers import MAX_MESSAGE_BYTES, start_stack
 from serving.triton.config import Backend
@@ -43,6 +42,7 @@ from serving.triton.endpoint import (
     control_secret_file,
 )
 from serving.triton.repository import MODEL
+from swiftqueue.cli.app import app
 
 pytestmark = pytest.mark.slow
 HERE = Path(__file__).parent

@@ -25,6 +25,7 @@ import yaml
 from two_nodes import SECOND, TwoNodes, two_nodes
 from waiting import wait_until
 
+from common.program import SWIFTQUEUE
 from feature_store.telemetry.events import SEND, Events
 from feature_store.telemetry.manifest import load_manifest
 from infra.local.processes import free_ports
@@ -32,7 +33,6 @@ from laboratory.runs import programs
 from laboratory.runs.results import COMPLETE, load
 from laboratory.scenarios.files import FOLDER
 from models.networks import artifact
-from common.program import SWIFTQUEUE
 from models.training.protocol import Protocol
 from serving.ingest.client import IngestClient, read_token
 from serving.ingest.senders import INSTALLATION
@@ -174,7 +174,14 @@ def test_a_laboratory_run_goes_on_where_its_node_died_and_has_the_same_result(
     (own / "tiny.yaml").write_text(yaml.safe_dump(scenario))
 
     def simulate(output: Path) -> subprocess.Popen[str]:
-        command = [sys.executable, "-c", "from swiftqueue.cli.app import main; main()", "lab", "run", "tiny.yaml"]
+        command = [
+            sys.executable,
+            "-c",
+            "from swiftqueue.cli.app import app; app()",
+            "lab",
+            "run",
+            "tiny.yaml",
+        ]
         return subprocess.Popen(
             [*command, "--output", str(output)],
             cwd=own,

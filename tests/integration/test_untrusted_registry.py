@@ -23,8 +23,8 @@ import bombs
 import mutants
 import numpy as np
 import pytest
-from by_commit import some
 from registered import add_version, served
+from sampled import some
 from strangers import as_nobody, crowd, stranger_at
 from test_registry import check_round_trip
 from waiting import wait_until

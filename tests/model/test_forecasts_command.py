@@ -18,15 +18,15 @@ from typer.testing import CliRunner, Result
 import swiftqueue
 from feature_store.packets.schema import read_packets, scan_packets
 from feature_store.packets.truth import Waits, read_waits
-from swiftqueue.cli import experiments as cli_experiments
-from swiftqueue.cli.app import app
-from pipelines.experiments.forecasts import fingerprint, judging_of, summarised, traces_of
 from infra.results import forecasters as published
 from laboratory.report.tables import NONE
 from models.forecasters.forecaster import load
 from models.forecasters.traces import Part, lessons
 from models.scoring.intervals import estimate, over_all
 from models.training.protocol import Slice
+from pipelines.experiments.forecasts import fingerprint, judging_of, summarised, traces_of
+from swiftqueue.cli import experiments as cli_experiments
+from swiftqueue.cli.app import app
 
 PARAMS = Path(__file__).resolve().parents[2] / "params.yaml"
 

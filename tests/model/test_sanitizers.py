@@ -13,7 +13,7 @@ from pathlib import Path
 
 import mutants
 import pytest
-from by_commit import tried
+from sampled import tried
 
 from feature_store.events.definition import EVENTS
 from infra.local.native_backend import SOURCES

@@ -13,8 +13,8 @@ import yaml
 from typer.testing import CliRunner
 
 from common.local_ray import ray_cluster
-from swiftqueue.cli.app import app
 from infra.results import tuning as published
+from swiftqueue.cli.app import app
 
 
 @pytest.fixture(scope="module")

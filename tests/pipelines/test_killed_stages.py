@@ -90,7 +90,8 @@ def test_no_stage_outlives_its_dvc(tmp_path: Path, project: Path, how: str) -> N
     environment = dvc_environment() | {"PYTHONPATH": f"{project}:{tmp_path}"}
     dvc = [sys.executable, "-m", "dvc"]
     subprocess.run([*dvc, "init", "--no-scm", "--quiet"], cwd=tmp_path, env=environment, check=True)
-    ours = "from pipelines.experiments.dvc_command import run_dvc; from pathlib import Path; run_dvc(['repro'], Path.cwd())"
+    ours = "from pathlib import Path; from pipelines.experiments.dvc_command import run_dvc; "
+    ours += "run_dvc(['repro'], Path.cwd())"
     command = [sys.executable, "-c", ours] if how.startswith("our") else [*dvc, "repro"]
     command = ["env", "--default-signal=INT", *command]  # a shell's background job ignores it
 

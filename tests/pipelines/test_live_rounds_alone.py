@@ -13,9 +13,9 @@ import pytest
 import yaml
 from toy_world import START_NS, bottleneck_table
 
+from common.lock import HeldError
 from feature_store.events.beginning import NOTHING
 from feature_store.telemetry.recent import Latest
-from common.lock import HeldError
 from models.networks.files import DESCRIPTION_FILE, WEIGHTS_FILE
 from models.registry.saving import INPUTS_FILE
 from models.training.head import FinetuneParams

@@ -12,12 +12,12 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from feature_store.packets.schema import scan_packets
-from pipelines.experiments.study import PROJECT, Study, run_study, study_params
-from models.registry.register_params import RegisterParams
 from common.section import read
+from feature_store.packets.schema import scan_packets
+from models.registry.register_params import RegisterParams
 from models.training.head import FinetuneParams
 from models.training.protocol import PROTOCOLS
+from pipelines.experiments.study import PROJECT, Study, run_study, study_params
 from pipelines.extract import ExtractParams
 from pipelines.params.document import load_yaml, save_yaml
 from pipelines.simulate import SimulateParams, simulate

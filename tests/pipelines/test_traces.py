@@ -14,8 +14,8 @@ import pytest
 import yaml
 
 from benchmarks.synthetic_capture import write_capture
-from pipelines.experiments.traces import _divided, add_trace, check_name, list_traces, remove_trace
 from common.section import read_all
+from pipelines.experiments.traces import _divided, add_trace, check_name, list_traces, remove_trace
 from pipelines.extract import ExtractParams
 from pipelines.params.document import load_yaml, parse_value, save_yaml
 from pipelines.simulate import SimulateParams, simulate

@@ -11,12 +11,12 @@ import pytest
 from rate_flows import samples_of, write_flows
 from typer.testing import CliRunner, Result
 
+from common.section import read
 from feature_store.rate.definition import NAMES
 from feature_store.rate.tables import paths_in, read_path
-from swiftqueue.cli.app import app
-from common.section import read
 from pipelines.rate_simulate import RateSimulateParams, simulate
 from pipelines.stage import StageError
+from swiftqueue.cli.app import app
 
 CUT = Path(__file__).parents[1] / "data" / "captures" / "broken_gzip.pcap.gz"
 

@@ -15,9 +15,9 @@ from rate_flows import write_flows
 from test_rate_engine import made_in
 from typer.testing import CliRunner, Result
 
+from models.rate import networks
 from swiftqueue.cli.app import app
 from testbed.host.rate_flows import KernelPath
-from models.rate import networks
 
 
 @pytest.fixture(scope="module")

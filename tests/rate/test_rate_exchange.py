@@ -14,7 +14,6 @@ from typer.testing import CliRunner
 
 from feature_store.packets.schema import HORIZON
 from feature_store.rate.tables import SAMPLE_SCHEMA
-from swiftqueue.cli.app import app
 from laboratory.rate_exchange import (
     EXCHANGED,
     LATENCY_MODELS,
@@ -31,6 +30,7 @@ from laboratory.rate_exchange import (
 )  # fmt: skip
 from laboratory.rate_exchange_runs import DOWNLOADS, PACKETS, STATE, Traffic, make
 from pipelines.simulators import build_simulator
+from swiftqueue.cli.app import app
 
 N = 64
 

@@ -13,12 +13,12 @@ import pytest
 from numpy.typing import NDArray
 from rate_flows import samples_of
 
+from common.lock import HeldError
 from feature_store.rate.definition import HORIZONS, LARGEST_RATE, MOST_SAMPLES, NAMES
 from feature_store.rate.tables import KERNEL, paths_in, read_path, source_of
 from testbed.host import rate_kept
 from testbed.host.rate_flows import RECORD
 from testbed.host.rate_kept import Keeper, keeping
-from common.lock import HeldError
 
 S = 10**9
 

@@ -10,10 +10,10 @@ import pytest
 from rate_flows import write_flows
 from typer.testing import CliRunner
 
-from swiftqueue.cli.app import app
 from infra.results import rate_pictures, rates
 from infra.results.tables import TABLES, Data
 from models.rate.plain import plain, quartiles
+from swiftqueue.cli.app import app
 
 
 def test_quartiles_are_of_what_is_known() -> None:

@@ -12,7 +12,6 @@ import pytest
 from rate_flows import write_flows
 from typer.testing import CliRunner
 
-from swiftqueue.cli.app import app
 from infra.results import rates
 from infra.results.tables import TABLES, Data
 from models.rate import networks, predictors
@@ -20,6 +19,7 @@ from models.rate.flows import Flows, load, split
 from models.rate.study import Score, cell, scores_alone, summary
 from pipelines.rate_evaluate import RateEvaluateParams, evaluate
 from pipelines.rate_train import RateTrainParams, train_all
+from swiftqueue.cli.app import app
 
 SMALL = {
     "seeds": [1, 2], "epochs": 2, "batch_size": 16, "lstm_units": 8, "width": 8, "layers": 1, "heads": 2,

@@ -392,7 +392,14 @@ def test_the_same_command_uses_a_cluster(
 ) -> None:
     """With RAY_ADDRESS the simulation is a child of that cluster's, not of one of the command's own."""
     address, folder = other_cluster
-    command = [sys.executable, "-c", "from swiftqueue.cli.app import main; main()", "lab", "run", tiny(seconds=30)]
+    command = [
+        sys.executable,
+        "-c",
+        "from swiftqueue.cli.app import app; app()",
+        "lab",
+        "run",
+        tiny(seconds=30),
+    ]
     environment = {**os.environ, "RAY_ADDRESS": address}
     where: set[bool] = set()
     while not where:  # again while the cluster is not up yet, or if on a busy machine nothing was seen
@@ -440,7 +447,14 @@ def test_a_killed_command_leaves_nothing_half_and_goes_on(
     output = tmp_path / "lab"
     # a short run that is complete when the long one is killed
     request = Request([tiny("short", seconds=2), tiny("long", seconds=300)])
-    command = [sys.executable, "-c", "from swiftqueue.cli.app import main; main()", "lab", "run", *request.scenarios]
+    command = [
+        sys.executable,
+        "-c",
+        "from swiftqueue.cli.app import app; app()",
+        "lab",
+        "run",
+        *request.scenarios,
+    ]
     running = subprocess.Popen([*command, "--output", str(output)], start_new_session=True)
 
     def held() -> bool:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import polars as pl
 import pytest
-from by_commit import some
+from sampled import some
 
 from laboratory.command import Request, run_lab
 from laboratory.runs import canary, programs

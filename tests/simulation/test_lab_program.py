@@ -316,7 +316,7 @@ def test_a_told_sender_corrects_what_its_model_forecasts(
 ) -> None:
     """The C++ suite has the shares and the correction; here what either kind of telling does to a run."""
     assert passed("told-shares-test") == 1 + 4
-    artifact, moved = project / "docs" / "laboratory" / "models" / "figure8" / "premise", {}
+    artifact, moved = project / "docs" / "laboratory" / "models" / "figure8" / "uncoupled", {}
     for name, told in (
         ("untold", {}),
         ("own", {"told": {"kind": "own_ages"}}),

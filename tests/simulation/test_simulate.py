@@ -22,11 +22,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from waiting import wait_until
 
+from common.section import schema_at
 from feature_store.packets.extract import Job, extract_trace
 from feature_store.packets.schema import scan_packets
 from feature_store.packets.truth import read_waits
 from pipelines.experiments.traces import simulate_trace
-from common.section import schema_at
 from pipelines.simulate import SimulateParams, simulate
 from pipelines.simulators import build_simulator
 from pipelines.stage import StageError

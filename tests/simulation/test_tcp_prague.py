@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from by_commit import some
 from cpp_suite import passed
 from mutants import ALL
+from sampled import some
 
 from pipelines.simulators import build_simulator
 

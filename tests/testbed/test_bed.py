@@ -17,6 +17,8 @@ import psutil
 import pytest
 from waiting import wait_until
 
+from serving.agent.bindings.marked_udp import BINARY
+from serving.agent.bindings.marked_udp import why_not_built as no_udp
 from testbed.host import checks, router_log, tcp
 from testbed.host.checks import capability
 from testbed.host.hosts import ADDRESS_B, Bed, clean, leftovers, run_folder
@@ -24,8 +26,6 @@ from testbed.host.lateness import in_stalls, lateness
 from testbed.host.programs import MARK_OBJECT, MARKER, ROUTER, SAMPLER_OBJECT, why_not_built
 from testbed.host.run import Plan, figures, run, send
 from testbed.host.selfcheck import NO_AQM, ideal_due_ns, selfcheck
-from serving.agent.marked_udp import BINARY
-from serving.agent.marked_udp import why_not_built as no_udp
 
 CANNOT = no_udp() or capability("router").why_not
 needs_bed = pytest.mark.skipif(CANNOT is not None, reason=str(CANNOT))

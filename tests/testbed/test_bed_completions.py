@@ -19,6 +19,7 @@ import pytest
 from waiting import wait_until
 
 from feature_store.rate.definition import NAMES
+from laboratory.rate_feedback import WINDOWS, Run
 from testbed.host import completions as fct
 from testbed.host import tcp_traffic
 from testbed.host.hosts import ADDRESS_B, Bed
@@ -26,7 +27,6 @@ from testbed.host.programs import SAMPLER, SAMPLER_OBJECT
 from testbed.host.rate_flows import CONTROL, RECORD, why_not
 from testbed.host.selfcheck import NO_AQM
 from testbed.host.tcp import PORT, running, summary
-from laboratory.rate_feedback import WINDOWS, Run
 
 CANNOT = why_not()
 needs_bed = pytest.mark.skipif(CANNOT is not None, reason=str(CANNOT))

@@ -18,6 +18,11 @@ import pytest
 from typer.testing import CliRunner
 from waiting import wait_until
 
+from laboratory.learning.judged_models import models_by_profile
+from laboratory.runs.resolve import cells, resolve
+from laboratory.runs.results import COMPLETE
+from laboratory.scenarios.files import load as load_scenario
+from laboratory.scenarios.files import path_of
 from swiftqueue.cli.app import app
 from testbed.host import router_log, scenario
 from testbed.host.hosts import Bed, clean, leftovers
@@ -28,11 +33,6 @@ from testbed.host.runs import LATER, ROUTER, SCHEMA, keep, load
 from testbed.host.scenario import figures, groups_of, queue_of, rule_of, sizes_of
 from testbed.host.selfcheck import NO_AQM
 from testbed.host.tcp import PORT
-from laboratory.learning.judged_models import models_by_profile
-from laboratory.runs.resolve import cells, resolve
-from laboratory.runs.results import COMPLETE
-from laboratory.scenarios.files import load as load_scenario
-from laboratory.scenarios.files import path_of
 
 CANNOT = scenario.why_not()
 needs_bed = pytest.mark.skipif(CANNOT is not None, reason=str(CANNOT))

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
+from serving.agent import process as agent_process
 from testbed.host.checks import capability, own_network
 from testbed.host.programs import MARK_OBJECT, MARKER, why_not_built
-from serving.agent import process as agent_process
 
 UNBUILT = why_not_built(MARKER, MARK_OBJECT)
 CANNOT = UNBUILT or capability("tc_bpf").why_not

@@ -21,9 +21,9 @@ from feature_store.telemetry.events import (
     SEND_COLUMNS,
     SEND_FIELDS,
 )
-from serving.agent import frames
-from serving.agent.packet_log import Log, open_log
-from serving.agent.reference_client import Decision
+from serving.agent.io import frames
+from serving.agent.io.packet_log import Log, open_log
+from serving.agent.predictors.reference_client import Decision
 from serving.agent.replay import decide_all
 
 
@@ -113,7 +113,8 @@ def compile_claims(project: Path, claims: list[str]) -> str:
     """Let the compiler look at each claim; return the errors, empty if all hold."""
     source = "#include <cstddef>\n#include <string_view>\n#include <type_traits>\n"
     source += (
-        '#include "serving/agent/frames.h"\nusing namespace swiftqueue::agent;\nusing swiftqueue::kHorizon;\n'
+        '#include "serving/agent/io/frames.h"\n'
+        "using namespace swiftqueue::agent;\nusing swiftqueue::kHorizon;\n"
     )
     source += "using swiftqueue::kMaxTimeNs;\n" + "".join(f"static_assert({claim});\n" for claim in claims)
     command = ["g++", "-std=c++20", "-fsyntax-only", f"-I{project}", "-x", "c++", "-"]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from models.forecasters.spread import Spread
-from serving.agent.controller import CLASSIC, L4S, ControllerParams, QueueController, better
+from serving.agent.bindings.controller import CLASSIC, L4S, ControllerParams, QueueController, better
 
 latencies = arrays.arrays(np.float32, (2, 8), elements=st.floats(1, 2e6, width=32))
 flows = st.lists(st.integers(0, 3), min_size=8, max_size=8)

@@ -27,6 +27,7 @@ from self_signed import self_signed
 from strangers import PYTHON
 from waiting import wait_until
 
+from common.program import SWIFTQUEUE
 from feature_store.telemetry.events import (
     ACK,
     EVENT,
@@ -41,8 +42,7 @@ from feature_store.telemetry.events import (
     checked,
     encode,
 )
-from common.program import SWIFTQUEUE
-from serving.agent import frames
+from serving.agent.io import frames
 from serving.ingest import own_socket
 from serving.ingest.client import IngestClient
 from serving.ingest.forwarder import (

@@ -188,7 +188,7 @@ def read_replayed_table(data: bytes) -> None:
 
 
 def read_log_to_replay(data: bytes) -> None:
-    from serving.agent.packet_log import open_log
+    from serving.agent.io.packet_log import open_log
 
     open_log(str(packet_tables(data) / "trace=t"), 0.0, None)
 

@@ -20,13 +20,13 @@ import pytest
 from prometheus_client import Counter
 from waiting import LIMIT_S, wait_until
 
+from common import heartbeat
+from common.heartbeat import Heartbeat
 from common.state import drop_scratch, make_scratch
 from infra.local import asked, keeper, parts, processes, status, under_way
 from infra.local import loop as loop_of_parts
 from infra.local.disk import Disk
 from infra.local.keeper import Keeper
-from common import heartbeat
-from common.heartbeat import Heartbeat
 
 SLEEPER = [sys.executable, "-S", "-c", "import time; time.sleep(60)"]
 

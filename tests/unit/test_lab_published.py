@@ -12,6 +12,7 @@ from typing import get_args
 import polars as pl
 import pytest
 
+from common.json_file import read_object
 from laboratory.learning.judged_models import models_by_profile
 from laboratory.learning.train import settings
 from laboratory.runs import experience
@@ -24,7 +25,6 @@ from laboratory.scenarios.files import environment_at, full, names, path_of
 from laboratory.scenarios.files import load as load_scenario
 from laboratory.scenarios.schema import PROFILES, Scenario
 from laboratory.scenarios.traffic import Group
-from common.json_file import read_object
 
 WINDOW_MODELS = {  # content of those of docs/laboratory/models/figure8 in commit ebbf31e4
     "rfc9332": "654094badddfa231b611c4dd6eb1b6e6243d45975cf1fcf2d309333a934a5378",

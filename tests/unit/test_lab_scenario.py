@@ -35,7 +35,7 @@ from laboratory.scenarios.files import FOLDER, environment_at, files_of, full, l
 from laboratory.scenarios.replay import distribution
 from laboratory.scenarios.traffic import Group, Messages
 from pipelines.params.document import load_yaml
-from serving.agent.controller import ControllerParams
+from serving.agent.bindings.controller import ControllerParams
 
 
 @pytest.fixture

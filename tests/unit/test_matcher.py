@@ -11,7 +11,6 @@ from matcher_oracle import HEADERS, MS, SENDER, START_NS, Event, Row, expected, 
 from mutants import ALL
 
 import feature_store
-from common import native
 from feature_store.packets import pcaplib
 
 WRAP = 2**32

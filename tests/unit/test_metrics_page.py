@@ -15,7 +15,7 @@ from common.metrics_page import MOST_CLIENTS
 PROGRAM = """
 import sys, time
 from prometheus_client import CollectorRegistry, Gauge
-from models import metrics_page
+from common import metrics_page
 registry = CollectorRegistry()
 Gauge("shown", "", registry=registry).set(7)
 Gauge("large", "x" * 100_000, registry=registry)

@@ -13,7 +13,6 @@ from xml.etree import ElementTree
 import pytest
 from typer.testing import CliRunner
 
-from swiftqueue.cli.app import app
 from infra.paper.answers import MEDIAN_MS, Rows, answers
 from infra.paper.asked import LSTM, OURS, PREVIOUS, SHOWN, Asked
 from infra.paper.exhibits import EXHIBITS, FULL, PLAIN, SMALL, TREES, Exhibit, Form, chosen
@@ -21,6 +20,7 @@ from infra.paper.verdicts import NOT_RUN, NOT_SETTLED, REFUTED, REPRODUCED, answ
 from infra.results import paper
 from infra.results.paper_pictures import pictures
 from models.forecasters.forecaster import variants
+from swiftqueue.cli.app import app
 
 SCORE = {OURS: 0.6, LSTM: 0.4, TREES: 0.35, PLAIN: 0.5}
 

@@ -13,8 +13,8 @@ import toy_world
 from feature_store.events.event_window import EventWindow
 from pipelines.live.encoding import event_windows
 from serving.agent import process as agent_process
-from serving.agent.packet_log import open_log
-from serving.agent.reference_client import Counts, Decision
+from serving.agent.io.packet_log import open_log
+from serving.agent.predictors.reference_client import Counts, Decision
 from serving.agent.replay import RECORD_SCHEMA, as_frame, decide_all, record_table, replay_trace
 from serving.agent.replay_view import sparkline
 

@@ -18,6 +18,7 @@ from benchmarks import published
 from benchmarks import queues as bench
 from benchmarks.published import Published
 from benchmarks.rows import Row
+from common.json_file import read_object
 from infra.results import confucius, evaluations, forecasters, lfq, lfq_traces, queues, replayed, web_pages
 from infra.results.pages import END, FOLDER, filled, rewrite
 from infra.results.pictures import coverage
@@ -28,7 +29,6 @@ from laboratory.report import who_picks
 from laboratory.report.judging import SERVED
 from laboratory.runs import execution, experience, results
 from laboratory.scenarios.schema import PROFILES
-from common.json_file import read_object
 from models.scoring.plot_style import svg
 
 ROW = Row("a thing", 2.0, 1.0, "another", 2.0, "s", 3)

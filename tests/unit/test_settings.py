@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from common.settings import Settings, reference, settings, variable
 from common.program import SWIFTQUEUE
+from common.settings import Settings, reference, settings, variable
 
 PORTS = [name for name, kind in Settings.__annotations__.items() if "Port" in kind]
 

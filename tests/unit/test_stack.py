@@ -28,8 +28,8 @@ from infra.local.loop import start_loop, stop_stack
 from infra.local.parts import PARTS
 from infra.local.sender import laps, laps_of_a_pass
 from infra.local.triton_environment import find_environment
-from serving.agent.frames import ACKED, BATCH, SENT, replay_frames
-from serving.agent.packet_log import open_log
+from serving.agent.io.frames import ACKED, BATCH, SENT, replay_frames
+from serving.agent.io.packet_log import open_log
 from serving.ingest import server as ingest
 from serving.triton.endpoint import elsewhere, grpc_addresses, port
 

@@ -11,8 +11,8 @@ import pytest
 import yaml
 
 from common.allowed_values import allowed
-from models.forecasters.forecaster import variants
 from common.section import read, schema_at
+from models.forecasters.forecaster import variants
 from pipelines.extract import ExtractParams
 from pipelines.params.sections import check, reference, section_of, sections
 

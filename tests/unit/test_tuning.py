@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from pipelines.experiments.tuning import distributions, own_values, with_values
 from models.forecasters.forecaster import Variant, variants
 from models.forecasters.search import Between
+from pipelines.experiments.tuning import distributions, own_values, with_values
 
 SECTIONS = Path(__file__).resolve().parents[2] / "forecasters.yaml"
 VARIANTS = {each.name: each for each in variants(SECTIONS)}

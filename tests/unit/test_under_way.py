@@ -16,7 +16,7 @@ from toy_world import bottleneck_table, write_table
 from infra.local import processes, sender, under_way
 from infra.local.loop import NoChampionError, start_loop, stop_stack
 from infra.local.parts import PARTS
-from serving.agent.packet_log import open_log
+from serving.agent.io.packet_log import open_log
 
 # The first champion takes minutes, in a process of its own.
 UP = """

@@ -18,7 +18,7 @@
 #include <vector>
 
 #include "control.h"
-#include "serving/agent/sender.h"
+#include "serving/agent/decision/sender.h"
 
 namespace swiftqueue::lab {
 

@@ -5,7 +5,7 @@
 #include <chrono>
 #include <utility>
 
-#include "serving/agent/usable_model.h"
+#include "serving/agent/predictors/usable_model.h"
 
 namespace swiftqueue::lab {
 

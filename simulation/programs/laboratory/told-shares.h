@@ -17,7 +17,7 @@
 #include "network.h"
 #include "ns3/nstime.h"
 #include "run.h"
-#include "serving/agent/sender.h"
+#include "serving/agent/decision/sender.h"
 
 namespace swiftqueue::lab {
 

@@ -1,0 +1,1 @@
+"""The sending library for C and Python."""

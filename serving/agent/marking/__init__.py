@@ -1,0 +1,1 @@
+"""UDP packets that are really marked, and their receiver."""

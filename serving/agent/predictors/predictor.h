@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Where answers come from: the interface between the decision loop and Triton's stream
+// (triton_predictor.h) or the engine in this process (local_predictor.h).
+//
+// One thread, the decision loop's, calls everything but `wake` and `servers`, which any thread may.
+// Times are nanoseconds of CLOCK_MONOTONIC. Nothing throws; nothing but `next` ever waits.
+//
+// Shapes: B windows asked about (1 or 2), W window rows, F features of a row, H horizon (8
+// packets).
+#ifndef SWIFTQUEUE_SERVING_AGENT_PREDICTOR_H_
+#define SWIFTQUEUE_SERVING_AGENT_PREDICTOR_H_
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "feature_store/events/event_window.h"
+#include "serving/agent/decision/sender.h"
+
+namespace swiftqueue::agent {
+
+// The model that answers now.
+struct Model {
+  int tokens = 0;             // W; 0: none is known, or it was made for other features
+  std::int64_t version = -1;  // -1: not said before the first answer
+
+  // Of a window.
+  std::size_t floats() const {
+    return static_cast<std::size_t>(tokens) * static_cast<std::size_t>(kEventWindowFeatureCount);
+  }
+};
+
+struct Answer {
+  std::uint64_t ticket = 0;  // of the question
+  bool ok = false;
+  std::array<float, kMaxWindows * kHorizon> y_BH{};  // us, of the windows asked about; if ok
+  std::int64_t version = -1;                         // of the model that answered; if ok
+  int server = 0;                                    // index into `servers()`
+  std::string error;                                 // one line; if not ok
+};
+
+// One server (or the engine in this process), for the metrics.
+struct ServerState {
+  std::string name;           // as given to --server; "local"
+  bool connected = false;     // answers can be expected of it
+  std::int64_t version = -1;  // served there as far as known
+  std::string problem;        // one line, why it does not answer; empty if all is well
+  bool refused = false;       // its model cannot be used: damaged, or made for other features
+  std::int64_t refusals = 0;  // how often one was found that cannot be
+};
+
+class Predictor {
+ public:
+  virtual ~Predictor() = default;
+
+  // May change within `next`, and only there, so that it holds from making a window to asking.
+  virtual Model model() const = 0;
+  // Why there is no model, or why the last question failed: one line; empty if all is well.
+  virtual std::string problem() const = 0;
+
+  // Asks about `windows` windows x_BWF of model().tokens tokens, which are copied (or sent) before
+  // it returns. Tickets are unique. Up to kMaxOutstanding questions are outstanding at once, and
+  // questions queued up may be sent in one request. After `deadline_ns` nobody wants the answer.
+  // False: it cannot be asked now (`problem` says why), and no answer will come.
+  virtual bool ask(std::uint64_t ticket, const float* x_BWF, int windows,
+                   std::int64_t deadline_ns) = 0;
+
+  // Takes the next answer, waiting for it until `until_ns` (in the past: does not wait). False:
+  // there was none by then, or `wake` was called. Returns within 100 us of `until_ns`. Answers may
+  // come out of order. Every question gets at most one; the loop counts a question without an
+  // answer as late when it is due, and an answer to such a question as stale.
+  virtual bool next(Answer& answer, std::int64_t until_ns) = 0;
+
+  // Makes the `next` under way, or else the next one, return at once.
+  virtual void wake() = 0;
+
+  // In order of preference. The version is never negative once a server has answered.
+  virtual std::vector<ServerState> servers() const = 0;
+};
+
+inline constexpr int kMaxOutstanding = 4096;
+
+}  // namespace swiftqueue::agent
+
+#endif  // SWIFTQUEUE_SERVING_AGENT_PREDICTOR_H_

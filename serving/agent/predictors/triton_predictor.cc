@@ -1,0 +1,333 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "serving/agent/predictors/triton_predictor.h"
+
+#include <grpcpp/alarm.h>
+#include <grpcpp/grpcpp.h>
+#include <sys/timerfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <mutex>
+#include <optional>
+#include <stdexcept>
+#include <thread>
+#include <utility>
+
+#include "serving/agent/io/clock.h"
+#include "serving/agent/predictors/triton_channel.h"
+#include "serving/agent/predictors/triton_request.h"
+#include "serving/agent/predictors/triton_server.h"
+
+namespace swiftqueue::agent {
+namespace {
+
+// gRPC counts its waits in whole ms. A wait that is to end more exactly is ended by a timer.
+constexpr std::int64_t kGrpcTickNs = 1'000'000;
+constexpr std::int64_t kTendNs = 10'000'000;          // servers are tended this often, at least
+constexpr std::int64_t kLastStallNs = 1'000'000'000;  // then the only server is given up, too
+constexpr std::int64_t kPollNs = 200'000;             // and polled, when no answer is expected
+constexpr std::int64_t kNearNs = 20'000;  // shorter waits than this poll: no timer is as fast
+
+// Ends a wait on the completion queue, from any thread.
+class Kick {
+ public:
+  explicit Kick(grpc::CompletionQueue& queue) : queue_(queue) {}
+  void now() {
+    if (!pending_.exchange(true)) alarm_.Set(&queue_, gpr_time_0(GPR_CLOCK_MONOTONIC), this);
+  }
+  bool is(const void* tag) const { return tag == this; }
+  void taken() { pending_ = false; }
+
+ private:
+  grpc::CompletionQueue& queue_;
+  grpc::Alarm alarm_;
+  std::atomic<bool> pending_{false};
+};
+
+// Kicks at a time, to some tens of us.
+class Timer {
+ public:
+  explicit Timer(Kick& kick) : fd_(::timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC)) {
+    if (fd_ < 0) throw std::runtime_error(std::string("timerfd: ") + std::strerror(errno));
+    thread_ = std::thread([this, &kick] {
+      std::uint64_t expirations = 0;
+      while (::read(fd_, &expirations, sizeof expirations) > 0 && !closing_) kick.now();
+    });
+  }
+  ~Timer() {
+    closing_ = true;
+    set(1);
+    thread_.join();
+    ::close(fd_);
+  }
+  Timer(const Timer&) = delete;
+  Timer& operator=(const Timer&) = delete;
+
+  void set(std::int64_t at_ns) {
+    if (at_ns == at_ns_) return;
+    at_ns_ = at_ns;
+    const itimerspec time{{0, 0}, {at_ns / 1'000'000'000, at_ns % 1'000'000'000}};
+    ::timerfd_settime(fd_, TFD_TIMER_ABSTIME, &time, nullptr);
+  }
+
+ private:
+  const int fd_;
+  std::int64_t at_ns_ = 0;
+  std::atomic<bool> closing_{false};
+  std::thread thread_;
+};
+
+class TritonPredictor : public Predictor {
+ public:
+  explicit TritonPredictor(const TritonOptions& options);
+  ~TritonPredictor() override;
+
+  Model model() const override;
+  std::string problem() const override;
+  bool ask(std::uint64_t ticket, const float* x_BWF, int windows,
+           std::int64_t deadline_ns) override;
+  bool next(Answer& answer, std::int64_t until_ns) override;
+  void wake() override {
+    woken_ = true;
+    kick_.now();
+  }
+  std::vector<ServerState> servers() const override;
+
+ private:
+  bool pop(Answer& answer);
+  bool wait(std::int64_t now, std::int64_t until_ns);
+  void tend(std::int64_t now);
+  void route(std::int64_t now);
+  bool all_in_time(std::int64_t first_ns) const;
+  void choose_server(std::int64_t now);
+  void give_up_stalled(std::int64_t now);
+  bool others(const TritonServer* server) const;
+  void publish();
+
+  grpc::CompletionQueue queue_;
+  Kick kick_{queue_};
+  RequestPool pool_;
+  Outcomes outcomes_;
+  std::vector<std::unique_ptr<TritonServer>> servers_;
+  TritonServer* active_ = nullptr;
+  const TritonServer* last_ = nullptr;  // in use before; of `servers_`
+  std::deque<std::unique_ptr<Request>> waiting_;
+  std::int64_t tended_ns_ = 0;
+  std::int64_t polled_ns_ = 0;
+  std::atomic<bool> woken_{false};
+  mutable std::mutex states_lock_;
+  std::vector<ServerState> states_;
+  std::optional<Timer> timer_{std::in_place, kick_};
+};
+
+TritonPredictor::TritonPredictor(const TritonOptions& options) : pool_(options.model) {
+  if (options.servers.empty()) throw std::invalid_argument("no server is named");
+  const auto credentials = make_credentials(options);
+  for (const std::string& name : options.servers) {
+    if (name.find(':') == std::string::npos) {
+      throw std::invalid_argument("server " + name + ": write it as host:port or unix:PATH");
+    }
+    servers_.push_back(std::make_unique<TritonServer>(
+        name, static_cast<int>(servers_.size()), options, credentials, queue_, pool_, outcomes_));
+  }
+  publish();
+}
+
+TritonPredictor::~TritonPredictor() {
+  timer_.reset();  // before the queue: a kick needs it
+  for (const auto& server : servers_) server->cancel();
+  queue_.Shutdown();
+  void* tag = nullptr;
+  bool ok = false;
+  while (queue_.Next(&tag, &ok)) {
+  }
+}
+
+std::string TritonPredictor::problem() const {
+  std::string text;
+  for (const auto& server : servers_) {
+    const ServerState state = server->state();
+    if (state.problem.empty()) continue;
+    if (!text.empty()) text += "; ";
+    text += state.name + ": " + state.problem;
+  }
+  return text;
+}
+
+// Of the server in use; while none answers, that of the one last in use, unless it has said that it
+// serves none: a batch asked about then is an error, and not one without a model.
+Model TritonPredictor::model() const {
+  if (active_ != nullptr) return active_->model();
+  return last_ == nullptr ? Model{} : last_->model();
+}
+
+bool TritonPredictor::ask(std::uint64_t ticket, const float* x_BWF, int windows,
+                          std::int64_t deadline_ns) {
+  if (active_ == nullptr || !active_->usable()) return false;
+  const Model& model = active_->model();
+  const std::int64_t now = monotonic_ns();
+  if (deadline_ns - now < active_->least_ns(now)) return true;  // it would be late
+  const bool joins =
+      !waiting_.empty() && !waiting_.back()->alone &&
+      waiting_.back()->model().tokens == model.tokens &&
+      waiting_.back()->windows() + windows <=
+          active_->batch_limit(std::min(waiting_.back()->first_deadline_ns(), deadline_ns) - now);
+  if (!joins) waiting_.push_back(pool_.take(model));
+  waiting_.back()->add({ticket, windows, deadline_ns}, x_BWF);
+  if (active_->room()) {
+    route(now);
+  } else {
+    active_->await(deadline_ns);
+  }
+  return true;
+}
+
+bool TritonPredictor::next(Answer& answer, std::int64_t until_ns) {
+  std::int64_t now = monotonic_ns();
+  for (;;) {
+    if (pop(answer)) return true;
+    if (woken_.exchange(false)) return false;
+    if (now - tended_ns_ >= kTendNs) tend(now);
+    const bool idle = active_ == nullptr || active_->idle();
+    if (now >= until_ns && idle && now - polled_ns_ < kPollNs) return false;
+    polled_ns_ = now;
+    const bool event = wait(now, until_ns);
+    now = monotonic_ns();
+    if (!event) give_up_stalled(now);
+    route(now);
+    if (!event && now >= until_ns) return pop(answer);
+  }
+}
+
+bool TritonPredictor::pop(Answer& answer) {
+  if (outcomes_.answers.empty()) return false;
+  answer = std::move(outcomes_.answers.front());
+  outcomes_.answers.pop_front();
+  return true;
+}
+
+// Takes an event, waiting for it until `until_ns` or until servers are to be tended; false: none.
+bool TritonPredictor::wait(std::int64_t now, std::int64_t until_ns) {
+  const std::int64_t tend_ns = tended_ns_ + kTendNs;
+  gpr_timespec deadline = gpr_time_0(GPR_CLOCK_MONOTONIC);
+  if (tend_ns <= until_ns) {
+    deadline = gpr_time_from_nanos(tend_ns, GPR_CLOCK_MONOTONIC);
+  } else if (until_ns - now > kNearNs) {
+    timer_->set(until_ns);
+    deadline = gpr_time_from_nanos(until_ns + kGrpcTickNs, GPR_CLOCK_MONOTONIC);
+  }
+  void* tag = nullptr;
+  bool ok = false;
+  if (queue_.AsyncNext(&tag, &ok, deadline) != grpc::CompletionQueue::GOT_EVENT) return false;
+  if (kick_.is(tag)) {
+    kick_.taken();
+    return monotonic_ns() < until_ns;  // of the timer, it means that the time is up
+  }
+  const Tag event = *static_cast<const Tag*>(tag);  // the call may go with its last event
+  event.server->handle(event, ok, monotonic_ns());
+  return true;
+}
+
+void TritonPredictor::tend(std::int64_t now) {
+  tended_ns_ = now;
+  for (const auto& server : servers_) server->tend(now);
+  route(now);
+  publish();
+}
+
+// Chooses the server, and gives it what waits: new questions, and those that another left
+// unanswered. They go in order where all can be in time so. When there are more than the server can
+// answer, the newest go first: in order, all would wait until each is too late.
+void TritonPredictor::route(std::int64_t now) {
+  choose_server(now);
+  for (auto& request : outcomes_.returned) waiting_.push_front(std::move(request));
+  outcomes_.returned.clear();
+  const std::int64_t earliest_ns = now + (active_ == nullptr ? 0 : active_->least_ns(now));
+  while (!waiting_.empty() && waiting_.front()->deadline_ns() <= earliest_ns) {
+    pool_.give_back(std::move(waiting_.front()));
+    waiting_.pop_front();
+  }
+  while (!waiting_.empty() && (active_ == nullptr || active_->room())) {
+    const bool in_order = active_ != nullptr && all_in_time(earliest_ns);
+    std::unique_ptr<Request> request = std::move(in_order ? waiting_.front() : waiting_.back());
+    in_order ? waiting_.pop_front() : waiting_.pop_back();
+    request->drop_expired(earliest_ns);
+    if (!request->empty() && active_ != nullptr &&
+        active_->model().tokens == request->model().tokens) {
+      active_->send(std::move(request));
+      continue;
+    }
+    if (!request->empty()) request->fail(problem(), 0, outcomes_.answers);
+    pool_.give_back(std::move(request));
+  }
+}
+
+// Whether the server in use can answer all that waits in time, the first of it at `first_ns`.
+bool TritonPredictor::all_in_time(std::int64_t first_ns) const {
+  return std::all_of(waiting_.begin(), waiting_.end(), [&](const auto& request) {
+    const bool in_time = first_ns <= request->first_deadline_ns();
+    first_ns += request->windows() * active_->window_ns();
+    return in_time;
+  });
+}
+
+void TritonPredictor::choose_server(std::int64_t now) {
+  const auto best = [&]() -> TritonServer* {
+    TritonServer* resting = nullptr;
+    for (const auto& server : servers_) {
+      if (!server->usable()) continue;
+      if (!server->resting(now)) return server.get();
+      if (resting == nullptr) resting = server.get();
+    }
+    return resting;
+  };
+  const TritonServer* const before = std::exchange(active_, best());
+  if (active_ != nullptr && active_->too_slow(now) && others(active_)) {
+    active_->leave("its answers are too late", now);
+    active_ = best();
+  }
+  if (active_ != nullptr) last_ = active_;
+  // Whoever has a decision of a server finds in the metrics that it is connected.
+  if (active_ != before) publish();
+}
+
+// To be called when no event waits: what is overdue then was not answered.
+void TritonPredictor::give_up_stalled(std::int64_t now) {
+  for (const auto& server : servers_) {
+    const std::int64_t overdue_ns = server->overdue_ns(now);
+    // The only server is given its time: there is nothing better to do.
+    if (overdue_ns >= (others(server.get()) ? kStallNs : kLastStallNs)) server->give_up(now);
+  }
+}
+
+bool TritonPredictor::others(const TritonServer* server) const {
+  return std::any_of(servers_.begin(), servers_.end(),
+                     [&](const auto& other) { return other.get() != server && other->usable(); });
+}
+
+std::vector<ServerState> TritonPredictor::servers() const {
+  const std::lock_guard lock(states_lock_);
+  return states_;
+}
+
+void TritonPredictor::publish() {
+  std::vector<ServerState> states;
+  for (const auto& server : servers_) states.push_back(server->state());
+  const std::lock_guard lock(states_lock_);
+  states_ = std::move(states);
+}
+
+}  // namespace
+
+std::unique_ptr<Predictor> make_triton_predictor(const TritonOptions& options) {
+  // What fails is in problem() and in the answers; gRPC would write it to the terminal as well.
+  ::setenv("GRPC_VERBOSITY", "NONE", 0);
+  return std::make_unique<TritonPredictor>(options);
+}
+
+}  // namespace swiftqueue::agent

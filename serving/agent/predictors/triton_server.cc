@@ -1,0 +1,402 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "serving/agent/predictors/triton_server.h"
+
+#include <algorithm>
+#include <iterator>
+#include <utility>
+
+#include "serving/agent/io/clock.h"
+#include "serving/agent/predictors/triton_channel.h"
+#include "serving/agent/predictors/usable_model.h"
+
+namespace swiftqueue::agent {
+
+// The stream: one KServe ModelStreamInfer call.
+struct Call {
+  grpc::ClientContext context;
+  std::unique_ptr<grpc::ClientAsyncReaderWriter<inference::ModelInferRequest,
+                                                inference::ModelStreamInferResponse>>
+      stream;
+  inference::ModelStreamInferResponse response;
+  grpc::Status status;
+  Tag start, read, write, finish;
+  int events = 0;  // that are to come
+  bool finishing = false;
+};
+
+// One look at a server: its model's configuration, then perhaps an inference.
+struct Probe {
+  std::int64_t begun_ns;
+  grpc::ClientContext context;        // of the configuration
+  grpc::ClientContext infer_context;  // of the inference
+  std::unique_ptr<grpc::ClientAsyncResponseReader<inference::ModelConfigResponse>> config_call;
+  std::unique_ptr<grpc::ClientAsyncResponseReader<inference::ModelInferResponse>> infer_call;
+  inference::ModelConfigResponse config;
+  inference::ModelInferResponse inferred;
+  grpc::Status status;
+  Tag tag;
+};
+
+namespace {
+
+constexpr std::int64_t kMs = 1'000'000;
+constexpr std::int64_t kFirstBackoffNs = 50 * kMs;
+constexpr std::int64_t kLastBackoffNs = 1'000 * kMs;
+constexpr std::int64_t kFirstProbePauseNs = 100 * kMs;
+constexpr std::int64_t kProbePauseNs = 1'000 * kMs;
+constexpr std::int64_t kProbeMs = 1'000;  // how long a probe may take
+constexpr int kLateInARow = 8;            // answers, before a server counts as too slow
+constexpr std::int64_t kSmooth = 64;      // answers over which times are averaged
+constexpr std::int64_t kTryNs = 20 * kMs;
+constexpr std::int64_t kTogetherShare = 8;  // of the time left, what a request may take
+constexpr std::int64_t kFirstRestNs = 1'000 * kMs;
+constexpr std::int64_t kLastRestNs = 60'000 * kMs;
+
+gpr_timespec in_ms(std::int64_t ms) {
+  return gpr_time_add(gpr_now(GPR_CLOCK_MONOTONIC), gpr_time_from_millis(ms, GPR_TIMESPAN));
+}
+
+std::string schema_hash_of(const inference::ModelConfig& config) {
+  const auto hash = config.parameters().find("schema_hash");
+  return hash == config.parameters().end() ? "" : hash->second.string_value();
+}
+
+// Why the model cannot be asked by this sender; empty if it can.
+std::string mismatch(const inference::ModelConfig& config) {
+  const auto is = [](const auto& tensor, const char* name, int dims) {
+    return tensor.name() == name && tensor.data_type() == inference::TYPE_FP32 &&
+           tensor.dims_size() == dims;
+  };
+  const bool takes = config.input_size() == 1 && is(config.input(0), "window", 2);
+  const auto answer = std::find_if(config.output().begin(), config.output().end(),
+                                   [&](const auto& each) { return is(each, "latency_us", 1); });
+  const std::string why = why_not_usable(
+      schema_hash_of(config), takes ? config.input(0).dims(0) : 0,
+      takes ? config.input(0).dims(1) : 0, answer == config.output().end() ? 0 : answer->dims(0));
+  if (!why.empty()) return "the served model " + why;
+  if (config.max_batch_size() < kMaxWindows) {
+    return "the served model takes fewer than " + std::to_string(kMaxWindows) +
+           " windows in a request";
+  }
+  return {};
+}
+
+// Whether Triton says that it serves no version (any more), as it does while it ends.
+bool ending(const std::string& error) {
+  return error.find("has no available versions") != std::string::npos ||
+         error.find("Server is stopping") != std::string::npos;
+}
+
+}  // namespace
+
+TritonServer::TritonServer(std::string name, int index, const TritonOptions& options,
+                           std::shared_ptr<grpc::ChannelCredentials> credentials,
+                           grpc::CompletionQueue& queue, RequestPool& pool, Outcomes& outcomes)
+    : name_(std::move(name)),
+      index_(index),
+      model_name_(options.model),
+      credentials_(std::move(credentials)),
+      queue_(queue),
+      pool_(pool),
+      outcomes_(outcomes),
+      backoff_ns_(kFirstBackoffNs),
+      probe_pause_ns_(kFirstProbePauseNs),
+      problem_("not connected yet") {}
+
+TritonServer::~TritonServer() = default;
+
+ServerState TritonServer::state() const {
+  return {name_, usable(), model_.version, problem_, !refusal_.empty(), refusals_};
+}
+
+void TritonServer::tend(std::int64_t now_ns) {
+  if (call_ == nullptr && now_ns >= reopen_ns_) open();
+  if (probe_ == nullptr && now_ns >= probe_ns_) begin_probe(now_ns);
+}
+
+std::int64_t TritonServer::overdue_ns(std::int64_t now_ns) const {
+  if (in_flight_.empty()) return 0;
+  std::int64_t due_ns = awaited_ns_;
+  for (const auto& request : in_flight_) due_ns = std::min(due_ns, request->first_deadline_ns());
+  return now_ns - due_ns;
+}
+
+void TritonServer::give_up(std::int64_t now_ns) {
+  const std::string why =
+      "no answer for " + std::to_string(overdue_ns(now_ns) / kMs) + " ms after it was due";
+  leave(why, now_ns);
+  lose(why, now_ns);
+  // Perhaps the host is gone, and with it any word of that: the next stream has its own connection.
+  drop_probe();
+  channel_.reset();
+}
+
+void TritonServer::cancel() {
+  if (call_ != nullptr) lose("closed", 0);
+  drop_probe();
+}
+
+std::int64_t TritonServer::least_ns(std::int64_t now_ns) const {
+  return now_ns - answered_ns_ < kTryNs ? least_ns_ : 0;
+}
+
+int TritonServer::batch_limit(std::int64_t left_ns) const {
+  const std::int64_t windows = left_ns / kTogetherShare / std::max<std::int64_t>(window_ns_, 1);
+  return static_cast<int>(std::clamp<std::int64_t>(windows, kMaxWindows, max_batch_));
+}
+
+bool TritonServer::too_slow(std::int64_t now_ns) const {
+  return late_ >= kLateInARow && now_ns - late_since_ns_ >= kStallNs;
+}
+
+void TritonServer::leave(const std::string& why, std::int64_t now_ns) {
+  rest_ns_ = rest_ns_ == 0 ? kFirstRestNs : std::min(2 * rest_ns_, kLastRestNs);
+  rest_until_ns_ = now_ns + rest_ns_;
+  late_ = 0;
+  late_since_ns_ = -1;
+  trouble(why, now_ns);
+}
+
+void TritonServer::trouble(const std::string& why, std::int64_t now_ns) {
+  problem_ = why;
+  trouble_ns_ = now_ns;
+  probe_pause_ns_ = kFirstProbePauseNs;
+  probe_ns_ = std::min(probe_ns_, now_ns + kFirstProbePauseNs);
+}
+
+// The stream.
+
+void TritonServer::connect() {
+  if (channel_ != nullptr) return;
+  channel_ = make_channel(name_, credentials_);
+  stub_ = inference::GRPCInferenceService::NewStub(channel_);
+}
+
+void TritonServer::open() {
+  connect();
+  call_ = std::make_unique<Call>();
+  call_->start = {this, call_.get(), nullptr, Tag::kStart};
+  call_->read = {this, call_.get(), nullptr, Tag::kRead};
+  call_->write = {this, call_.get(), nullptr, Tag::kWrite};
+  call_->finish = {this, call_.get(), nullptr, Tag::kFinish};
+  call_->stream = stub_->PrepareAsyncModelStreamInfer(&call_->context, &queue_);
+  call_->stream->StartCall(&call_->start);
+  call_->events = 1;
+}
+
+void TritonServer::send(std::unique_ptr<Request> request) {
+  const inference::ModelInferRequest& message = request->sealed(++sent_);
+  if (in_flight_.empty()) awaited_ns_ = kNobody;  // nothing was owed
+  request->sent_ns = monotonic_ns();
+  in_flight_.push_back(std::move(request));
+  writing_ = true;
+  ++call_->events;
+  call_->stream->Write(message, &call_->write);
+}
+
+void TritonServer::handle(const Tag& tag, bool ok, std::int64_t now_ns) {
+  if (tag.probe != nullptr) {
+    if (tag.probe != probe_.get()) {
+      std::erase_if(old_probes_, [&](const auto& probe) { return probe.get() == tag.probe; });
+    } else if (tag.event == Tag::kConfig) {
+      config_done(*probe_, now_ns);
+    } else {
+      infer_done(*probe_, now_ns);
+    }
+    return;
+  }
+  Call& call = *tag.call;
+  --call.events;
+  const bool current = tag.call == call_.get();
+  if (tag.event == Tag::kFinish) {
+    if (current) lose(describe(call.status), now_ns);
+  } else if (ok && current) {
+    if (tag.event == Tag::kRead) take_answer(now_ns);
+    if (tag.event == Tag::kWrite) writing_ = false;
+    if (tag.event == Tag::kStart) open_ = true;
+    if (tag.event != Tag::kWrite) {
+      ++call.events;
+      call.stream->Read(&call.response, &call.read);
+    }
+  } else if (!call.finishing) {  // broken, or cancelled: now it says why
+    if (current) open_ = false;
+    call.finishing = true;
+    ++call.events;
+    call.stream->Finish(&call.status, &call.finish);
+  }
+  if (call.events == 0 && tag.call != call_.get()) {
+    std::erase_if(old_calls_, [&](const auto& old) { return old.get() == tag.call; });
+  }
+}
+
+// Gives the stream up. What was under way goes back to the predictor.
+void TritonServer::lose(const std::string& why, std::int64_t now_ns) {
+  call_->context.TryCancel();
+  old_calls_.push_back(std::move(call_));
+  open_ = writing_ = false;
+  std::move(in_flight_.begin(), in_flight_.end(), std::back_inserter(outcomes_.returned));
+  in_flight_.clear();
+  reopen_ns_ = now_ns + backoff_ns_;
+  backoff_ns_ = std::min(2 * backoff_ns_, kLastBackoffNs);
+  trouble(why, now_ns);
+}
+
+void TritonServer::take_answer(std::int64_t now_ns) {
+  const auto& response = call_->response;
+  const auto place = std::find_if(in_flight_.begin(), in_flight_.end(), [&](const auto& request) {
+    return request->id() == response.infer_response().id();
+  });
+  if (place == in_flight_.end()) {
+    problem_ = "an answer to no question: " + response.error_message().substr(0, 200);
+    return;
+  }
+  std::unique_ptr<Request> request = std::move(*place);
+  in_flight_.erase(place);
+  awaited_ns_ = kNobody;
+  if (ending(response.error_message())) {  // no fault of the question: another server may answer it
+    in_flight_.push_back(std::move(request));
+    lose(describe(grpc::Status(grpc::StatusCode::UNAVAILABLE, response.error_message())), now_ns);
+    return;
+  }
+  if (!response.error_message().empty()) {
+    refuse(std::move(request), response.error_message());
+    probe_ns_ = std::min(probe_ns_, now_ns + kFirstProbePauseNs);  // another model, perhaps
+    return;
+  }
+  const std::int64_t due_ns = request->deadline_ns();
+  const std::int64_t took_ns = now_ns - request->sent_ns;
+  // The server computes one request after the other.
+  const std::int64_t busy_ns = now_ns - std::max(request->sent_ns, answered_ns_);
+  window_ns_ += (busy_ns / request->windows() - window_ns_) / kSmooth;
+  request->answer(response.infer_response(), index_, outcomes_.answers);
+  pool_.give_back(std::move(request));
+  const Answer& last = outcomes_.answers.back();
+  if (!last.ok) {
+    complain(": " + last.error);
+    leave(last.error, now_ns);
+    return;
+  }
+  model_.version = last.version;
+  answered_ns_ = now_ns;
+  if (now_ns <= due_ns) {
+    late_ = 0;
+    late_since_ns_ = -1;
+    least_ns_ = std::min(took_ns, least_ns_ + (took_ns - least_ns_) / kSmooth);
+    backoff_ns_ = kFirstBackoffNs;
+    if (now_ns - rest_until_ns_ > kLastRestNs) rest_ns_ = 0;
+  } else if (late_++ == 0) {
+    late_since_ns_ = due_ns;
+  }
+}
+
+void TritonServer::complain(const std::string& line) {
+  if (line != said_) complaints_.say(name_ + line);
+  said_ = line;
+}
+
+void TritonServer::refuse(std::unique_ptr<Request> request, const std::string& error) {
+  if (request->tickets().size() == 1) {
+    problem_ = describe(grpc::Status(grpc::StatusCode::INVALID_ARGUMENT, error));
+    complain(" refused a batch: " + problem_);
+    request->fail(problem_, index_, outcomes_.answers);
+    pool_.give_back(std::move(request));
+    return;
+  }
+  for (std::size_t i = 0; i < request->tickets().size(); ++i) {
+    auto single = pool_.take(request->model());
+    single->alone = true;
+    single->add(request->tickets()[i], request->windows_of(i));
+    outcomes_.returned.push_back(std::move(single));
+  }
+  pool_.give_back(std::move(request));
+}
+
+// The probe.
+
+void TritonServer::begin_probe(std::int64_t now_ns) {
+  connect();
+  probe_ = std::make_unique<Probe>();
+  probe_->begun_ns = now_ns;
+  probe_->tag = {this, nullptr, probe_.get(), Tag::kConfig};
+  probe_->context.set_deadline(in_ms(kProbeMs));
+  inference::ModelConfigRequest request;
+  request.set_name(model_name_);
+  probe_->config_call = stub_->PrepareAsyncModelConfig(&probe_->context, request, &queue_);
+  probe_->config_call->StartCall();
+  probe_->config_call->Finish(&probe_->config, &probe_->status, &probe_->tag);
+}
+
+void TritonServer::config_done(Probe& probe, std::int64_t now_ns) {
+  if (!probe.status.ok()) {
+    const auto code = probe.status.error_code();
+    const bool silent = code == grpc::StatusCode::DEADLINE_EXCEEDED ||
+                        code == grpc::StatusCode::CANCELLED || channel_ == nullptr ||
+                        channel_->GetState(false) != GRPC_CHANNEL_READY;
+    if (!silent) refusal_.clear();  // no model, so none to refuse
+    return end_probe(describe(probe.status), !silent, now_ns);
+  }
+  const inference::ModelConfig& config = probe.config.config();
+  const std::string before = std::exchange(refusal_, mismatch(config));
+  if (!refusal_.empty()) {
+    if (refusal_ != before) {  // looked at again and again
+      ++refusals_;
+      complaints_.say(name_ + ": " + refusal_);
+    }
+    return end_probe(refusal_, true, now_ns);
+  }
+  max_batch_ = config.max_batch_size();
+  model_.tokens = static_cast<int>(config.input(0).dims(0));
+  if (usable() && answered_ns_ > now_ns - kProbePauseNs) return end_probe({}, false, now_ns);
+  auto request = padding_window();
+  probe.infer_context.set_deadline(in_ms(kProbeMs));
+  probe.tag.event = Tag::kInfer;
+  probe.infer_call =
+      stub_->PrepareAsyncModelInfer(&probe.infer_context, request->sealed(0), &queue_);
+  probe.infer_call->StartCall();
+  probe.infer_call->Finish(&probe.inferred, &probe.status, &probe.tag);
+  pool_.give_back(std::move(request));
+}
+
+void TritonServer::infer_done(const Probe& probe, std::int64_t now_ns) {
+  if (!probe.status.ok()) return end_probe(describe(probe.status), false, now_ns);
+  std::deque<Answer> answers;
+  auto request = padding_window();
+  request->answer(probe.inferred, index_, answers);
+  pool_.give_back(std::move(request));
+  if (!answers.front().ok) return end_probe(answers.front().error, false, now_ns);
+  model_.version = answers.front().version;
+  proven_ns_ = probe.begun_ns;
+  end_probe({}, false, now_ns);
+}
+
+// A question that any model can answer.
+std::unique_ptr<Request> TritonServer::padding_window() {
+  auto request = pool_.take(model_);
+  const std::vector<float> x_WF(model_.floats());
+  request->add({0, 1, 0}, x_WF.data());
+  return request;
+}
+
+void TritonServer::end_probe(const std::string& problem, bool model_gone, std::int64_t now_ns) {
+  const bool answers = answered_ns_ > probe_->begun_ns;  // the stream does, whatever the probe says
+  probe_.reset();
+  if (problem.empty()) {
+    if (open_) problem_.clear();
+    probe_pause_ns_ = kProbePauseNs;
+  } else if (model_gone || !answers) {
+    const std::int64_t pause_ns = std::min(2 * probe_pause_ns_, kProbePauseNs);
+    if (model_gone) model_.tokens = 0;
+    trouble(problem, now_ns);
+    probe_pause_ns_ = pause_ns;
+  }
+  probe_ns_ = now_ns + probe_pause_ns_;
+}
+
+void TritonServer::drop_probe() {
+  if (probe_ == nullptr) return;
+  probe_->context.TryCancel();
+  probe_->infer_context.TryCancel();
+  old_probes_.push_back(std::move(probe_));
+}
+
+}  // namespace swiftqueue::agent

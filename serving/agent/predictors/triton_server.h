@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// One Triton server: its stream, the requests under way on it, and what is known of the model
+// there. All of it is asynchronous on one completion queue, driven by the thread that decides: an
+// answer wakes that thread and no other, and nothing here waits.
+//
+// A server is judged by answers alone. `config` of its model and, while nothing else is asked of
+// it, a real inference are asked for every second; after any trouble it is used again once such an
+// inference was answered.
+#ifndef SWIFTQUEUE_SERVING_AGENT_TRITON_SERVER_H_
+#define SWIFTQUEUE_SERVING_AGENT_TRITON_SERVER_H_
+
+#include <grpcpp/grpcpp.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <deque>
+#include <limits>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "grpc_service.grpc.pb.h"
+#include "serving/agent/io/complaints.h"
+#include "serving/agent/predictors/predictor.h"
+#include "serving/agent/predictors/triton_predictor.h"
+#include "serving/agent/predictors/triton_request.h"
+
+namespace swiftqueue::agent {
+
+// Requests under way at once: one for the server to compute and one for it to begin with, so that
+// it never waits for us. Questions beyond these wait and go out together, the newest first.
+inline constexpr std::size_t kMaxInFlight = 2;
+// A server that misses all deadlines for this long is left for another, if there is one.
+inline constexpr std::int64_t kStallNs = 30'000'000;
+
+class TritonServer;
+
+// What the completion queue returns: whose event, of which call, and which.
+struct Tag {
+  enum Event { kStart, kRead, kWrite, kFinish, kConfig, kInfer };
+  TritonServer* server;
+  struct Call* call;  // of the first four; nullptr for the others
+  struct Probe* probe;
+  Event event;
+};
+
+// What comes back from servers, for the predictor.
+struct Outcomes {
+  std::deque<Answer> answers;
+  // Their stream broke or stalled: another server may still answer them in time.
+  std::vector<std::unique_ptr<Request>> returned;
+};
+
+class TritonServer {
+ public:
+  TritonServer(std::string name, int index, const TritonOptions& options,
+               std::shared_ptr<grpc::ChannelCredentials> credentials, grpc::CompletionQueue& queue,
+               RequestPool& pool, Outcomes& outcomes);
+  ~TritonServer();  // the queue must have been shut down and emptied
+
+  // Opens the stream and asks about the model when that is due.
+  void tend(std::int64_t now_ns);
+  // An event of this server.
+  void handle(const Tag& tag, bool ok, std::int64_t now_ns);
+  // Ends all calls; their events still come.
+  void cancel();
+
+  bool usable() const { return open_ && model_.tokens > 0 && proven_ns_ > trouble_ns_; }
+  // After repeated trouble it is left alone for a while, where there is another server.
+  bool resting(std::int64_t now_ns) const { return now_ns < rest_until_ns_; }
+  bool room() const { return open_ && !writing_ && in_flight_.size() < kMaxInFlight; }
+  void send(std::unique_ptr<Request> request);
+  // A question waits for room here: silence meanwhile counts against the server, too.
+  void await(std::int64_t deadline_ns) { awaited_ns_ = std::min(awaited_ns_, deadline_ns); }
+  // How long ago the first of the questions under way, or waiting for it since its last answer, was
+  // due. A patient question hides no other one. Large only if no event waits to be taken.
+  std::int64_t overdue_ns(std::int64_t now_ns) const;
+  // Answers come, but all deadlines have been missed for kStallNs.
+  bool too_slow(std::int64_t now_ns) const;
+  // Leaves it until it has proven itself again.
+  void leave(const std::string& why, std::int64_t now_ns);
+  // Leaves it, with all that is under way, and connects anew.
+  void give_up(std::int64_t now_ns);
+  bool idle() const { return in_flight_.empty(); }
+
+  const Model& model() const { return model_; }
+  // What an answer has taken at least, of late: a question with less time left is not asked, since
+  // it would make others late, too. 0 if that is not known any more.
+  std::int64_t least_ns(std::int64_t now_ns) const;
+  // What a window has cost the server, of late.
+  std::int64_t window_ns() const { return window_ns_; }
+  // Windows to send together with `left_ns` to go: they are answered together, when all are done.
+  int batch_limit(std::int64_t left_ns) const;
+  const std::string& problem() const { return problem_; }
+  ServerState state() const;
+
+ private:
+  static constexpr std::int64_t kNobody = std::numeric_limits<std::int64_t>::max();
+
+  void connect();
+  void open();
+  void take_answer(std::int64_t now_ns);
+  void refuse(std::unique_ptr<Request> request, const std::string& error);
+  void complain(const std::string& line);
+  void lose(const std::string& why, std::int64_t now_ns);
+  void trouble(const std::string& why, std::int64_t now_ns);
+  void begin_probe(std::int64_t now_ns);
+  void config_done(Probe& probe, std::int64_t now_ns);
+  void infer_done(const Probe& probe, std::int64_t now_ns);
+  void end_probe(const std::string& problem, bool model_gone, std::int64_t now_ns);
+  void drop_probe();
+  std::unique_ptr<Request> padding_window();
+
+  const std::string name_;
+  const int index_;
+  const std::string model_name_;
+  const std::shared_ptr<grpc::ChannelCredentials> credentials_;
+  grpc::CompletionQueue& queue_;
+  RequestPool& pool_;
+  Outcomes& outcomes_;
+
+  std::shared_ptr<grpc::Channel> channel_;
+  std::unique_ptr<inference::GRPCInferenceService::Stub> stub_;
+
+  std::unique_ptr<Call> call_;  // the stream, or being opened
+  bool open_ = false;
+  bool writing_ = false;
+  std::vector<std::unique_ptr<Request>> in_flight_;  // in the order sent
+  std::uint64_t sent_ = 0;
+  std::int64_t awaited_ns_ = kNobody;  // first deadline of those that wait for room
+  std::int64_t reopen_ns_ = 0;
+  std::int64_t backoff_ns_;
+
+  std::unique_ptr<Probe> probe_;
+  std::int64_t probe_ns_ = 0;  // when the next is due
+  std::int64_t probe_pause_ns_;
+
+  // Given up; kept until their last event.
+  std::vector<std::unique_ptr<Call>> old_calls_;
+  std::vector<std::unique_ptr<Probe>> old_probes_;
+
+  Model model_;
+  int max_batch_ = 0;  // windows that the model takes in a request
+  Complaints complaints_;
+  std::string problem_;
+  std::string said_;     // about a batch, last
+  std::string refusal_;  // why the model there cannot be used; empty if it can
+  std::int64_t refusals_ = 0;
+  std::int64_t answered_ns_ = -1;  // last good answer of the stream
+  std::int64_t least_ns_ = 0;      // from sending to an answer in time: falls at once, rises slowly
+  std::int64_t window_ns_ = 0;
+  std::int64_t trouble_ns_ = 0;      // last trouble
+  std::int64_t proven_ns_ = -1;      // start of the last inference that was asked to prove it
+  std::int64_t late_since_ns_ = -1;  // first deadline missed since the last one met
+  int late_ = 0;                     // since then
+  std::int64_t rest_ns_ = 0;         // how long it rests after the next trouble of slowness
+  std::int64_t rest_until_ns_ = 0;
+};
+
+}  // namespace swiftqueue::agent
+
+#endif  // SWIFTQUEUE_SERVING_AGENT_TRITON_SERVER_H_
