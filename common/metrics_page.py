@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -82,6 +83,8 @@ def serve(registry: CollectorRegistry, address: str, port: int) -> int:
     page = _Page(registry)
 
     async def run() -> None:
+        one = ThreadPoolExecutor(1, "metrics")  # the page is made once at a time
+        asyncio.get_running_loop().set_default_executor(one)
         server = await asyncio.start_server(
             page.answer, sock=listening, limit=MOST_REQUEST_BYTES, backlog=AT_ONCE
         )
