@@ -9,22 +9,17 @@ Importing it loads none of the libraries behind it, and nothing here makes a fol
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
+
+from models.registry.packet_model import PREDICTED, Model, read_model
 
 if TYPE_CHECKING:
-    import numpy as np
     import polars as pl
     from matplotlib.figure import Figure
-    from numpy.typing import NDArray
-
-    Floats = NDArray[np.float32]
-    Predicted = Callable[[pl.DataFrame], Floats]  # µs of the packets of whole batches, in send order
 
 __all__ = ["Model", "load_model", "plot", "read_capture"]
 
-PREDICTED: Final = "predicted_us"  # the column that `Model.predict` adds
 CHECKOUT: Final = Path(__file__).resolve().parent.parent
 NS_PER_S: Final = 1e9
 
@@ -82,7 +77,7 @@ def load_model(
 
     files = (DESCRIPTION_FILE, forecaster.DESCRIPTION_FILE)
     if not isinstance(which, int) and any((Path(which) / name).is_file() for name in files):
-        return _of_folder(Path(which))
+        return read_model(Path(which))
     from common.state import state_at, state_dir
     from models.registry import decision, registry, store
 
@@ -102,64 +97,7 @@ def load_model(
         if which == registry.CHAMPION and (why := versions.refusal(version)):
             raise ValueError(f"the alias {which} points to version {version} and is not followed ({why})")
         with tempfile.TemporaryDirectory(prefix="swiftqueue-") as folder:
-            return _of_folder(versions.fetch(version, Path(folder)))
-
-
-class Model:
-    """A trained predictor; `load_model` gives one."""
-
-    def __init__(self, description: dict[str, Any], predicted: Predicted) -> None:
-        self._description, self._predicted = description, predicted
-
-    @property
-    def description(self) -> dict[str, Any]:
-        """What the files of the model say beside its weights: its form, inputs, and how it was taught."""
-        return dict(self._description)
-
-    def predict(self, packets: pl.DataFrame) -> pl.DataFrame:
-        """Forecast the latency of each packet of a trace from what its sender knew before it was sent.
-
-        Eight packets are decided at once, at the send time of the first.
-
-        Args:
-            packets: one whole trace, N rows in send order, as `read_capture` gives it.
-
-        Returns:
-            The same N rows with one more column, `predicted_us` (microseconds, float32); null in an
-            incomplete last batch.
-
-        Raises:
-            ValueError: the rows are not one whole trace in send order.
-
-        """
-        import polars as pl
-
-        predicted_N = pl.Series(PREDICTED, self._predicted(packets))
-        return packets.with_columns(predicted_N.extend_constant(None, packets.height - len(predicted_N)))
-
-
-def _of_folder(folder: Path) -> Model:
-    from common.json_file import read_object
-    from models.forecasters import forecaster
-
-    fitted = forecaster.load(folder)
-    described: dict[str, Any] = {}
-    for name in ("model.json", forecaster.DESCRIPTION_FILE):
-        if (folder / name).is_file():
-            described |= read_object(folder / name)
-    knows = {name: described[name] for name in ("visibility", "told") if name in described}
-
-    def predicted(packets: pl.DataFrame) -> Floats:
-        import numpy as np
-
-        from feature_store.packets.schema import HORIZON
-        from models.forecasters.traces import Part
-        from models.training.protocol import Slice
-
-        part = Part("trace", packets, Slice(0, packets.height // HORIZON), **knows)
-        return fitted.predict(part).ravel() if len(part) else np.empty(0, np.float32)
-
-    return Model(described, predicted)
+            return read_model(versions.fetch(version, Path(folder)))
 
 
 def plot(forecasts: pl.DataFrame, *, start_s: float = 0.0, seconds: float = 2.0) -> Figure:

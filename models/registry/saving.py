@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from models.registry import packet_model
 from models.registry.decision import CONTENT_TAG, FILES_TAG
 from models.registry.lineage import content_hash
 
@@ -19,37 +20,69 @@ INPUTS_FILE: Final = (
 
 
 def save_model(artifact: Path, folder: Path, model: Any, run_id: str, tags: Mapping[str, str]) -> str:
-    """Write what MLflow keeps of a version: the network with its signature, and our own files beside it.
+    """Write what MLflow keeps of a version: its loader with a signature, and our own files beside it.
+
+    `mlflow.pyfunc.load_model` predicts from a packet table; of a network that takes something else it is the
+    exported network.
 
     Returns:
-        What the network takes and gives, in a sentence.
+        What the version takes and gives, in a sentence.
     """
     import mlflow.onnx
+    import mlflow.pyfunc
     import onnx
     import onnxruntime
     from mlflow.models import Model
 
-    network = onnx.load(str(artifact / "model.onnx"))
-    signature = _signature(network)
-    mlflow.onnx.save_model(
-        network,
-        str(folder),
-        mlflow_model=Model(
+    common: dict[str, Any] = {
+        "path": str(folder),
+        "mlflow_model": Model(
             artifact_path=model.artifact_location,
             model_uuid=model.model_id,
             run_id=run_id,
             model_id=model.model_id,
         ),
-        signature=signature,
-        pip_requirements=[f"onnxruntime=={onnxruntime.__version__}"],
-        onnx_execution_providers=["CPUExecutionProvider"],
-        save_as_external_data=False,
-        metadata=dict(tags),
-    )
+        "metadata": dict(tags),
+    }
+    if predicts_packets(artifact):
+        mlflow.pyfunc.save_model(
+            **common,
+            loader_module=packet_model.__name__,
+            signature=packet_model.signature(),
+            input_example=packet_model.example(),
+            pip_requirements=["swiftqueue"],
+        )
+        said = f"It takes a packet table and gives each packet's `{packet_model.PREDICTED}`."
+    else:
+        network = onnx.load(str(artifact / "model.onnx"))
+        signature = _signature(network)
+        mlflow.onnx.save_model(
+            onnx_model=network,
+            **common,
+            signature=signature,
+            pip_requirements=[f"onnxruntime=={onnxruntime.__version__}"],
+            onnx_execution_providers=["CPUExecutionProvider"],
+            save_as_external_data=False,
+        )
+        takes, gives = (
+            ", ".join(f"`{one.name}`" for one in of) for of in (signature.inputs, signature.outputs)
+        )
+        said = f"It takes {takes} and gives {gives}."
     for name in _files(artifact):
         shutil.copyfile(artifact / name, folder / name)
-    takes, gives = (", ".join(f"`{one.name}`" for one in of) for of in (signature.inputs, signature.outputs))
-    return f"It takes {takes} and gives {gives}."
+    return said
+
+
+def predicts_packets(artifact: Path) -> bool:
+    """Return whether an artifact is a forecaster's, which predicts from a packet table."""
+    from models.forecasters.forecaster import kind_named
+    from models.networks.artifact import architecture_in
+
+    try:
+        kind_named(architecture_in(artifact))
+    except ValueError:
+        return False
+    return True
 
 
 def _files(artifact: Path) -> list[str]:

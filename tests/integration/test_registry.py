@@ -12,16 +12,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
+import polars as pl
 import pytest
 import toy_world
 import yaml
 
 from feature_store.events.definition import EVENTS
+from feature_store.packets.schema import PACKET_SCHEMA
 from models.sharp import PAPERS
 
 pytestmark = pytest.mark.slow
 
-ROWS = (136, len(EVENTS.features))  # of the window of two layers
 TAGS = {"git_commit": "b" * 40, "schema_hash": "a" * 64}
 
 
@@ -82,6 +84,11 @@ def check_round_trip(name: str, exported: Path, folder: Path) -> None:
     check_stored(name, version, folder / "stored")
 
 
+def packet_table(frame: pd.DataFrame) -> pl.DataFrame:
+    """A packet table of a pandas frame."""
+    return pl.from_pandas(frame).cast(PACKET_SCHEMA)
+
+
 def is_pickle(path: Path) -> bool:
     """Whether a file parses as a pickle to its STOP."""
     try:
@@ -94,13 +101,21 @@ def check_stored(name: str, version: int, folder: Path) -> None:
     """What MLflow keeps: a signature its UI shows, a network its own loader runs, and no pickle."""
     import mlflow
 
+    from swiftqueue import load_model
+
     uri = f"models:/{name}/{version}"
     info = mlflow.models.get_model_info(uri)
-    assert [(i.name, i.shape[1:]) for i in info.signature.inputs.inputs] == [("window", ROWS)]
-    assert [(o.name, o.shape) for o in info.signature.outputs.inputs] == [("latency_us", (-1, 8))]
-    x_BWF = np.zeros((2, *ROWS), dtype=np.float32)
-    answer = mlflow.pyfunc.load_model(uri).predict({"window": x_BWF})
-    assert answer["latency_us"].shape == (2, 8)
+    assert info.signature.inputs.input_names() == PACKET_SCHEMA.names()
+    assert info.signature.outputs.input_names() == ["predicted_us"]
+    served = mlflow.pyfunc.load_model(uri)
+    packets = served.input_example
+    assert np.isfinite(served.predict(packets)["predicted_us"]).all()
+    ours = load_model(version, name=name).predict(packet_table(packets))
+    assert (served.predict(packets)["predicted_us"].to_numpy() == ours["predicted_us"].to_numpy()).all()
+    unknown = packets.astype({"acked_ns": "Int64"}).assign(acked_ns=pd.NA, latency_us=np.nan)
+    assert np.isfinite(served.predict(unknown)["predicted_us"]).all()
+    with pytest.raises(mlflow.MlflowException, match="size_bytes"):
+        served.predict(packets.drop(columns="size_bytes"))
     mlflow.artifacts.download_artifacts(uri, dst_path=str(folder))
     files = [p for p in folder.rglob("*") if p.is_file()]
     assert {p.suffix for p in files} <= {".safetensors", ".json", ".onnx", ".npy", ".yaml", ".txt", ""}
@@ -373,7 +388,9 @@ def test_the_stage_registers_judges_and_reuses(sqlite: None, data: Path) -> None
     assert run.data.tags["dvc.data/packets/trace:t"] == "d" * 32
     assert version.description.startswith("**The gate passed it**: no champion yet.\n\nMade from t/round-1, ")
     described = registry._client.search_registered_models("name = 'staged'")[0].description
-    assert described.startswith("It takes `window` and gives `latency_us`. The alias `champion` is ")
+    assert described.startswith(
+        "It takes a packet table and gives each packet's `predicted_us`. The alias `champion` is "
+    )
     assert {name: run.data.metrics[name] for name in ("n", "model.mae_ms")} == {"n": 5, "model.mae_ms": 1.5}
     assert len(run.data.metrics) < 50
 

@@ -1,0 +1,170 @@
+"""A trained model that predicts from a packet table: for `import swiftqueue`, and for MLflow's `pyfunc`.
+
+Importing it loads none of the libraries behind it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pandas as pd
+    import polars as pl
+    from numpy.typing import NDArray
+
+    Floats = NDArray[np.float32]
+    Predicted = Callable[[pl.DataFrame], Floats]  # µs of the packets of whole batches, in send order
+
+PREDICTED: Final = "predicted_us"  # the column that `Model.predict` adds
+EXAMPLE_PACKETS: Final = 32
+EXAMPLE_RTT_NS: Final = 20_000_000
+NULLABLE: Final = ("acked_ns", "latency_us")  # of packets without an acknowledgement
+
+
+class Model:
+    """A trained predictor; `swiftqueue.load_model` gives one."""
+
+    def __init__(self, description: dict[str, Any], predicted: Predicted) -> None:
+        self._description, self._predicted = description, predicted
+
+    @property
+    def description(self) -> dict[str, Any]:
+        """What the files of the model say beside its weights: its form, inputs, and how it was taught."""
+        return dict(self._description)
+
+    def predict(self, packets: pl.DataFrame) -> pl.DataFrame:
+        """Forecast the latency of each packet of a trace from what its sender knew before it was sent.
+
+        Eight packets are decided at once, at the send time of the first.
+
+        Args:
+            packets: one whole trace, N rows in send order, as `read_capture` gives it.
+
+        Returns:
+            The same N rows with one more column, `predicted_us` (microseconds, float32); null in an
+            incomplete last batch.
+
+        Raises:
+            ValueError: the rows are not one whole trace in send order.
+
+        """
+        import polars as pl
+
+        predicted_N = pl.Series(PREDICTED, self._predicted(packets))
+        return packets.with_columns(predicted_N.extend_constant(None, packets.height - len(predicted_N)))
+
+
+def read_model(folder: Path) -> Model:
+    """Return the model of an artifact's folder, or of a forecaster's.
+
+    Raises:
+        FileNotFoundError: a file is missing.
+        ValueError: it is damaged or of another format; the line says what.
+    """
+    from common.json_file import read_object
+    from models.forecasters import forecaster
+    from models.networks.files import DESCRIPTION_FILE
+
+    fitted = forecaster.load(folder)
+    described: dict[str, Any] = {}
+    for name in (DESCRIPTION_FILE, forecaster.DESCRIPTION_FILE):
+        if (folder / name).is_file():
+            described |= read_object(folder / name)
+    knows = {name: described[name] for name in ("visibility", "told") if name in described}
+
+    def predicted(packets: pl.DataFrame) -> Floats:
+        import numpy as np
+
+        from feature_store.packets.schema import HORIZON
+        from models.forecasters.traces import Part
+        from models.training.protocol import Slice
+
+        part = Part("trace", packets, Slice(0, packets.height // HORIZON), **knows)
+        return fitted.predict(part).ravel() if len(part) else np.empty(0, np.float32)
+
+    return Model(described, predicted)
+
+
+class PacketTableModel:
+    """What MLflow's `pyfunc` calls: a packet table as a pandas frame, and each packet's latency."""
+
+    def __init__(self, folder: Path) -> None:
+        self._model = read_model(folder)
+
+    def predict(self, packets: pd.DataFrame, params: dict[str, Any] | None = None) -> pd.DataFrame:
+        """Return `predicted_us` (microseconds) of each of the N packets of one whole trace in send order.
+
+        Args:
+            packets: the columns of a packet table (docs/PACKETS.md); `acked_ns` and `latency_us` may be null.
+            params: MLflow's; there are none.
+
+        Raises:
+            ValueError: the rows are not one whole trace in send order, or a column has another type.
+        """
+        import polars as pl
+
+        from feature_store.packets.schema import PACKET_SCHEMA
+
+        try:
+            table = (
+                pl.from_pandas(packets, nan_to_null=True).select(PACKET_SCHEMA.names()).cast(PACKET_SCHEMA)
+            )
+        except pl.exceptions.PolarsError as error:
+            raise ValueError(f"not a packet table: {str(error).splitlines()[0][:200]}") from None
+        return self._model.predict(table).select(PREDICTED).to_pandas()
+
+
+def _load_pyfunc(path: str) -> PacketTableModel:
+    """Load a version's files; MLflow calls it by this name (`loader_module`)."""
+    return PacketTableModel(Path(path))
+
+
+def example() -> pd.DataFrame:
+    """Return a small packet table as MLflow's input example: one flow, a packet per millisecond."""
+    import pandas as pd
+    import polars as pl
+
+    from feature_store.packets.schema import PACKET_SCHEMA, QUEUES
+
+    sent_ns = [1_000_000 * packet for packet in range(EXAMPLE_PACKETS)]
+    acked_ns = [one + EXAMPLE_RTT_NS for one in sent_ns]
+    frame = pd.DataFrame(
+        {
+            "trace": "example",
+            "packet": range(EXAMPLE_PACKETS),
+            "sent_ns": sent_ns,
+            "flow_id": 0,
+            "receiver_id": 0,
+            "size_bytes": 1500,
+            "ecn": 1,
+            "queue": QUEUES[1],
+            "acked_ns": acked_ns,
+            "latency_us": EXAMPLE_RTT_NS / 1e3,
+            "retransmitted": False,
+            "lost": False,
+        }
+    )
+    table = pl.from_pandas(frame).cast(PACKET_SCHEMA)
+    return table.with_columns(pl.col("queue").cast(pl.String)).to_pandas()
+
+
+def signature() -> Any:
+    """Return MLflow's signature: the columns of a packet table, and `predicted_us`."""
+    from mlflow.models import ModelSignature
+    from mlflow.types import ColSpec, DataType, Schema
+    from mlflow.types.schema import AnyType
+
+    kinds = {
+        "int64": DataType.long,
+        "int32": DataType.integer,
+        "uint8": DataType.integer,
+        "bool": DataType.boolean,
+    }
+    columns = [
+        ColSpec(AnyType() if name in NULLABLE else kinds.get(str(kind), DataType.string), name)
+        for name, kind in example().dtypes.items()
+    ]
+    return ModelSignature(inputs=Schema(columns), outputs=Schema([ColSpec(DataType.float, PREDICTED)]))
