@@ -33,7 +33,7 @@ from models.networks.files import (
     check_state,
     write_onnx,
 )
-from models.networks.parameters import MEDIAN, MOST_LEVELS
+from models.networks.parameters import MEDIAN, MOST_LEVELS, OLD_SCHEMA_HASH, why_old
 from models.networks.query_network import QueryNetwork
 from models.networks.scaling import ScaledFeature, Target
 
@@ -68,8 +68,6 @@ _MOST: Final = {
 }
 NETWORKS: Final = "models/*/network.py"  # import_closure.py follows it
 FORMER_FORMAT: Final = "swiftqueue-artifact/1"
-_FORMER: Final = {"transformer-encoder", "bilstm", "query-mlp"}  # networks that earlier versions served
-LAST_FORMER: Final = "ebbf31e4"  # the last commit that serves them
 EMBEDDINGS: Final = {"send.weight": "features", "ack.weight": "features", "ask_about.weight": "queries"}
 
 
@@ -237,14 +235,11 @@ def _to_json(model: QueryNetwork, protocol: Mapping[str, Any]) -> dict[str, Any]
 
 
 def _check_served(path: Path, described: Mapping[str, Any]) -> None:
-    """Refuse an artifact of a former form, or of other inputs, in one line."""
+    """Refuse an artifact of the old form, or of other inputs, in one line."""
     architecture = described["architecture"]
     name = str(architecture.get("name")) if isinstance(architecture, dict) else ""
-    if name in _FORMER or "queries" not in described:
-        raise ValueError(
-            f"{path}: holds a network of a former form ({name}); the last commit that serves it is "
-            f"{LAST_FORMER}; train again (dvc repro)"
-        )
+    if old := why_old(name, "" if "queries" in described else OLD_SCHEMA_HASH):
+        raise ValueError(f"{path} {old}; train again (dvc repro)")
     if described["schema_hash"] != EVENTS.schema_hash:
         raise ValueError(
             f"{path}: made for features {described['schema_hash']}, but this code computes "

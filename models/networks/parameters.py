@@ -102,3 +102,20 @@ class QueryNetworkParams(Section):
                 f"{self.section}.left_out names {min(unseen)!r}, which the anchor {self.anchor!r} needs"
             )
         return self
+
+
+_OLD_ARCHITECTURES: Final = ("transformer-encoder", "bilstm", "query-mlp")
+OLD_SCHEMA_HASH: Final = "ed5cfb08984c5aee135616b101e817c99cfe962ea8aaabdd3d98516674f4bed3"
+
+
+def why_old(architecture: str, schema_hash: str) -> str:
+    """Return why a model of the form before this one is not served; empty if it is not of that form.
+
+    Either may be empty, where it is not known. serving/engine/old_form.h says the same line.
+    """
+    if architecture not in _OLD_ARCHITECTURES and schema_hash != OLD_SCHEMA_HASH:
+        return ""
+    return (
+        "is of the old form, a network over windows of packets; "
+        "commit ebbf31e4 is the last one that serves it"
+    )

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
 //
 // Artifacts of the form before this one: networks over windows of packets. Nothing here serves
-// them; serving/triton/served_model.py says the same line.
+// them; models/networks/parameters.py says the same line.
 #ifndef SWIFTQUEUE_SERVING_ENGINE_OLD_FORM_H_
 #define SWIFTQUEUE_SERVING_ENGINE_OLD_FORM_H_
 
@@ -17,7 +17,7 @@ inline constexpr std::string_view kOldSchemaHash =
 // unless it is of the old form. Either may be empty, where it is not known.
 inline std::string why_old(std::string_view architecture, std::string_view schema_hash) {
   if (architecture != "transformer-encoder" && architecture != "bilstm" &&
-      schema_hash != kOldSchemaHash) {
+      architecture != "query-mlp" && schema_hash != kOldSchemaHash) {
     return {};
   }
   return "is of the old form, a network over windows of packets; commit ebbf31e4 is the last one "

@@ -12,23 +12,9 @@ from tritonclient.grpc.model_config_pb2 import TYPE_FP32
 from feature_store.events.definition import EVENTS
 from feature_store.events.event_window import check_tokens
 from feature_store.packets.schema import HORIZON
+from models.networks.parameters import why_old
 
 WINDOWS: Final = 2  # of a question: one for each candidate queue
-_OLD_ARCHITECTURES: Final = ("transformer-encoder", "bilstm")
-_OLD_SCHEMA_HASH: Final = "ed5cfb08984c5aee135616b101e817c99cfe962ea8aaabdd3d98516674f4bed3"
-
-
-def why_old(architecture: str, schema_hash: str) -> str:
-    """Return why a model is not served that is of the form before this one; empty unless it is.
-
-    Either may be empty, where it is not known. serving/engine/old_form.h says the same line.
-    """
-    if architecture not in _OLD_ARCHITECTURES and schema_hash != _OLD_SCHEMA_HASH:
-        return ""
-    return (
-        "is of the old form, a network over windows of packets; "
-        "commit ebbf31e4 is the last one that serves it"
-    )
 
 
 def why_not_usable(config: Any) -> str:

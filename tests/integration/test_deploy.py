@@ -340,7 +340,7 @@ def other_scaling(folder: Path) -> None:
         ({"spoil": other_schema}, "made for features ffff"),
         (
             {"spoil": old_form},
-            r"model\.json: holds a network of a former form \(transformer-encoder\); .* ebbf31e4",
+            r"model\.json is of the old form, a network over windows of packets; commit ebbf31e4",
         ),
         ({"spoil": other_scaling}, "answers differ from the local ones by 0.001"),
     ],

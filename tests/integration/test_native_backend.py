@@ -499,7 +499,7 @@ def test_the_old_form_is_refused_in_one_line(
     old = project / "tests/data/artifacts/v1-tiny"
     line = r"model\.json: is of the old form, a network over windows of packets; .* ebbf31e4 is the last one"
     native.push(make_artifact(1), 1)
-    with pytest.raises(DeployError, match=r"^version 2 is not deployed: .*of a former form .* ebbf31e4; .*$"):
+    with pytest.raises(DeployError, match=r"^version 2 is not deployed: .*of the old form.* ebbf31e4 .*$"):
         native.push(old, 2, previous=1)
     folder = served_folder(native, make_artifact(1), 3)
     for file in ("model.json", "model.safetensors"):
