@@ -30,6 +30,7 @@ from models.networks.prediction import encode
 from serving.engine import Engine
 
 CHUNK: Final = 256  # windows encoded at once
+ASIDE: Final = ".unreadable"  # suffix of a file of arrays that cannot be read, and is put aside
 # What NumPy raises for a file of arrays that is gone or damaged; RuntimeError where it seems encrypted.
 NOT_READ: Final = (OSError, ValueError, LookupError, EOFError, RuntimeError, BadZipFile)
 

@@ -12,6 +12,7 @@ S stretches, K what tells stretches apart.
 
 from __future__ import annotations
 
+import contextlib
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -25,7 +26,7 @@ from pydantic import Field
 from common.atomic import write_file
 from common.say import say
 from common.section import Section, read, read_all
-from pipelines.live.encoding import NOT_READ, EncodedWindows, joined
+from pipelines.live.encoding import ASIDE, NOT_READ, EncodedWindows, joined
 
 STRETCH_NS: Final = 1_000_000_000
 MOST_WINDOWS: Final = 128  # of a stretch; of more every second one is taken, or every third: they are alike
@@ -177,15 +178,17 @@ class ReservoirFile:
         self._file = file
 
     def load(self) -> Reservoir:
-        """Read it; one that cannot be read is removed, with a line, and it begins anew."""
+        """Read it; one that cannot be read is put aside, with a line, and it begins anew."""
         if not self._file.is_file():
             return EMPTY
         try:
             return _read(self._file)
         except NOT_READ as error:
-            self._file.unlink(missing_ok=True)
+            aside = self._file.with_suffix(ASIDE)
+            with contextlib.suppress(OSError):
+                self._file.replace(aside)
             said = str(error).splitlines() or [type(error).__name__]
-            say(f"the reservoir cannot be read and begins anew: {self._file}: {said[0][:200]}")
+            say(f"the reservoir cannot be read, is put aside as {aside} and begins anew: {said[0][:200]}")
             return EMPTY
 
     def save(self, what: Reservoir) -> None:

@@ -8,6 +8,7 @@ Shapes: B windows, F features, R tokens that the head reads, D model width, H ho
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import os
@@ -27,7 +28,7 @@ from common.state import private_dir
 from feature_store.events import event_stream
 from feature_store.events.beginning import Beginning
 from models.networks.artifact import Artifact
-from pipelines.live.encoding import NOT_READ, EncodedWindows, Encoder, Encoding
+from pipelines.live.encoding import ASIDE, NOT_READ, EncodedWindows, Encoder, Encoding
 
 KEPT: Final = 11  # with the newest ten seconds: two minutes judge
 MOST_WINDOWS: Final = 2048  # of a slice; of more every second one is taken, or every third: they are alike
@@ -139,15 +140,17 @@ class Slices:
         self._folder = folder
 
     def recent(self) -> tuple[JudgingSlice, ...]:
-        """All, oldest first; one that cannot be read is removed, with a line."""
+        """Return all, oldest first; one that cannot be read is put aside, with a line."""
         found = []
         for file in self._files():
             try:
                 found.append(JudgingSlice.load(file))
             except (*NOT_READ, pl.exceptions.PolarsError) as error:
-                file.unlink(missing_ok=True)
+                aside = file.with_suffix(ASIDE)
+                with contextlib.suppress(OSError):
+                    file.replace(aside)
                 said = str(error).splitlines() or [type(error).__name__]
-                say(f"a slice that judged cannot be read and is left out: {file.name}: {said[0][:200]}")
+                say(f"a slice that judged cannot be read and is put aside as {aside.name}: {said[0][:200]}")
         return tuple(found)
 
     def keep(self, slices: tuple[JudgingSlice, ...]) -> None:

@@ -138,7 +138,10 @@ def test_it_survives_a_restart_and_damage_costs_only_itself(
         (tmp_path / FILE).write_bytes(damaged)
         assert file.load() == EMPTY
         assert not (tmp_path / FILE).exists()
-        assert "the reservoir cannot be read and begins anew" in capsys.readouterr().out
+        assert "the reservoir cannot be read, is put aside" in capsys.readouterr().out
+        aside = (tmp_path / FILE).with_suffix(".unreadable")
+        assert aside.read_bytes() == damaged
+        aside.unlink()
     file.save(found)
     file.save(EMPTY)
     assert not list(tmp_path.iterdir())
