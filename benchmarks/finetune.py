@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     import polars as pl
 
     from models.event_stream.network import EventPredictor
+    from models.forecasters.forecaster import Forecaster
     from models.forecasters.traces import Part
     from models.training.head import FinetuneParams
 
@@ -92,23 +93,25 @@ def _row(rounds: int) -> Row:
 
 def _encoding_row(rounds: int) -> Row:
     from benchmarks.inference_references import save
+    from models.event_stream.forecaster import EventStream
+    from models.forecasters.traces import Part
     from models.networks import artifact
-    from pipelines.live.encoding import ByPyTorch, Encoder, Encoding
-    from serving.engine import Engine
+    from models.training.protocol import Slice
+    from pipelines.live.encoding import load
 
     packets = _packets(ENCODED)
     with tempfile.TemporaryDirectory() as root:
         folder = save(Path(root) / "event-stream")
-        found = artifact.load(folder)
+        part = Part("encoded", packets, Slice(0, ENCODED // HORIZON))
+        by_engine, by_pytorch = load(artifact.read_files(folder)), EventStream.read(folder, {})
 
-        def encoding_s(encoder: Encoder) -> float:
+        def encoding_s(found: Forecaster) -> float:
             started = time.perf_counter()
-            with Encoding(packets, encoder, found.description.tokens, 0) as encoding:
-                encoding.take(ENCODED // HORIZON)
+            found.encode(part)
             return time.perf_counter() - started
 
         ours, reference = interleaved_medians(
-            rounds, lambda: encoding_s(Engine(folder)), lambda: encoding_s(ByPyTorch(found))
+            rounds, lambda: encoding_s(by_engine), lambda: encoding_s(by_pytorch)
         )
     return Row(
         name=f"a live round encodes {ENCODED:,} packets: the engine, windows made",

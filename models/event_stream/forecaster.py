@@ -6,7 +6,7 @@ Shapes: B decisions, L levels of quantiles.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -30,6 +30,7 @@ class EventStream(NetworkForecaster):
     """The network over events. With `calibration` its quantiles are moved to their levels."""
 
     model: EventPredictor
+    encoder: Callable[[Part, int], Any] | None = None  # another program's, of the same weights
     Params = EventStreamParams
 
     def __init__(
@@ -59,6 +60,8 @@ class EventStream(NetworkForecaster):
 
     def encode(self, part: Part, queue: int = AS_SENT) -> Any:
         """Return what the head reads of a part's decisions; the events are computed once."""
+        if self.encoder is not None:
+            return self.encoder(part, queue)
         from models.event_stream.log import encode_log
         from models.event_stream.training import log_of
         from models.forecasters.queries import Inputs
@@ -92,7 +95,9 @@ class EventStream(NetworkForecaster):
             past = (*self.past, missed(self.model, encoded, came_BH))
         else:
             past = (missed(other.model, other.encode(held_out), held_out.latencies_us()),)
-        return type(self)(other.model, self.protocol, self.calibration, past)
+        tuned = type(self)(other.model, self.protocol, self.calibration, past)
+        tuned.encoder = self.encoder
+        return tuned
 
     def multiply_adds(self) -> int:
         """Return those of a batch: 16 events, of whose last layer only keys and values count, 16 queries."""

@@ -93,7 +93,9 @@ class Forecaster(ABC):
         """
         return self.tuned_on(self.encode(part), part.latencies_us(), part.change, how)
 
-    def tuned_on(self, encoded: Any, came_BH: Floats, change: Change, how: FinetuneParams) -> Self:
+    def tuned_on(
+        self, encoded: Any, came_BH: Floats, change: Change, how: FinetuneParams, starts: Sequence[int] = ()
+    ) -> Self:
         """Return one whose head is tuned on encoded decisions; itself where there is nothing to tune.
 
         Args:
@@ -101,6 +103,7 @@ class Forecaster(ABC):
             came_BH: latencies in µs; NaN where unknown.
             change: how large a change of latency the loss weights.
             how: how it is tuned.
+            starts: decisions with which another stretch of time begins.
         """
         return self
 

@@ -21,13 +21,14 @@ if TYPE_CHECKING:
     from models.forecasters.traces import Floats, Part
     from models.networks.query_network import QueryNetwork
     from models.sharp import Change
-    from models.training.head import FinetuneParams
+    from models.training.head import FinetuneParams, Tuning
 
 
 class NetworkForecaster(Forecaster):
     """A network over queries. A subclass names what trains it, and encodes decisions."""
 
     Params: ClassVar[type[QueryNetworkParams]]
+    tuning: Tuning | None = None
     search: ClassVar[Space] = {
         "learning_rate": Between(5e-4, 8e-3),
         "weight_decay": Between(1e-4, 0.3),
@@ -76,16 +77,13 @@ class NetworkForecaster(Forecaster):
 
         return spread_of(self.model, encoded)
 
-    def tuned_on(self, encoded: Any, came_BH: Floats, change: Change, how: FinetuneParams) -> Self:
+    def tuned_on(
+        self, encoded: Any, came_BH: Floats, change: Change, how: FinetuneParams, starts: Sequence[int] = ()
+    ) -> Self:
         """Train the head alone on what the frozen network gives, computed once."""
-        from models.training.head import train_head
+        from models.training.head import with_tuned_head
 
-        model, tuning = train_head(self.model, encoded, came_BH, change, how)
-        if tuning is None:
-            return self
-        other = copy.copy(self)
-        other.model, other.tuning = model, tuning
-        return other
+        return with_tuned_head(self, encoded, came_BH, change, how, starts)
 
     def same_but_head(self, other: Forecaster) -> bool:
         """Return whether the two have one encoder, one scaling and one form."""

@@ -63,4 +63,11 @@ def replayed(part: Part, queue: int = AS_SENT, *, phase: int = 0) -> Events:
     """
     first_B = part.first_packets + phase
     first_D = first_B[first_B + 8 <= part.packets.height]
-    return replay_events(part.packets, first_D, visibility=part.visibility, queue=queue, told=part.told)
+    return replay_events(
+        part.packets,
+        first_D,
+        visibility=part.visibility,
+        queue=queue,
+        told=part.told,
+        beginning=part.beginning,
+    )

@@ -19,6 +19,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from common.json_file import read_object
+from feature_store.events.beginning import NOTHING, Beginning
 from feature_store.packets.schema import HORIZON, read_packets
 from feature_store.packets.truth import Waits
 from models.sharp import PAPERS, Change
@@ -41,14 +42,16 @@ class Part:
     visibility: str = "acked"  # of earlier latencies at a decision; `previous`: all (docs/EVALUATION.md)
     told: str = "all"  # what is known of packets 2 to 8 of a batch at its decision (`replay_events`)
     change: Change = PAPERS  # how large a change of latency the loss weights and the scores count
+    every: int = 1  # one of so many of the decisions
+    beginning: Beginning = NOTHING  # what was known of the sender before the table's first packet
 
     def __len__(self) -> int:
-        return len(self.decisions)
+        return -(-len(self.decisions) // self.every)
 
     @property
     def first_packets(self) -> NDArray[np.int64]:
         """Return the first packet of each decision, (B,)."""
-        return np.arange(self.decisions.lo, self.decisions.hi, dtype=np.int64) * HORIZON
+        return np.arange(self.decisions.lo, self.decisions.hi, self.every, dtype=np.int64) * HORIZON
 
     def latencies_us(self, phase: int = 0) -> Floats:
         """Return what became of the packets decided, (B, H) in µs; NaN where unknown.
@@ -58,7 +61,8 @@ class Part:
         end = min(self.decisions.hi * HORIZON + phase, self.packets.height)
         decided = self.packets[self.decisions.lo * HORIZON + phase : end]
         latency_N = decided["latency_us"].cast(pl.Float32).fill_null(float("nan")).to_numpy()
-        return latency_N[: len(latency_N) // HORIZON * HORIZON].reshape(-1, HORIZON)
+        latency_BH: Floats = latency_N[: len(latency_N) // HORIZON * HORIZON].reshape(-1, HORIZON)
+        return latency_BH[:: self.every]
 
     def to_learn(self) -> Part:
         """Return what was known when the part ended: no later packet, no latency acknowledged later."""

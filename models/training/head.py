@@ -3,15 +3,16 @@
 In eval mode the encoder gives a decision the same output in every epoch, so computing it once and training on
 the cached outputs gives what training through the encoder would, an order of magnitude sooner.
 
-Shapes: N decisions, H horizon (8 packets).
+Shapes: B decisions, H horizon (8 packets).
 """
 
 from __future__ import annotations
 
 import copy
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, TypeVar
+from typing import Annotated, Any, ClassVar, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -46,6 +47,7 @@ class FinetuneParams(Section):
 
 
 M = TypeVar("M", bound=Headed)
+T = TypeVar("T", bound="Tunable")
 
 
 @dataclass(frozen=True)
@@ -57,8 +59,40 @@ class Tuning:
     seconds: float
 
 
+class Tunable(Protocol):
+    """A forecaster whose network has a head."""
+
+    model: Any
+    tuning: Tuning | None  # how its head was last tuned
+
+
+def with_tuned_head(
+    found: T,
+    encoded: Encoded,
+    came_BH: NDArray[np.float32],
+    change: Change,
+    how: FinetuneParams,
+    starts: Sequence[int] = (),
+) -> T:
+    """Return a copy of a forecaster whose head is trained; itself where no latency is known.
+
+    Arguments and errors are those of `train_head`.
+    """
+    model, tuning = train_head(found.model, encoded, came_BH, change, how, starts)
+    if tuning is None:
+        return found
+    other = copy.copy(found)
+    other.model, other.tuning = model, tuning
+    return other
+
+
 def train_head(
-    model: M, encoded: Encoded, came_BH: NDArray[np.float32], change: Change, how: FinetuneParams
+    model: M,
+    encoded: Encoded,
+    came_BH: NDArray[np.float32],
+    change: Change,
+    how: FinetuneParams,
+    starts: Sequence[int] = (),
 ) -> tuple[M, Tuning | None]:
     """Return a copy whose head is trained; the model itself, and None, where no latency is known.
 
@@ -70,46 +104,38 @@ def train_head(
         came_BH: latencies in µs; NaN where unknown.
         change: how large a change of latency the loss weights.
         how: epochs, batches, rate.
+        starts: decisions with which another stretch of time begins: no change is sharp across them.
 
     Raises:
         ValueError: the loss is no longer finite.
     """
     if not np.isfinite(came_BH).any():
         return model, None
-    return train_head_on(model, encoded, came_BH, sharp_changes(came_BH, change), how)
-
-
-def train_head_on(
-    model: M,
-    encoded: Encoded,
-    y_us_NH: NDArray[np.float32],
-    sharp_NH: NDArray[np.bool_],
-    how: FinetuneParams,
-) -> tuple[M, Tuning]:
-    """Train a copy's head as `train_head` does, where the caller knows which changes are sharp."""
     started = time.monotonic()
+    stretches = np.split(came_BH, list(starts))
+    sharp_BH = np.concatenate([sharp_changes(one, change) for one in stretches])
     tuned = copy.deepcopy(model)
     # The head is to give what the anchor lacks; (head + anchor) - target is head - (target - anchor).
-    missing_NH = torch.from_numpy(model.target.apply(y_us_NH)) - encoded.anchor_BH
-    weight_NH = torch.from_numpy(example_weights(y_us_NH, sharp_NH, how.sharp_weight))
+    missing_BH = torch.from_numpy(model.target.apply(came_BH)) - encoded.anchor_BH
+    weight_BH = torch.from_numpy(example_weights(came_BH, sharp_BH, how.sharp_weight))
     optimizer = torch.optim.Adam(
         tuned.head.parameters(), lr=how.learning_rate, betas=ADAM_BETAS, eps=ADAM_EPSILON
     )
-    known_all = max(1, int((weight_NH > 0).sum()))
+    known_all = max(1, int((weight_BH > 0).sum()))
     with torch.no_grad():
-        before = weighted_error(tuned.head(encoded.read_BRD), missing_NH, weight_NH, model.quantiles)
+        before = weighted_error(tuned.head(encoded.read_BRD), missing_BH, weight_BH, model.quantiles)
     losses = [float(before) / known_all]
     for epoch in range(how.epochs):
         total = torch.zeros(())
-        order_N = np.random.default_rng([how.seed, epoch]).permutation(len(y_us_NH))
-        for first in range(0, len(order_N), how.batch_size):
-            batch_N = order_N[first : first + how.batch_size]
-            known = max(1, int((weight_NH[batch_N] > 0).sum()))
+        order_B = np.random.default_rng([how.seed, epoch]).permutation(len(came_BH))
+        for first in range(0, len(order_B), how.batch_size):
+            batch = order_B[first : first + how.batch_size]
+            known = max(1, int((weight_BH[batch] > 0).sum()))
             optimizer.zero_grad(set_to_none=True)
             error = weighted_error(
-                tuned.head(encoded.read_BRD[batch_N]),
-                missing_NH[batch_N],
-                weight_NH[batch_N],
+                tuned.head(encoded.read_BRD[batch]),
+                missing_BH[batch],
+                weight_BH[batch],
                 model.quantiles,
             )
             (error / known).backward()  # type: ignore[no-untyped-call]
@@ -119,4 +145,4 @@ def train_head_on(
     if not np.isfinite(losses).all():
         raise ValueError(f"fine-tuning diverged (loss {losses[-1]}); lower finetune.learning_rate")
     tuned.eval()
-    return tuned, Tuning(tuple(losses), len(y_us_NH), time.monotonic() - started)
+    return tuned, Tuning(tuple(losses), len(came_BH), time.monotonic() - started)

@@ -94,7 +94,14 @@ class Trees(Forecaster):
         """Return latencies in µs (B, H)."""
         return self.trees.predict(encoded).reshape(-1, HORIZON).astype(np.float32)
 
-    def tuned_on(self, encoded: Floats, came_BH: Floats, change: Change, how: FinetuneParams) -> Self:
+    def tuned_on(
+        self,
+        encoded: Floats,
+        came_BH: Floats,
+        change: Change,
+        how: FinetuneParams,
+        starts: Sequence[int] = (),
+    ) -> Self:
         """Add trees."""
         y_N = came_BH.ravel().astype(np.float64)
         return type(self)(self.trees.continued(encoded, y_N), self.params)

@@ -26,7 +26,7 @@ from models.networks.parameters import check_heads
 from models.networks.prediction import Encoded, latencies
 from models.networks.scaling import ScaledFeature, Target, TargetTransform, fit_features, fit_target
 from models.sharp import Change
-from models.training.head import FinetuneParams, train_head
+from models.training.head import FinetuneParams, with_tuned_head
 from models.window.network import Architecture, BiLstm, Readout, Transformer
 from models.window.training import Examples, TrainingParams, encoded, train
 from models.window.trees import WindowTrees
@@ -139,15 +139,17 @@ class WindowForecaster(Forecaster):
         """Return latencies in µs (B, H)."""
         return latencies(self.model, encoded)
 
-    def tuned_on(self, encoded: Encoded, came_BH: Floats, change: Change, how: FinetuneParams) -> Self:
+    def tuned_on(
+        self,
+        encoded: Encoded,
+        came_BH: Floats,
+        change: Change,
+        how: FinetuneParams,
+        starts: Sequence[int] = (),
+    ) -> Self:
         """Train the head alone, with the alpha of the whole training."""
         alpha = how.model_copy(update={"sharp_weight": self.params.sharp_weight})
-        model, tuning = train_head(self.model, encoded, came_BH, change, alpha)
-        if tuning is None:
-            return self
-        other = copy.copy(self)
-        other.model, other.tuning = model, tuning
-        return other
+        return with_tuned_head(self, encoded, came_BH, change, alpha, starts)
 
     def windows(self, part: Part, queue: int = AS_SENT) -> Windows:
         """Return the windows of a part's decisions, as the network sees them."""

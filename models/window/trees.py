@@ -73,7 +73,14 @@ class WindowTrees(Forecaster):
         us = [self.trees.predict(_rows(each)) for each in some]
         return np.concatenate([*us, np.zeros(0)]).reshape(-1, HORIZON).astype(np.float32)
 
-    def tuned_on(self, encoded: Windows, came_BH: Floats, change: Change, how: FinetuneParams) -> Self:
+    def tuned_on(
+        self,
+        encoded: Windows,
+        came_BH: Floats,
+        change: Change,
+        how: FinetuneParams,
+        starts: Sequence[int] = (),
+    ) -> Self:
         """Add trees."""
         return type(self)(self.trees.continued(*_lesson(encoded, came_BH, self.params)), self.params)
 

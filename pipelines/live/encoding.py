@@ -1,211 +1,177 @@
-"""Windows of a minute of packets, encoded on every core, and read while it goes on.
+"""A minute's decisions as a forecaster encodes them, by the engine where it computes that network.
 
-Shapes: B windows, W window tokens, F features, R tokens that the head reads, D model width, H horizon.
+Shapes: B decisions, W window tokens, F features, R tokens that the head reads, D model width, H horizon.
 """
 
 from __future__ import annotations
 
 import os
+import tempfile
 import threading
-from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from queue import Queue, SimpleQueue
-from types import TracebackType
-from typing import Final, Protocol, Self
+from queue import SimpleQueue
+from typing import Any, Final, Self
 from zipfile import BadZipFile
 
 import numpy as np
 import polars as pl
+import torch
 from numpy.typing import NDArray
 
 from common.say import say
 from feature_store.events.beginning import NOTHING, Beginning
 from feature_store.events.definition import EVENTS
-from feature_store.events.event_stream import replay_events
+from feature_store.events.event_stream import Events, replay_events
 from feature_store.packets.schema import HORIZON
-from models.networks.artifact import Artifact
-from models.networks.prediction import encode
+from feature_store.quality.distribution_shift import as_rows
+from models.event_stream.forecaster import EventStream
+from models.forecasters import forecaster
+from models.forecasters.network import NetworkForecaster
+from models.forecasters.queries import replayed
+from models.forecasters.traces import Part
+from models.networks.prediction import Encoded
 from serving.engine import Engine
 
-CHUNK: Final = 256  # windows encoded at once
+CHUNK: Final = 256  # decisions that one thread encodes at once
 ASIDE: Final = ".unreadable"  # suffix of a file of arrays that cannot be read, and is put aside
 # What NumPy raises for a file of arrays that is gone or damaged; RuntimeError where it seems encrypted.
 NOT_READ: Final = (OSError, ValueError, LookupError, EOFError, RuntimeError, BadZipFile)
 
 
 @dataclass(frozen=True)
-class EncodedWindows:
-    """What the head needs of windows that follow each other."""
+class Decisions:
+    """Decisions in time order: what a head needs of them, and the rows of their packets."""
 
-    features_BRD: NDArray[np.float32]
+    read_BRD: NDArray[np.float32]
+    anchor_BH: NDArray[np.float32]
     candidates_BHF: NDArray[np.float32]
 
-    def chosen(self, which: slice | NDArray[np.bool_] | NDArray[np.intp]) -> EncodedWindows:
-        """Some of them."""
-        return EncodedWindows(self.features_BRD[which], self.candidates_BHF[which])
+    def __len__(self) -> int:
+        return len(self.read_BRD)
 
-    def split(self, count: int) -> tuple[EncodedWindows, EncodedWindows]:
-        """The first `count` windows, and the others."""
-        return (
-            EncodedWindows(self.features_BRD[:count], self.candidates_BHF[:count]),
-            EncodedWindows(self.features_BRD[count:], self.candidates_BHF[count:]),
-        )
-
-
-def joined(parts: list[EncodedWindows]) -> EncodedWindows:
-    """Several runs of windows as one."""
-    return EncodedWindows(
-        np.concatenate([part.features_BRD for part in parts]),
-        np.concatenate([part.candidates_BHF for part in parts]),
-    )
-
-
-class Encoder(Protocol):
-    """What encodes windows: the engine, or PyTorch where the engine does not compute that network."""
-
-    def share(self) -> Encoder:
-        """One for another thread."""
-
-    def features(self, x_BWF: NDArray[np.float32], /) -> NDArray[np.float32]:
-        """What the head reads (B, R, D)."""
-
-
-class ByPyTorch:
-    """A network itself: several times slower than the engine."""
-
-    def __init__(self, found: Artifact) -> None:
-        self._model = found.model
-
-    def share(self) -> ByPyTorch:
-        """Itself: nothing changes when it computes."""
-        return self
-
-    def features(self, x_BWF: NDArray[np.float32], /) -> NDArray[np.float32]:
-        """What the head reads (B, R, D)."""
-        return np.concatenate([part.read_BRD.numpy() for part in encode(self._model, x_BWF)])
-
-
-def encoder_for(folder: Path, found: Artifact) -> Encoder:
-    """Take the engine for an artifact that was loaded; PyTorch where the engine refuses it, and say so."""
-    try:
-        return Engine(folder)
-    except ValueError as refused:
-        say(f"windows are encoded by PyTorch: {str(refused).removeprefix(f'{folder}/')}")
-        return ByPyTorch(found)
-
-
-class Encoding:
-    """Encodes windows in decision order, a few chunks ahead of each other, from its entry to its exit."""
-
-    def __init__(
-        self,
-        packets: pl.DataFrame,
-        encoder: Encoder,
-        tokens: int,
-        first: int,
-        every: int = 1,
-        *,
-        beginning: Beginning = NOTHING,
-    ) -> None:
-        """Encode all windows of W `tokens` from number `first` on, or one of `every` so many.
-
-        They know what the sender knew when the packets begin.
-        """
-        self._every = every
-        self._packets, self._tokens, self._first = packets, tokens, first
-        self._beginning = beginning
-        self._cores = len(os.sched_getaffinity(0))
-        self._encoders: SimpleQueue[Encoder] = SimpleQueue()
-        for _ in range(self._cores):
-            self._encoders.put(encoder.share())
-        # Windows are large: no more than so many chunks of them lie in memory.
-        self._room = threading.BoundedSemaphore(self._cores + 1)
-        self._done: Queue[Future[EncodedWindows] | None] = Queue()
-        self._rest: list[EncodedWindows] = []
-        self._stop = False
-
-    def __enter__(self) -> Self:
-        """Begin."""
-        self._pool = ThreadPoolExecutor(self._cores + 1, initializer=_give_way)
-        self._making = self._pool.submit(self._make)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """End, also before everything is encoded."""
-        self._stop = True
-        self._pool.shutdown()
-
-    def take(self, count: int) -> EncodedWindows:
-        """Wait for the next `count` windows, at least one, and return them.
+    @classmethod
+    def of(cls, found: NetworkForecaster, part: Part) -> Self:
+        """Encode a part's decisions.
 
         Raises:
-            ValueError, MemoryError: a packet that cannot be, or no memory for the windows.
+            ValueError, MemoryError: a packet is impossible, or there is no memory for the rows.
         """
-        have, parts = 0, []
-        while have < count:
-            part = self._rest.pop() if self._rest else self._next()
-            parts.append(part)
-            have += len(part.features_BRD)
-        wanted, more = joined(parts).split(count)
-        self._rest.append(more)
-        return wanted
+        encoded = found.encode(part)
+        return cls(encoded.read_BRD.numpy(), encoded.anchor_BH.numpy(), as_rows(replayed(part).x_DHF))
 
-    def _next(self) -> EncodedWindows:
-        future = self._done.get()
-        if future is None:
-            self._done.put(None)  # for whoever asks again
-            self._making.result()  # raises what ended it
-            raise ValueError("there are not so many windows")
-        return future.result()
+    @classmethod
+    def joined(cls, parts: Sequence[Decisions]) -> Self:
+        """Return several runs of decisions as one."""
+        return cls(
+            np.concatenate([part.read_BRD for part in parts]),
+            np.concatenate([part.anchor_BH for part in parts]),
+            np.concatenate([part.candidates_BHF for part in parts]),
+        )
 
-    def _make(self) -> None:
-        """Make windows; the other threads encode them."""
-        try:
-            done = 0
-            made = event_windows(self._packets, self._tokens, self._first, self._beginning)
-            for all_BWF in made:
-                x_BWF = all_BWF[-done % self._every :: self._every]
-                done += len(all_BWF)
-                if not len(x_BWF):
-                    continue
-                self._room.acquire()
-                if self._stop:
-                    return
-                self._done.put(self._pool.submit(self._encode, x_BWF))
-        finally:
-            self._done.put(None)
+    def chosen(self, which: slice | NDArray[np.bool_] | NDArray[np.intp]) -> Decisions:
+        """Return some of them."""
+        return Decisions(self.read_BRD[which], self.anchor_BH[which], self.candidates_BHF[which])
 
-    def _encode(self, x_BWF: NDArray[np.float32]) -> EncodedWindows:
-        encoder = self._encoders.get()
-        try:
-            return EncodedWindows(encoder.features(x_BWF), x_BWF[:, -HORIZON:].copy())
-        finally:
-            self._encoders.put(encoder)
-            self._room.release()
+    @property
+    def encoded(self) -> Encoded:
+        """Return them as a forecaster's `answer` and `tuned_on` take them."""
+        return Encoded(torch.from_numpy(self.read_BRD), torch.from_numpy(self.anchor_BH))
+
+    @property
+    def arrays(self) -> dict[str, Any]:
+        """Return the arrays by name, for a file."""
+        return dict(vars(self))
+
+    @classmethod
+    def of_arrays(cls, found: Mapping[str, NDArray[np.float32]]) -> Self:
+        """Return what `arrays` gave, from a file.
+
+        Raises:
+            ValueError: an array is missing, or they differ in length.
+        """
+        if missing := cls.__dataclass_fields__.keys() - found.keys():
+            raise ValueError(f"an earlier version wrote it: it has no {min(missing)}")
+        it = cls(**{name: found[name] for name in cls.__dataclass_fields__})
+        if not len(it.read_BRD) == len(it.anchor_BH) == len(it.candidates_BHF):
+            raise ValueError("its arrays differ in length")
+        return it
+
+
+def load(files: Mapping[str, bytes]) -> NetworkForecaster:
+    """Load a served version from its artifact files by name; the engine encodes for it if it can.
+
+    Raises:
+        ValueError: a file is damaged, or the version has no head to tune.
+    """
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        for name, content in files.items():
+            (folder / name).write_bytes(content)
+        found = forecaster.load(folder)
+        if not isinstance(found, NetworkForecaster):
+            raise ValueError("the version has no head to tune")
+        if isinstance(found, EventStream):
+            try:
+                found.encoder = EngineEncoder(Engine(folder), found)
+            except ValueError as refused:
+                say(f"PyTorch encodes the decisions: {str(refused).removeprefix(f'{folder}/')}")
+        return found
+
+
+class EngineEncoder:
+    """Encodes the decisions of an event stream by the engine, on every core; it holds no lock on Python."""
+
+    def __init__(self, engine: Engine, found: EventStream) -> None:
+        """Take the engine that has the network's weights."""
+        self._model, self._cores = found.model, len(os.sched_getaffinity(0))
+        self._engines: SimpleQueue[Engine] = SimpleQueue()
+        for _ in range(self._cores):
+            self._engines.put(engine.share())
+
+    def __call__(self, part: Part, queue: int) -> Encoded:
+        """Return what the head reads (B, H, D) of a part's decisions, and the anchor (B, H)."""
+        found, tokens = replayed(part, queue), self._model.rows
+        chunks = [slice(begin, begin + CHUNK) for begin in range(0, len(found.cut_D), CHUNK)]
+
+        def encode(chunk: slice) -> NDArray[np.float32]:
+            engine = self._engines.get()
+            try:
+                return engine.features(_rows(found, tokens, chunk))
+            finally:
+                self._engines.put(engine)
+
+        empty = np.zeros((0, HORIZON, self._model.sizes.width), np.float32)
+        with ThreadPoolExecutor(self._cores, initializer=_give_way) as pool:
+            read_BHD = np.concatenate([empty, *pool.map(encode, chunks)])
+        anchor_BH = self._model.anchor(torch.from_numpy(as_rows(found.x_DHF)))
+        return Encoded(torch.from_numpy(read_BHD), anchor_BH)
 
 
 def event_windows(
     packets: pl.DataFrame, tokens: int, first: int = 0, beginning: Beginning = NOTHING
 ) -> Iterator[NDArray[np.float32]]:
-    """Yield the windows x_BWF of a table's decisions from number `first` on, CHUNK at a time.
+    """Yield the rows x_BWF that a question about each decision carries, CHUNK decisions at a time.
 
     Each is the rows of the last events before a decision, after all-zero rows while there are fewer, then
     its queries (docs/EVENTS.md).
     """
-    log, band = replay_events(packets, beginning=beginning), tokens - HORIZON
+    log = replay_events(packets, beginning=beginning)
     for begin in range(first, len(log.cut_D), CHUNK):
-        chunk = slice(begin, begin + CHUNK)
-        event_BW = log.cut_D[chunk, None] + np.arange(-band, 0)
-        there_BW = event_BW >= 0
-        x_BWF = np.zeros((len(event_BW), tokens, len(EVENTS.features)), np.float32)
-        x_BWF[:, :band, :-1][there_BW] = log.x_EF[event_BW[there_BW]]
-        x_BWF[:, :band, -1][there_BW] = log.ack_E[event_BW[there_BW]]
-        x_BWF[:, band:, :-1] = log.x_DHF[chunk]
-        yield x_BWF
+        yield _rows(log, tokens, slice(begin, begin + CHUNK))
+
+
+def _rows(log: Events, tokens: int, chunk: slice) -> NDArray[np.float32]:
+    band = tokens - HORIZON
+    event_BW = log.cut_D[chunk, None] + np.arange(-band, 0)
+    there_BW = event_BW >= 0
+    x_BWF = np.zeros((len(event_BW), tokens, len(EVENTS.features)), np.float32)
+    x_BWF[:, :band, :-1][there_BW] = log.x_EF[event_BW[there_BW]]
+    x_BWF[:, :band, -1][there_BW] = log.ack_E[event_BW[there_BW]]
+    x_BWF[:, band:, :-1] = log.x_DHF[chunk]
+    return x_BWF
 
 
 def _give_way() -> None:

@@ -14,13 +14,13 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final
 
 import numpy as np
 import polars as pl
-import torch
 from numpy.typing import NDArray
 
 from feature_store.events import event_stream
@@ -28,16 +28,16 @@ from feature_store.events.beginning import Beginning
 from feature_store.events.definition import EVENTS
 from feature_store.packets.schema import HORIZON
 from feature_store.quality.distribution_shift import input_shift, sample_inputs
+from models.forecasters.network import NetworkForecaster
+from models.forecasters.traces import Part
 from models.networks import artifact
-from models.networks.artifact import Artifact
-from models.networks.prediction import Encoded, latencies
-from models.networks.query_network import QueryNetwork
 from models.registry import gate
 from models.registry.bars import Verdict
 from models.scoring.baselines import Candidates, last_visible
-from models.sharp import PAPERS, Change, sharp_changes
-from models.training.head import FinetuneParams, Tuning, train_head_on
-from pipelines.live.encoding import EncodedWindows, Encoder, Encoding, encoder_for, joined
+from models.sharp import PAPERS, Change
+from models.training.head import FinetuneParams, Tuning
+from models.training.protocol import Slice
+from pipelines.live.encoding import Decisions, load
 from pipelines.live.reservoir import EMPTY, Past, Reservoir, stretches
 from pipelines.live.rounds_log import DeclinedError
 from pipelines.live.slices import JudgingSlice, due, encoder_of, usable
@@ -89,8 +89,9 @@ def tune(minute: Minute) -> Tuned:
         DeclinedError: too few windows, no known latency, or telemetry with a gap; the line says which.
     """
     clock = _Clock()
-    champion = Version.load(minute.champion)
-    own = champion if minute.retrained is None else Version.load(minute.retrained)
+    champion = load(minute.champion)
+    own = champion if minute.retrained is None else load(minute.retrained)
+    encoder = encoder_of(own)
     packets, beginning = aligned(minute.packets, minute.beginning)
     trace = str(packets["trace"][0])
     clock.lap("load")
@@ -106,97 +107,74 @@ def tune(minute: Minute) -> Tuned:
     for name, count in (("to learn from", int(learn_B.sum())), ("to judge on", judges)):
         if count < minute.least_windows:
             raise DeclinedError(f"{count} windows {name}, at least {minute.least_windows} are needed")
-    with Encoding(packets, own.encodes, own.tokens, first, beginning=beginning) as encoding:
-        taught = encoding.take(judge - first).chosen(learn_B[first:judge])
+    learnt = Part(trace, packets, Slice(first, judge), change=minute.change, beginning=beginning)
+    with ThreadPoolExecutor(1) as meanwhile:
+        taught = Decisions.of(own, learnt).chosen(learn_B[first:judge])
         clock.lap("encode")
+        rest = replace(learnt, decisions=Slice(judge, len(decision_ns_B)))
+        judging = meanwhile.submit(Decisions.of, own, rest)  # while the head is trained
         past = None
         if minute.memory_windows:
-            past = minute.reservoir.beside(own.encoder, trace, minute.learn_from_ns, minute.judge_from_ns)
-        tuned = _train(own.found.model, taught, targets, learn_B, minute, past)  # while the rest is encoded
+            past = minute.reservoir.beside(encoder, trace, minute.learn_from_ns, minute.judge_from_ns)
+        lesson = _train(own, taught, targets, learn_B, minute, past)
         clock.lap("train")
-        judged = encoding.take(judges)
+        judged = judging.result()
     cut = int(np.searchsorted(decision_ns_B, minute.judge_from_ns - LEAD_IN_NS)) * HORIZON
     newest = JudgingSlice.of(
         packets[cut:].with_columns(pl.col("packet") - cut),
         beginning.moved(packets, cut),
         minute.judge_from_ns,
-        own.encoder,
+        encoder,
         judged,
     )
     earlier = usable(minute.earlier, trace, newest.from_ns, newest.to_ns)
     slices = (*earlier, newest)
-    seen = {own.encoder: [one.by(own.encoder, own.encodes, own.tokens) for one in slices]}
+    seen = {encoder: [one.by(encoder, own) for one in slices]}
 
-    def scored(version: Version, head: QueryNetwork | None = None) -> gate.Scored:
-        if version.encoder not in seen:
-            seen[version.encoder] = [
-                one.by(version.encoder, version.encodes, version.tokens) for one in slices
-            ]
-        model = head or version.found.model
-        parts = [latencies(model, as_seen(model, one.windows)) for one in seen[version.encoder]]
-        return gate.score(np.concatenate(parts), held_out)
+    def scored(version: NetworkForecaster) -> gate.Scored:
+        if (named := encoder_of(version)) not in seen:
+            seen[named] = [one.by(named, version) for one in slices]
+        return gate.score(
+            np.concatenate([version.answer(one.decisions.encoded) for one in seen[named]]), held_out
+        )
 
-    held_out = _held_out(seen[own.encoder], minute.change)
-    naive = gate.score_naive(held_out, tuned.median_us)
-    scores = {"challenger": scored(own, tuned.model), "champion": scored(champion)}
+    held_out = _held_out(seen[encoder], minute.change)
+    naive = gate.score_naive(held_out, lesson.median_us)
+    scores = {"challenger": scored(lesson.tuned), "champion": scored(champion)}
     if minute.reference is not None:
-        scores["reference"] = scored(Version.load(minute.reference))
+        scores["reference"] = scored(load(minute.reference))
     verdict = gate.judge(scores["challenger"], scores["champion"], naive, "", scores.get("reference"))
     served = own if verdict.passed else champion
     known = {id(one) for one in minute.earlier}
-    kept = [one for one in seen[served.encoder] if id(one) not in known]  # what is new, or encoded anew
+    kept = [one for one in seen[encoder_of(served)] if id(one) not in known]  # what is new, or encoded anew
     sample = sample_inputs(np.concatenate([taught.candidates_BHF, judged.candidates_BHF]))
     reservoir = None
     if minute.memory_windows and minute.retrained is None:  # which may not pass: the champion's stays
         candidates = Candidates(taught.candidates_BHF, held_out.features)
-        last_us_BH = last_visible(candidates, "last_flow", tuned.median_us)
-        new = stretches(trace, decision_ns_B[learn_B], taught, tuned.y_BH, last_us_BH)
-        reservoir = minute.reservoir.with_minute(own.encoder, new, minute.memory_windows)
+        last_us_BH = last_visible(candidates, "last_flow", lesson.median_us)
+        new = stretches(trace, decision_ns_B[learn_B], taught, lesson.y_BH, last_us_BH)
+        reservoir = minute.reservoir.with_minute(encoder, new, minute.memory_windows)
     trained_on = sample if minute.trained_on is None else minute.trained_on
     clock.lap("judge")
     return Tuned(
-        files=_files(Artifact(tuned.model, own.found.description)),
+        files=_files(lesson.tuned),
         verdict=verdict,
         figures={name: asdict(one.figures) for name, one in (scores | naive).items()},
-        loss_before=tuned.tuning.loss[0],
-        loss_after=tuned.tuning.loss[-1],
+        loss_before=lesson.tuning.loss[0],
+        loss_after=lesson.tuning.loss[-1],
         psi=input_shift(trained_on, sample),
         trained_on=trained_on,
-        remembered=len(past.windows.features_BRD) if past else 0,
+        remembered=len(past.windows) if past else 0,
         reservoir=reservoir,
         slices=tuple(kept if due(minute.earlier, newest) else kept[:-1]),
         seconds=clock.laps,
     )
 
 
-@dataclass(frozen=True)
-class Version:
-    """A version's artifact, and what encodes for it. Versions may be of different architectures."""
-
-    found: Artifact
-    encodes: Encoder
-    encoder: str
-
-    @property
-    def tokens(self) -> int:
-        """W."""
-        return self.found.description.tokens
-
-    @classmethod
-    def load(cls, files: Mapping[str, bytes]) -> Self:
-        """Load it from its files by name."""
-        with tempfile.TemporaryDirectory() as temporary:
-            folder = Path(temporary)
-            for name, content in files.items():
-                (folder / name).write_bytes(content)
-            found = artifact.load(folder)
-            return cls(found, encoder_for(folder, found), encoder_of(found))
-
-
 def _held_out(slices: Sequence[JudgingSlice], change: Change) -> gate.HeldOut:
     """Return what judges, of all slices together."""
     return gate.HeldOut(
-        np.concatenate([one.windows.candidates_BHF for one in slices]),
+        np.concatenate([one.decisions.candidates_BHF for one in slices]),
         np.concatenate([one.y_BH for one in slices]),
         np.concatenate([one.decision_ns_B for one in slices]),
         tuple(feature.name for feature in EVENTS.features),
@@ -204,10 +182,10 @@ def _held_out(slices: Sequence[JudgingSlice], change: Change) -> gate.HeldOut:
     )
 
 
-def _files(tuned: Artifact) -> dict[str, bytes]:
+def _files(tuned: NetworkForecaster) -> dict[str, bytes]:
     with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(temporary) / "artifact"
-        artifact.save(folder, tuned.model, tuned.description.protocol)
+        folder = Path(temporary)
+        tuned.write(folder)
         return artifact.read_files(folder)
 
 
@@ -231,37 +209,32 @@ def aligned(packets: pl.DataFrame, beginning: Beginning) -> tuple[pl.DataFrame, 
 
 
 @dataclass(frozen=True)
-class _Taught:
-    model: QueryNetwork
+class _Lesson:
+    tuned: NetworkForecaster
     tuning: Tuning
     median_us: float  # of the minute's latencies
     y_BH: NDArray[np.float32]  # of the minute, µs as known then
 
 
 def _train(
-    model: QueryNetwork,
-    taught: EncodedWindows,
+    own: NetworkForecaster,
+    taught: Decisions,
     targets: event_stream.Targets,
     learn_B: NDArray[np.bool_],
     minute: Minute,
     past: Past | None,
-) -> _Taught:
+) -> _Lesson:
     """Train the head on what was known when the judging slice began."""
     y_BH = targets.known_at(minute.judge_from_ns)[learn_B]
     known = y_BH[np.isfinite(y_BH)]
     if not known.size:
         raise DeclinedError("no latency was known at the time of training")
-    parts = [y_BH, *past.labels] if past else [y_BH]
-    windows = joined([taught, past.windows]) if past else taught
-    sharp_NH = np.concatenate([sharp_changes(part, minute.change) for part in parts])
-    tuned = train_head_on(model, as_seen(model, windows), np.concatenate(parts), sharp_NH, minute.params)
-    return _Taught(*tuned, float(np.median(known)), y_BH)
-
-
-def as_seen(model: QueryNetwork, windows: EncodedWindows) -> Encoded:
-    """What was encoded, as the model's head sees it."""
-    anchor_BH = model.anchor(torch.from_numpy(windows.candidates_BHF))
-    return Encoded(torch.from_numpy(windows.features_BRD), anchor_BH)
+    came = [y_BH, *past.labels] if past else [y_BH]
+    lesson = Decisions.joined([taught, past.windows]) if past else taught
+    starts = np.cumsum([len(one) for one in came])[:-1].tolist()
+    tuned = own.tuned_on(lesson.encoded, np.concatenate(came), minute.change, minute.params, starts)
+    assert tuned.tuning is not None  # noqa: S101 - a latency is known
+    return _Lesson(tuned, tuned.tuning, float(np.median(known)), y_BH)
 
 
 class _Clock:

@@ -26,7 +26,7 @@ from pydantic import Field
 from common.atomic import write_file
 from common.say import say
 from common.section import Section, read, read_all
-from pipelines.live.encoding import ASIDE, NOT_READ, EncodedWindows, joined
+from pipelines.live.encoding import ASIDE, NOT_READ, Decisions
 
 STRETCH_NS: Final = 1_000_000_000
 MOST_WINDOWS: Final = 128  # of a stretch; of more every second one is taken, or every third: they are alike
@@ -59,7 +59,7 @@ class Stretch:
 
     sender: str
     from_ns: int  # a multiple of STRETCH_NS
-    windows: EncodedWindows
+    windows: Decisions
     y_BH: NDArray[np.float32]  # µs as known when it taught; NaN where unknown
     like_K: NDArray[np.float64]  # what tells it from others
 
@@ -70,7 +70,7 @@ class Stretch:
 def stretches(
     sender: str,
     decision_ns_B: NDArray[np.int64],
-    windows: EncodedWindows,
+    windows: Decisions,
     y_BH: NDArray[np.float32],
     last_us_BH: NDArray[np.float64],
 ) -> list[Stretch]:
@@ -105,7 +105,7 @@ def _like(y_BH: NDArray[np.float32], last_us_BH: NDArray[np.float64]) -> NDArray
 class Past:
     """What teaches of the past."""
 
-    windows: EncodedWindows
+    windows: Decisions
     labels: list[NDArray[np.float32]]  # by stretch, µs
 
 
@@ -126,7 +126,7 @@ class Reservoir:
         chosen = [one for one in self.kept if not _within(one, sender, from_ns, to_ns)]
         if not chosen:
             return None
-        return Past(joined([one.windows for one in chosen]), [one.y_BH for one in chosen])
+        return Past(Decisions.joined([one.windows for one in chosen]), [one.y_BH for one in chosen])
 
     def with_minute(self, encoder: str, new: Sequence[Stretch], most_windows: int) -> Self:
         """Take in a minute's stretches, in the place of those of the same seconds, and keep the least alike.
@@ -205,7 +205,7 @@ class ReservoirFile:
 
 def _written(what: Reservoir) -> bytes:
     content = io.BytesIO()
-    windows = joined([one.windows for one in what.kept])
+    windows = Decisions.joined([one.windows for one in what.kept])
     np.savez(
         content,
         encoder=what.encoder,
@@ -213,8 +213,7 @@ def _written(what: Reservoir) -> bytes:
         from_ns_S=np.array([one.from_ns for one in what.kept], np.int64),
         windows_S=np.array([len(one) for one in what.kept], np.int64),
         like_SK=np.stack([one.like_K for one in what.kept]),
-        features_BRD=windows.features_BRD,
-        candidates_BHF=windows.candidates_BHF,
+        **windows.arrays,
         y_BH=np.concatenate([one.y_BH for one in what.kept]),
     )
     return content.getvalue()
@@ -224,8 +223,8 @@ def _read(file: Path) -> Reservoir:
     with np.load(file, allow_pickle=False) as found:
         windows_S, y_BH, like_SK = found["windows_S"], found["y_BH"], found["like_SK"]
         senders, from_ns_S = found["senders"], found["from_ns_S"]
-        every = EncodedWindows(found["features_BRD"], found["candidates_BHF"])
-        lengths = {len(y_BH), len(every.features_BRD), len(every.candidates_BHF), int(windows_S.sum())}
+        every = Decisions.of_arrays(found)
+        lengths = {len(y_BH), len(every), int(windows_S.sum())}
         if len(lengths) != 1 or len({len(windows_S), len(like_SK), len(senders), len(from_ns_S)}) != 1:
             raise ValueError("its arrays differ in length")
         ends_S = np.cumsum(windows_S)

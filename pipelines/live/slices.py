@@ -27,8 +27,10 @@ from common.say import say
 from common.state import private_dir
 from feature_store.events import event_stream
 from feature_store.events.beginning import Beginning
-from models.networks.artifact import Artifact
-from pipelines.live.encoding import ASIDE, NOT_READ, EncodedWindows, Encoder, Encoding
+from models.forecasters.network import NetworkForecaster
+from models.forecasters.traces import Part
+from models.training.protocol import Slice
+from pipelines.live.encoding import ASIDE, NOT_READ, Decisions
 
 KEPT: Final = 11  # with the newest ten seconds: two minutes judge
 MOST_WINDOWS: Final = 2048  # of a slice; of more every second one is taken, or every third: they are alike
@@ -46,15 +48,15 @@ class JudgingSlice:
     from_ns: int
     to_ns: int  # its last packet
     encoder: str  # that encoded it
-    windows: EncodedWindows
+    decisions: Decisions
     y_BH: NDArray[np.float32]  # µs; NaN where unknown
     decision_ns_B: NDArray[np.int64]
 
     @classmethod
     def of(
-        cls, packets: pl.DataFrame, beginning: Beginning, from_ns: int, encoder: str, encoded: EncodedWindows
+        cls, packets: pl.DataFrame, beginning: Beginning, from_ns: int, encoder: str, decisions: Decisions
     ) -> Self:
-        """Put one together from all windows decided since `from_ns`."""
+        """Put one together from all that was decided since `from_ns`."""
         targets = event_stream.targets(packets)
         chosen_B = np.flatnonzero(targets.decision_ns_B >= from_ns)
         every = slice(None, None, -(-len(chosen_B) // MOST_WINDOWS) or 1)
@@ -64,7 +66,7 @@ class JudgingSlice:
             from_ns,
             int(packets["sent_ns"][-1]),
             encoder,
-            encoded.chosen(every),
+            decisions.chosen(every),
             targets.y_BH[chosen_B][every],
             targets.decision_ns_B[chosen_B][every],
         )
@@ -74,15 +76,17 @@ class JudgingSlice:
         inside_B = (decision_ns_B >= self.from_ns) & (decision_ns_B <= self.to_ns)
         return inside_B & bool(trace == self.packets["trace"][0])
 
-    def by(self, encoder: str, encodes: Encoder, tokens: int) -> JudgingSlice:
-        """The same slice as an encoder sees it, with windows of W `tokens`."""
+    def by(self, encoder: str, found: NetworkForecaster) -> JudgingSlice:
+        """Return the same slice as a forecaster encodes it; `encoder` names its encoder."""
         if encoder == self.encoder:
             return self
         first = int(np.searchsorted(event_stream.targets(self.packets).decision_ns_B, self.from_ns))
-        with Encoding(self.packets, encodes, tokens, first, beginning=self.beginning) as encoding:
-            encoded = encoding.take(event_stream.batches_in(self.packets) - first)
-        other = JudgingSlice.of(self.packets, self.beginning, self.from_ns, encoder, encoded)
-        return replace(self, encoder=encoder, windows=other.windows)
+        every = Slice(first, event_stream.batches_in(self.packets))
+        part = Part(str(self.packets["trace"][0]), self.packets, every, beginning=self.beginning)
+        other = JudgingSlice.of(
+            self.packets, self.beginning, self.from_ns, encoder, Decisions.of(found, part)
+        )
+        return replace(self, encoder=encoder, decisions=other.decisions)
 
     def save(self, file: Path) -> None:
         """Write it, whole or not at all."""
@@ -95,8 +99,7 @@ class JudgingSlice:
             from_ns=self.from_ns,
             to_ns=self.to_ns,
             encoder=self.encoder,
-            features_BRD=self.windows.features_BRD,
-            candidates_BHF=self.windows.candidates_BHF,
+            **self.decisions.arrays,
             y_BH=self.y_BH,
             decision_ns_B=self.decision_ns_B,
         )
@@ -110,16 +113,9 @@ class JudgingSlice:
             NOT_READ, PolarsError: it is not there, or damaged.
         """
         with np.load(file, allow_pickle=False) as found:
-            if "beginning" not in found:
-                raise ValueError("an earlier version wrote it; the next rounds keep new ones")
-            windows = EncodedWindows(found["features_BRD"], found["candidates_BHF"])
+            decisions = Decisions.of_arrays(found)
             y_BH, decision_ns_B = found["y_BH"], found["decision_ns_B"]
-            if (
-                not len(windows.features_BRD)
-                == len(windows.candidates_BHF)
-                == len(y_BH)
-                == len(decision_ns_B)
-            ):
+            if not len(decisions) == len(y_BH) == len(decision_ns_B):
                 raise ValueError("its arrays differ in length")
             return cls(
                 pl.read_parquet(io.BytesIO(found["packets"].tobytes())),
@@ -127,7 +123,7 @@ class JudgingSlice:
                 int(found["from_ns"]),
                 int(found["to_ns"]),
                 str(found["encoder"]),
-                windows,
+                decisions,
                 y_BH,
                 decision_ns_B,
             )
@@ -174,9 +170,9 @@ class Slices:
         return sorted(self._folder.glob("*.npz"), key=lambda file: file.stat().st_mtime_ns)
 
 
-def encoder_of(found: Artifact) -> str:
-    """Hash of all that decides what an encoder makes of packets."""
-    digest = hashlib.sha256(repr((found.description.tokens, found.model.scalings())).encode())
+def encoder_of(found: NetworkForecaster) -> str:
+    """Return a hash of all that decides what a forecaster's encoder makes of packets."""
+    digest = hashlib.sha256(repr((found.model.rows, found.model.scalings())).encode())
     for name, value in sorted(found.model.encoder_state().items()):
         digest.update(name.encode() + value.detach().cpu().contiguous().numpy().tobytes())
     return digest.hexdigest()

@@ -18,11 +18,13 @@ import polars as pl
 from feature_store.events import event_stream
 from feature_store.events.beginning import Beginning
 from feature_store.events.definition import EVENTS
-from models.networks.prediction import latencies
+from models.forecasters.traces import Part
 from models.registry import gate
 from models.sharp import PAPERS, Change
-from pipelines.live.encoding import Encoding
-from pipelines.live.minute import Minute, Tuned, Version, aligned, as_seen, tune
+from models.training.protocol import Slice
+from pipelines.live.encoding import Decisions, load
+from pipelines.live.minute import Minute, Tuned, aligned, tune
+from pipelines.live.slices import encoder_of
 
 MOST_WINDOWS: Final = 2048
 
@@ -56,7 +58,7 @@ def compare(pair: Pair) -> Compared:
     Raises:
         DeclinedError: the telemetry has a gap.
     """
-    head, other = Version.load(pair.head), Version.load(pair.other)
+    head, other = load(pair.head), load(pair.other)
     packets, beginning = aligned(pair.packets, pair.beginning)
     targets = event_stream.targets(packets)
     first = int(np.searchsorted(targets.decision_ns_B, pair.from_ns))
@@ -64,29 +66,28 @@ def compare(pair: Pair) -> Compared:
     if not batches:
         return Compared(0, 0.0, {}, "", {})
     every = -(-batches // MOST_WINDOWS)
+    decided = Slice(first, first + batches)
+    part = Part(str(packets["trace"][0]), packets, decided, every=every, beginning=beginning)
     decision_ns_B = targets.decision_ns_B[first::every]
-    encoded = {}
-    for one in (head, other):
-        if one.encoder not in encoded:
-            with Encoding(packets, one.encodes, one.tokens, first, every, beginning=beginning) as encoding:
-                encoded[one.encoder] = encoding.take(len(decision_ns_B))
+    ours = Decisions.of(head, part)
+    theirs = ours if encoder_of(other) == encoder_of(head) else Decisions.of(other, part)
     held_out = gate.HeldOut(
-        encoded[head.encoder].candidates_BHF,
+        ours.candidates_BHF,
         targets.y_BH[first::every],
         decision_ns_B,
         tuple(feature.name for feature in EVENTS.features),
         pair.change,
     )
-    ours, theirs = (
-        gate.score(latencies(one.found.model, as_seen(one.found.model, encoded[one.encoder])), held_out)
-        for one in (head, other)
+    own_score, other_score = (
+        gate.score(found.answer(decisions.encoded), held_out)
+        for found, decisions in ((head, ours), (other, theirs))
     )
     return Compared(
         batches,
         float(decision_ns_B[-1] - decision_ns_B[0]) / 1e9,
-        {"head": asdict(ours.figures), "other": asdict(theirs.figures)},
-        gate.inferior(ours, theirs),
-        gate.surely_worse(ours, theirs),
+        {"head": asdict(own_score.figures), "other": asdict(other_score.figures)},
+        gate.inferior(own_score, other_score),
+        gate.surely_worse(own_score, other_score),
     )
 
 

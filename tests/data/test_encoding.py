@@ -1,6 +1,8 @@
-"""Windows encoded on several cores are those that one engine encodes at once, in any portions."""
+"""Decisions encoded by the engine on several cores are those that one engine, and PyTorch, encode at once."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import numpy as np
 import polars as pl
@@ -9,8 +11,11 @@ from toy_world import bottleneck_table
 
 from benchmarks.inference_references import save
 from feature_store.packets.schema import HORIZON
+from models.event_stream.forecaster import EventStream
+from models.forecasters.traces import Part
+from models.networks import artifact
+from models.training.protocol import Slice
 from pipelines.live import encoding
-from pipelines.live.encoding import Encoding
 from serving.engine import Engine
 
 TOKENS = 136
@@ -18,8 +23,8 @@ FIRST = 37
 
 
 @pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Engine:
-    return Engine(save(tmp_path_factory.mktemp("artifact") / "model"))
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save(tmp_path_factory.mktemp("artifact") / "model")
 
 
 @pytest.fixture(scope="module")
@@ -27,36 +32,29 @@ def packets() -> pl.DataFrame:
     return bottleneck_table("live", seconds=6)
 
 
-@pytest.mark.parametrize("portion", [1, 7, 100, 10_000])
-def test_in_portions_it_is_what_one_engine_gives(
-    engine: Engine, packets: pl.DataFrame, portion: int, monkeypatch: pytest.MonkeyPatch
+def test_it_is_what_one_engine_and_pytorch_give(
+    folder: Path, packets: pl.DataFrame, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(encoding, "CHUNK", 16)
+    part = Part("live", packets, Slice(FIRST, packets.height // HORIZON))
+    found = encoding.load(artifact.read_files(folder))
+    ours = encoding.Decisions.of(found, part)
     x_BWF = np.concatenate(list(encoding.event_windows(packets, TOKENS, FIRST)))
-    with Encoding(packets, engine, TOKENS, FIRST) as running:
-        parts, left = [], len(x_BWF)
-        while left:
-            parts.append(running.take(min(portion, left)))
-            left -= len(parts[-1].features_BRD)
-        for _ in range(2):
-            with pytest.raises(ValueError, match="there are not so many windows"):
-                running.take(1)
-    whole = encoding.joined(parts)
-    assert np.array_equal(whole.features_BRD, engine.features(x_BWF))
-    assert np.array_equal(whole.candidates_BHF, x_BWF[:, -HORIZON:])
+    assert np.array_equal(ours.read_BRD, Engine(folder).features(x_BWF))
+    assert np.array_equal(ours.candidates_BHF, x_BWF[:, -HORIZON:])
+    by_pytorch = EventStream.read(folder, {}).encode(part)
+    np.testing.assert_allclose(ours.read_BRD, by_pytorch.read_BRD.numpy(), atol=1e-4)
+    np.testing.assert_array_equal(ours.anchor_BH, by_pytorch.anchor_BH.numpy())
+    assert found.tuned_on(ours.encoded, part.latencies_us() * np.nan, part.change, None) is found  # type: ignore[arg-type]
 
 
-def test_it_may_end_early(engine: Engine, packets: pl.DataFrame, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(encoding, "CHUNK", 4)  # so that much is left, and no room for it
-    with Encoding(packets, engine, TOKENS, 0) as running:
-        assert len(running.take(3).features_BRD) == 3
-    with pytest.raises(KeyError), Encoding(packets, engine, TOKENS, 0):
-        raise KeyError
+def test_of_no_decisions_there_is_nothing(folder: Path, packets: pl.DataFrame) -> None:
+    found = encoding.load(artifact.read_files(folder))
+    assert len(encoding.Decisions.of(found, Part("live", packets, Slice(3, 3)))) == 0
 
 
-def test_a_packet_that_cannot_be_is_named(engine: Engine, packets: pl.DataFrame) -> None:
+def test_a_packet_that_cannot_be_is_named(folder: Path, packets: pl.DataFrame) -> None:
     size = pl.when(pl.col("packet") == 500).then(0).otherwise("size_bytes").cast(pl.Int32)
-    bad = packets.with_columns(size_bytes=size)
-    named = pytest.raises(ValueError, match="packet 500: size_bytes 0 must be at least 1")
-    with Encoding(bad, engine, TOKENS, 0) as running, named:
-        running.take(len(packets) // HORIZON)
+    part = Part("live", packets.with_columns(size_bytes=size), Slice(0, packets.height // HORIZON))
+    with pytest.raises(ValueError, match="packet 500: size_bytes 0 must be at least 1"):
+        encoding.Decisions.of(encoding.load(artifact.read_files(folder)), part)

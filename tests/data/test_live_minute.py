@@ -24,17 +24,16 @@ from models.registry import gate
 from models.training.head import FinetuneParams
 from models.training.protocol import Slice
 from pipelines.live import DRIFT, watch
-from pipelines.live.encoding import Encoding
+from pipelines.live.encoding import Decisions
+from pipelines.live.encoding import load as load_version
 from pipelines.live.minute import Minute, Tuned, tune
 from pipelines.live.rounds_log import DeclinedError
 from pipelines.live.slices import KEPT, Slices, encoder_of
 from pipelines.live.watch import Pair, compare
-from serving.engine import Engine
 
 pytestmark = pytest.mark.slow  # it trains heads
 
 ENGINE = {"width": 64, "heads": 4, "feed_forward": 128}  # sizes that the engine computes
-TOKENS = 72
 PARAMS = FinetuneParams(seed=1, workers=1, epochs=3, batch_size=64, learning_rate=1e-3, sharp_weight=1)
 LONGER = PARAMS.model_copy(update={"epochs": 20})
 S = 1_000_000_000
@@ -172,8 +171,8 @@ def test_a_minute_that_is_told_its_beginning_is_the_minute_of_the_whole_log(
     (kept,) = Slices(tmp_path).recent()
     assert kept.beginning == ours.beginning == theirs.beginning
     assert kept.beginning.flow_starts_ns.keys() == set(packets["flow_id"])
-    anew = kept.by("anew", Engine(champion), TOKENS)
-    assert anew.windows.candidates_BHF.tobytes() == theirs.windows.candidates_BHF.tobytes()
+    anew = kept.by("anew", load_version(artifact.read_files(champion)))
+    assert anew.decisions.candidates_BHF.tobytes() == theirs.decisions.candidates_BHF.tobytes()
 
 
 def test_inputs_that_have_drifted_show(packets: pl.DataFrame, champion: Path, tuned: Tuned) -> None:
@@ -246,8 +245,8 @@ def test_a_slice_is_the_same_for_whoever_encodes_it(
     (later,) = tune(at(long, champion, 17)).slices  # begins with a lead-in of five seconds
     assert later.packets.height < long.height / 2
     for one in (first, later):
-        anew = one.by("anew", Engine(champion), TOKENS)
-        np.testing.assert_allclose(anew.windows.features_BRD, one.windows.features_BRD, rtol=1e-4, atol=1e-4)
+        anew = one.by("anew", load_version(artifact.read_files(champion)))
+        np.testing.assert_allclose(anew.decisions.read_BRD, one.decisions.read_BRD, rtol=1e-4, atol=1e-4)
     write_artifact(tmp_path / "other", long, **ENGINE, layers=2, anchor="last_latency_flow_us")
     files = artifact.read_files(tmp_path / "other")
     judged = tune(at(long, champion, 17, earlier=(first,), retrained=files, params=LONGER))
@@ -256,7 +255,7 @@ def test_a_slice_is_the_same_for_whoever_encodes_it(
     assert theirs == pytest.approx(expected.figures["champion"]["log_mae"], rel=1e-4)
     # What passed has its encoder from now on: no round encodes the old slices again.
     assert judged.verdict.passed, judged.verdict.reason
-    narrow = encoder_of(artifact.load(tmp_path / "other"))
+    narrow = encoder_of(load_version(files))
     assert [one.encoder for one in judged.slices] == [narrow, narrow]
 
 
@@ -333,12 +332,13 @@ def test_some_of_the_windows_are_those_that_all_would_be(
 ) -> None:
     """One in eleven, across the borders of what is encoded at once."""
     first, every = 37, 11
-    with Encoding(long, Engine(champion), TOKENS, first) as encoding:
-        whole = encoding.take(1500).chosen(slice(None, None, every))
-    with Encoding(long, Engine(champion), TOKENS, first, every) as encoding:
-        some = encoding.take(len(whole.features_BRD))
-    np.testing.assert_array_equal(some.features_BRD, whole.features_BRD)
-    np.testing.assert_array_equal(some.candidates_BHF, whole.candidates_BHF)
+    version = load_version(artifact.read_files(champion))
+    part = Part("live", long, Slice(first, first + 1500))
+    whole = Decisions.of(version, part).chosen(slice(None, None, every))
+    some = Decisions.of(version, replace(part, every=every))
+    for name, array in some.arrays.items():
+        np.testing.assert_array_equal(array, whole.arrays[name])
+    np.testing.assert_array_equal(replace(part, every=every).latencies_us(), part.latencies_us()[::every])
     good = artifact.read_files(champion)
     pair = Pair(long, NOTHING, START_NS + 9 * S, good, good)
     everything = compare(pair).figures["head"]["log_mae"]

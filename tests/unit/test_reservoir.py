@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from feature_store.packets.schema import HORIZON
-from pipelines.live.encoding import EncodedWindows
+from pipelines.live.encoding import Decisions
 from pipelines.live.reservoir import (
     EMPTY,
     FILE,
@@ -33,8 +33,9 @@ def second(number: int, factor: float, sender: str = "a", per_s: int = PER_S) ->
     """A second whose latencies are `factor` times the last visible one, but for noise."""
     rng = np.random.default_rng(number)
     y_BH = (LAST_US * factor * np.exp(rng.normal(0, 0.02, (per_s, HORIZON)))).astype(np.float32)
-    windows = EncodedWindows(
+    windows = Decisions(
         rng.normal(size=(per_s, HORIZON, 4)).astype(np.float32),
+        np.zeros((per_s, HORIZON), np.float32),
         np.full((per_s, HORIZON, 3), number, np.float32),
     )
     decision_ns_B = number * STRETCH_NS + np.arange(per_s) * (STRETCH_NS // per_s)
@@ -101,7 +102,7 @@ def test_what_a_minute_holds_teaches_once_and_another_encoders_not_at_all() -> N
     past = found.beside("e", "a", 4 * STRETCH_NS, 8 * STRETCH_NS)
     assert past is not None
     assert set(np.unique(past.windows.candidates_BHF)) == {0, 1, 2, 3, 5, 8, 9}  # the 5 is the other sender's
-    assert sum(map(len, past.labels)) == len(past.windows.features_BRD) == 7 * PER_S
+    assert sum(map(len, past.labels)) == len(past.windows.read_BRD) == 7 * PER_S
     assert found.beside("other", "a", 0, 1) is None
     assert EMPTY.beside("e", "a", 0, 1) is None
     assert [one.from_ns for one in found.with_minute("other", second(30, 1.0), 1000).kept] == [
@@ -129,7 +130,7 @@ def test_it_survives_a_restart_and_damage_costs_only_itself(
         assert (one.sender, one.from_ns) == (two.sender, two.from_ns)
         for name in ("y_BH", "like_K"):
             np.testing.assert_array_equal(getattr(one, name), getattr(two, name))
-        np.testing.assert_array_equal(one.windows.features_BRD, two.windows.features_BRD)
+        np.testing.assert_array_equal(one.windows.read_BRD, two.windows.read_BRD)
         np.testing.assert_array_equal(one.windows.candidates_BHF, two.windows.candidates_BHF)
     whole = (tmp_path / FILE).read_bytes()
     at = whole.index(b"PK\x01\x02") + 8
