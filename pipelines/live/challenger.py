@@ -14,13 +14,13 @@ from models.registry.lineage import content_hash, git_commit
 from models.registry.registry import CHALLENGER, ITSELF, LIVE, Decision, Registry
 from models.registry.saving import INPUTS_FILE
 from models.training.head import FinetuneParams
-from pipelines.live.minute import Tuned
+from pipelines.live.minute import TuningResult
 from pipelines.live.retrain import Retrained
 
 
 def register(
     registry: Registry,
-    tuned: Tuned,
+    tuned: TuningResult,
     folder: Path,
     *,
     champion: int,

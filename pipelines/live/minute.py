@@ -66,7 +66,7 @@ class Minute:
 
 
 @dataclass(frozen=True)
-class Tuned:
+class TuningResult:
     """A challenger and how it was judged."""
 
     files: Mapping[str, bytes]  # artifact files by name
@@ -82,7 +82,7 @@ class Tuned:
     seconds: Mapping[str, float]  # by step
 
 
-def tune(minute: Minute) -> Tuned:
+def tune(minute: Minute) -> TuningResult:
     """Fine-tune the head of the champion, or of a re-trained artifact, on a minute; judge it on what follows.
 
     Raises:
@@ -154,7 +154,7 @@ def tune(minute: Minute) -> Tuned:
         reservoir = minute.reservoir.with_minute(own.encoder, new, minute.memory_windows)
     trained_on = sample if minute.trained_on is None else minute.trained_on
     clock.lap("judge")
-    return Tuned(
+    return TuningResult(
         files=_files(Artifact(tuned.model, own.found.description)),
         verdict=verdict,
         figures={name: asdict(one.figures) for name, one in (scores | naive).items()},

@@ -35,7 +35,7 @@ from models.sharp import PAPERS, Change
 from models.training.head import FinetuneParams
 from models.training.warm_worker import WarmWorkerError
 from pipelines.live import challenger
-from pipelines.live.minute import Minute, Tuned
+from pipelines.live.minute import Minute, TuningResult
 from pipelines.live.probation import Probation, Telemetry, files_of, rolled_back_since_last
 from pipelines.live.reservoir import EMPTY, ReservoirFile
 from pipelines.live.reservoir import FILE as RESERVOIR
@@ -238,7 +238,7 @@ class Rounds(Runner[RoundRecord]):
             say(f"round {record.number}: judged without the reference: {first_line(str(error))}")
             return None
 
-    def _keep_past(self, tuned: Tuned, record: RoundRecord) -> None:
+    def _keep_past(self, tuned: TuningResult, record: RoundRecord) -> None:
         """Keep what judges and what teaches the rounds to come. On a full disk they have what there is."""
         try:
             self._slices.keep(tuned.slices)
@@ -334,7 +334,7 @@ class Rounds(Runner[RoundRecord]):
         parent: Path,
         retrained: Retrained | None,
         reference: Mapping[str, bytes] | None,
-    ) -> Tuned:
+    ) -> TuningResult:
         packets = latest.packets
         newest_ns = int(packets["sent_ns"][-1])
         judge_from_ns = newest_ns - round(self._params.judge_s * 1e9)
@@ -355,7 +355,7 @@ class Rounds(Runner[RoundRecord]):
             least_windows=self._params.least_windows,
             change=self._params.change,
         )
-        tuned: Tuned = self._worker.do(minute)
+        tuned: TuningResult = self._worker.do(minute)
         return tuned
 
 

@@ -22,7 +22,7 @@ from models.networks.prediction import latencies
 from models.registry import gate
 from models.sharp import PAPERS, Change
 from pipelines.live.encoding import Encoding
-from pipelines.live.minute import Minute, Tuned, Version, aligned, as_seen, tune
+from pipelines.live.minute import Minute, TuningResult, Version, aligned, as_seen, tune
 
 MOST_WINDOWS: Final = 2048
 
@@ -90,6 +90,6 @@ def compare(pair: Pair) -> Compared:
     )
 
 
-def work(what: Minute | Pair) -> Tuned | Compared:
+def work(what: Minute | Pair) -> TuningResult | Compared:
     """Do what the warm worker is given."""
     return compare(what) if isinstance(what, Pair) else tune(what)

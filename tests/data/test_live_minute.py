@@ -25,7 +25,7 @@ from models.training.head import FinetuneParams
 from models.training.protocol import Slice
 from pipelines.live import DRIFT, watch
 from pipelines.live.encoding import Encoding
-from pipelines.live.minute import Minute, Tuned, tune
+from pipelines.live.minute import Minute, TuningResult, tune
 from pipelines.live.rounds_log import DeclinedError
 from pipelines.live.slices import KEPT, Slices, encoder_of
 from pipelines.live.watch import Pair, compare
@@ -74,7 +74,7 @@ def learns_from(one: Minute) -> int:
 
 
 @pytest.fixture(scope="module")
-def tuned(packets: pl.DataFrame, champion: Path) -> Tuned:
+def tuned(packets: pl.DataFrame, champion: Path) -> TuningResult:
     return tune(minute(packets, champion))
 
 
@@ -91,7 +91,7 @@ def whole(packets: pl.DataFrame, from_s: int, to_s: int = 100) -> Part:
 
 
 def test_the_head_is_the_one_that_offline_fine_tuning_gives(
-    packets: pl.DataFrame, champion: Path, tuned: Tuned, tmp_path: Path
+    packets: pl.DataFrame, champion: Path, tuned: TuningResult, tmp_path: Path
 ) -> None:
     parent = door.load(champion)
     assert isinstance(parent, EventStream)
@@ -111,7 +111,7 @@ def test_the_head_is_the_one_that_offline_fine_tuning_gives(
 
 
 def test_it_is_judged_on_the_slice_after_the_one_it_learned_from(
-    packets: pl.DataFrame, champion: Path, tuned: Tuned
+    packets: pl.DataFrame, champion: Path, tuned: TuningResult
 ) -> None:
     judged = whole(packets, 9)
     here = slice(judged.decisions.lo, judged.decisions.hi)
@@ -176,7 +176,7 @@ def test_a_minute_that_is_told_its_beginning_is_the_minute_of_the_whole_log(
     assert anew.windows.candidates_BHF.tobytes() == theirs.windows.candidates_BHF.tobytes()
 
 
-def test_inputs_that_have_drifted_show(packets: pl.DataFrame, champion: Path, tuned: Tuned) -> None:
+def test_inputs_that_have_drifted_show(packets: pl.DataFrame, champion: Path, tuned: TuningResult) -> None:
     assert max(tuned.psi.values()) == 0  # nothing is known of the training: the minute stands for it
     other = bottleneck_table("live", seconds=12, seed=7)  # the same kind of traffic
     slow = packets.with_columns(latency_us=pl.col("latency_us") * 4)
@@ -345,7 +345,7 @@ def test_some_of_the_windows_are_those_that_all_would_be(
 
 
 def test_a_reservoir_teaches_beside_the_minute_and_takes_it_in(
-    packets: pl.DataFrame, champion: Path, tuned: Tuned
+    packets: pl.DataFrame, champion: Path, tuned: TuningResult
 ) -> None:
     assert tuned.reservoir is None  # the default
     assert tuned.remembered == 0
