@@ -231,7 +231,7 @@ def aligned(packets: pl.DataFrame, beginning: Beginning) -> tuple[pl.DataFrame, 
 
 
 @dataclass(frozen=True)
-class _Taught:
+class _TrainedHead:
     model: QueryNetwork
     tuning: Tuning
     median_us: float  # of the minute's latencies
@@ -245,7 +245,7 @@ def _train(
     learn_B: NDArray[np.bool_],
     minute: Minute,
     past: Past | None,
-) -> _Taught:
+) -> _TrainedHead:
     """Train the head on what was known when the judging slice began."""
     y_BH = targets.known_at(minute.judge_from_ns)[learn_B]
     known = y_BH[np.isfinite(y_BH)]
@@ -255,7 +255,7 @@ def _train(
     windows = joined([taught, past.windows]) if past else taught
     sharp_NH = np.concatenate([sharp_changes(part, minute.change) for part in parts])
     tuned = train_head_on(model, as_seen(model, windows), np.concatenate(parts), sharp_NH, minute.params)
-    return _Taught(*tuned, float(np.median(known)), y_BH)
+    return _TrainedHead(*tuned, float(np.median(known)), y_BH)
 
 
 def as_seen(model: QueryNetwork, windows: EncodedWindows) -> Encoded:
