@@ -20,7 +20,7 @@ from models.registry.registry import Registry
 from models.sharp import PAPERS, Change
 from models.training.warm_worker import WarmWorkerError
 from pipelines.live.rounds_log import RoundRecord, newest_first
-from pipelines.live.watch import Compared, Pair
+from pipelines.live.watch import HeadComparison, Pair
 from pipelines.live.worker import Worker
 from serving.deploy import log as deploy_log
 from serving.deploy.champion import find_champion
@@ -95,7 +95,7 @@ class Probation:
         sender: str,
         *,
         or_another: bool = False,
-    ) -> Compared | None:
+    ) -> HeadComparison | None:
         """Two heads on the last seconds of a sender, as far as they came since a time; None if nothing did.
 
         With `or_another` it may be another sender's turn; of that one neither head has learned those seconds.
@@ -113,7 +113,7 @@ class Probation:
         from_ns = max(since_ns + 1, newest_ns - round(seconds * 1e9))
         packets = believed(latest.packets, 0).packets
         pair = Pair(packets, latest.beginning, from_ns, head, other, self._change)
-        compared: Compared = self._worker.do(pair)
+        compared: HeadComparison = self._worker.do(pair)
         return compared
 
     def watch(self) -> str:

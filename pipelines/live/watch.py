@@ -40,7 +40,7 @@ class Pair:
 
 
 @dataclass(frozen=True)
-class Compared:
+class HeadComparison:
     """How a head did beside another."""
 
     batches: int
@@ -50,7 +50,7 @@ class Compared:
     worse: Mapping[str, float]  # by figure, how much worse it surely is
 
 
-def compare(pair: Pair) -> Compared:
+def compare(pair: Pair) -> HeadComparison:
     """Judge both heads on the same windows.
 
     Raises:
@@ -62,7 +62,7 @@ def compare(pair: Pair) -> Compared:
     first = int(np.searchsorted(targets.decision_ns_B, pair.from_ns))
     batches = len(targets.decision_ns_B) - first
     if not batches:
-        return Compared(0, 0.0, {}, "", {})
+        return HeadComparison(0, 0.0, {}, "", {})
     every = -(-batches // MOST_WINDOWS)
     decision_ns_B = targets.decision_ns_B[first::every]
     encoded = {}
@@ -81,7 +81,7 @@ def compare(pair: Pair) -> Compared:
         gate.score(latencies(one.found.model, as_seen(one.found.model, encoded[one.encoder])), held_out)
         for one in (head, other)
     )
-    return Compared(
+    return HeadComparison(
         batches,
         float(decision_ns_B[-1] - decision_ns_B[0]) / 1e9,
         {"head": asdict(ours.figures), "other": asdict(theirs.figures)},
@@ -90,6 +90,6 @@ def compare(pair: Pair) -> Compared:
     )
 
 
-def work(what: Minute | Pair) -> TuningResult | Compared:
+def work(what: Minute | Pair) -> TuningResult | HeadComparison:
     """Do what the warm worker is given."""
     return compare(what) if isinstance(what, Pair) else tune(what)
