@@ -20,7 +20,7 @@ from models.registry.registry import Registry
 from models.sharp import PAPERS, Change
 from models.training.warm_worker import WarmWorkerError
 from pipelines.live.rounds_log import RoundRecord, newest_first
-from pipelines.live.watch import HeadComparison, Pair
+from pipelines.live.watch import HeadComparison, HeadPair
 from pipelines.live.worker import Worker
 from serving.deploy import log as deploy_log
 from serving.deploy.champion import find_champion
@@ -112,7 +112,7 @@ class Probation:
             return None
         from_ns = max(since_ns + 1, newest_ns - round(seconds * 1e9))
         packets = believed(latest.packets, 0).packets
-        pair = Pair(packets, latest.beginning, from_ns, head, other, self._change)
+        pair = HeadPair(packets, latest.beginning, from_ns, head, other, self._change)
         compared: HeadComparison = self._worker.do(pair)
         return compared
 

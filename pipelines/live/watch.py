@@ -28,7 +28,7 @@ MOST_WINDOWS: Final = 2048
 
 
 @dataclass(frozen=True)
-class Pair:
+class HeadPair:
     """What is to be compared."""
 
     packets: pl.DataFrame  # a packet table: consecutive packets of one sender, with a lead-in
@@ -50,7 +50,7 @@ class HeadComparison:
     worse: Mapping[str, float]  # by figure, how much worse it surely is
 
 
-def compare(pair: Pair) -> HeadComparison:
+def compare(pair: HeadPair) -> HeadComparison:
     """Judge both heads on the same windows.
 
     Raises:
@@ -90,6 +90,6 @@ def compare(pair: Pair) -> HeadComparison:
     )
 
 
-def work(what: Minute | Pair) -> TuningResult | HeadComparison:
+def work(what: Minute | HeadPair) -> TuningResult | HeadComparison:
     """Do what the warm worker is given."""
-    return compare(what) if isinstance(what, Pair) else tune(what)
+    return compare(what) if isinstance(what, HeadPair) else tune(what)

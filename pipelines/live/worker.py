@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from models.training.warm_worker import WarmWorker
 from pipelines.live.minute import Minute
-from pipelines.live.watch import Pair, work
+from pipelines.live.watch import HeadPair, work
 
 WORK_TIMEOUT_S: Final = 120.0
 WARM_START_TIMEOUT_S: Final = 300.0
@@ -30,7 +30,7 @@ class Worker:
         self._worker.wait_ready(WARM_START_TIMEOUT_S)
         return self._worker
 
-    def do(self, what: Minute | Pair) -> Any:
+    def do(self, what: Minute | HeadPair) -> Any:
         """What comes of a minute, or of two heads.
 
         Raises:

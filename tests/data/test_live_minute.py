@@ -28,7 +28,7 @@ from pipelines.live.encoding import Encoding
 from pipelines.live.minute import Minute, TuningResult, tune
 from pipelines.live.rounds_log import DeclinedError
 from pipelines.live.slices import KEPT, Slices, encoder_of
-from pipelines.live.watch import Pair, compare
+from pipelines.live.watch import HeadPair, compare
 from serving.engine import Engine
 
 pytestmark = pytest.mark.slow  # it trains heads
@@ -315,14 +315,14 @@ def test_two_heads_beside_each_other_on_what_came_since(
 ) -> None:
     good = artifact.read_files(champion)
     head = spoilt(champion, tmp_path / "bad") if spoils else good
-    found = compare(Pair(long, NOTHING, START_NS + 9 * S, head, good))
+    found = compare(HeadPair(long, NOTHING, START_NS + 9 * S, head, good))
     assert found.seconds == pytest.approx(11, abs=0.3)
     assert found.batches == pytest.approx(11 * 1000 / 8, rel=0.1)
     ours, theirs = found.figures["head"], found.figures["other"]
     assert (ours["log_mae"] > 1.05 * theirs["log_mae"]) == spoils
     assert bool(found.inferior) == spoils
     assert (found.worse.get("log-error", 0) > 0.05) == spoils
-    assert compare(Pair(long, NOTHING, START_NS + 100 * S, head, good)).batches == 0
+    assert compare(HeadPair(long, NOTHING, START_NS + 100 * S, head, good)).batches == 0
 
 
 def test_some_of_the_windows_are_those_that_all_would_be(
@@ -337,7 +337,7 @@ def test_some_of_the_windows_are_those_that_all_would_be(
     np.testing.assert_array_equal(some.features_BRD, whole.features_BRD)
     np.testing.assert_array_equal(some.candidates_BHF, whole.candidates_BHF)
     good = artifact.read_files(champion)
-    pair = Pair(long, NOTHING, START_NS + 9 * S, good, good)
+    pair = HeadPair(long, NOTHING, START_NS + 9 * S, good, good)
     everything = compare(pair).figures["head"]["log_mae"]
     monkeypatch.setattr(watch, "MOST_WINDOWS", 300)
     assert compare(pair).figures["head"]["n"] < 8 * 300
