@@ -282,11 +282,11 @@ def _score(one: Mapping[str, Any]) -> float:
 def _callback(search: _Search, trials: int) -> Any:
     from ray import tune
 
-    class Heard(tune.Callback):  # type: ignore[misc]
+    class TrialListener(tune.Callback):  # type: ignore[misc]
         def on_trial_result(self, **info: Any) -> None:
             search.heard(info["result"], trials)
 
-    return Heard()
+    return TrialListener()
 
 
 def _stopper(search: _Search, seconds: float) -> Any:
