@@ -292,14 +292,14 @@ def _callback(search: _Search, trials: int) -> Any:
 def _stopper(search: _Search, seconds: float) -> Any:
     from ray import tune
 
-    class Spent(tune.Stopper):  # type: ignore[misc]
+    class BudgetStopper(tune.Stopper):  # type: ignore[misc]
         def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
             return False  # a trial reports once, when it is over
 
         def stop_all(self) -> bool:
             return search.spent >= seconds
 
-    return Spent()
+    return BudgetStopper()
 
 
 @contextmanager
