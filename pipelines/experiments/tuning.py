@@ -93,7 +93,7 @@ def tune(
     if not np.isfinite(asked.came_BH).any():
         which = ", ".join(trace.name for trace in traces)
         raise ValueError(f"{which}: no latency is known in the last third of training, to judge a trial by")
-    given = _Given(fingerprint(traces, judging, teaching), traces, asked, judging, teaching)
+    given = _TrialInputs(fingerprint(traces, judging, teaching), traces, asked, judging, teaching)
     budget = {"trials": trials, "cpu_seconds": seconds, "seed": seed, "training_seed": TRAINING_SEED}
     found, failed = {}, []
     switch_off()
@@ -129,7 +129,7 @@ def tune(
 
 
 @dataclass(frozen=True)
-class _Given:
+class _TrialInputs:
     """What every trial learns from and is judged by; `work` is its name."""
 
     work: str
@@ -142,7 +142,7 @@ class _Given:
 class _Search:
     """The search of one variant; `folder` has its trials."""
 
-    def __init__(self, variant: Variant, folder: Path, given: _Given) -> None:
+    def __init__(self, variant: Variant, folder: Path, given: _TrialInputs) -> None:
         self.variant, self.folder, self.given = variant, folder, given
         self.done: list[dict[str, Any]] = []
 
@@ -248,7 +248,7 @@ def with_values(variant: Variant, values: Mapping[str, Any]) -> Variant:
 
 
 def _trial(
-    config: dict[str, Any], variant: Variant, given: _Given, kept: Mapping[str, Mapping[str, Any]]
+    config: dict[str, Any], variant: Variant, given: _TrialInputs, kept: Mapping[str, Mapping[str, Any]]
 ) -> None:
     """One trial, in Ray's process."""
     import torch
@@ -262,7 +262,7 @@ def _trial(
     tune.report({OBJECTIVE: _score(one), "trial": json.dumps(one, allow_nan=False)})
 
 
-def _scored(tried: Variant, values: Mapping[str, Any], given: _Given) -> dict[str, Any]:
+def _scored(tried: Variant, values: Mapping[str, Any], given: _TrialInputs) -> dict[str, Any]:
     started = time.process_time()
     of = given.traces, given.asked, given.judging
     try:
