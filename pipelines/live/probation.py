@@ -60,7 +60,7 @@ class Probation:
         self.shadow_batches = settings().shadow_batches
         self._rollback_margin = settings().rollback_margin
         self._rollback_after_s = settings().rollback_after_s
-        self._watched: _Watched | None = None
+        self._watched: _ProbationState | None = None
 
     def shadow(
         self,
@@ -142,7 +142,7 @@ class Probation:
             learned_of = tags.get("source", "").removeprefix("telemetry/")
             learned_ns = int(tags.get("telemetry_to_ns") or 0)
             head, other = (files_of(registry, one) for one in (version, before))
-            self._watched = _Watched(version, before, learned_of, learned_ns, head, other)
+            self._watched = _ProbationState(version, before, learned_of, learned_ns, head, other)
         one = self._watched
         found = self._beside(
             one.head,
@@ -164,7 +164,7 @@ class Probation:
 
 
 @dataclass(frozen=True)
-class _Watched:
+class _ProbationState:
     """A served version, the one before it, what it learned last, and the heads of both."""
 
     version: int
