@@ -20,7 +20,7 @@ SKIPPED = "skipped"  # a round whose time came while another was running
 SCRAPE_S = 1.5  # for each of two questions to a server; Prometheus gives a scrape 4 s
 
 
-class _Served(Collector):
+class _ServedVersionCollector(Collector):
     """Version that answers at each server, and its age, asked of them at each scrape."""
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
@@ -93,7 +93,7 @@ class Metrics:
         )
         for kind in KINDS:
             self._claims.labels(kind)
-        self._registry.register(_Served())
+        self._registry.register(_ServedVersionCollector())
 
     def serve(self, port: int) -> int:
         """Answer scrapes on a port (0: a free one); return it."""
