@@ -79,24 +79,24 @@ def local_smoke(loaded: artifact.Artifact) -> Smoke:
 
 
 @dataclass(frozen=True)
-class Checked:
+class ServableArtifact:
     """An artifact that this code can serve."""
 
     smoke: Smoke
     limits: dict[str, dict[str, float]]  # of its inputs
 
 
-def check_latency(source: Path) -> Checked:
+def check_latency(source: Path) -> ServableArtifact:
     """Load a predictor of latencies.
 
     Raises:
         OSError, ValueError: it is not whole, or no sender of this project makes its windows.
     """
     loaded = artifact.load(source)
-    return Checked(local_smoke(loaded), limits_of(EVENTS.features))
+    return ServableArtifact(local_smoke(loaded), limits_of(EVENTS.features))
 
 
-def check_rate(source: Path) -> Checked:
+def check_rate(source: Path) -> ServableArtifact:
     """Load a network that forecasts rates; the smoke windows are flows of any length.
 
     Raises:
@@ -106,10 +106,10 @@ def check_rate(source: Path) -> Checked:
     x_BSF = smoke_windows(network.features, MOST_SAMPLES)
     for flow, x_SF in enumerate(x_BSF):
         x_SF[min(PREFIXES) + 2 * flow :] = 0
-    return Checked(Smoke(x_BSF, networks.served_rates(network, x_BSF)), limits_of(network.features))
+    return ServableArtifact(Smoke(x_BSF, networks.served_rates(network, x_BSF)), limits_of(network.features))
 
 
-def check_limit(source: Path) -> Checked:
+def check_limit(source: Path) -> ServableArtifact:
     """Load a network of LFQ.
 
     Raises:
@@ -117,10 +117,10 @@ def check_limit(source: Path) -> Checked:
     """
     network, _ = limits.load(source)
     x_BTF = smoke_windows(limits.features(), 1)
-    return Checked(Smoke(x_BTF, limits.served_limits(network, x_BTF)), limits_of(limits.features()))
+    return ServableArtifact(Smoke(x_BTF, limits.served_limits(network, x_BTF)), limits_of(limits.features()))
 
 
-CHECKS: Final[dict[str, Callable[[Path], Checked]]] = {
+CHECKS: Final[dict[str, Callable[[Path], ServableArtifact]]] = {
     LATENCY: check_latency,
     RATE: check_rate,
     LIMIT: check_limit,
