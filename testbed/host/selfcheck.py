@@ -27,7 +27,7 @@ OVERLOAD: Final = 1.3
 DELAY_MS: Final = 5.0
 BYTES: Final = 1200  # of payload
 HOW: Final = ("--bytes", BYTES, "--poisson", "--classic")
-WANTED: Final = {  # of a check's figures, at most; as in `Checked`
+WANTED: Final = {  # of a check's figures, at most; as in `SelfCheckFigures`
     "error_p50_us": 50.0,
     "error_p99_us": 250.0,
     "error_p999_us": 1000.0,
@@ -38,7 +38,7 @@ NO_AQM: Final = {"alpha_hz": 0, "beta_hz": 0}  # a plain queue
 
 
 @dataclass(frozen=True)
-class Checked:
+class SelfCheckFigures:
     """One rate's figures."""
 
     rate_mbps: float
@@ -71,7 +71,7 @@ def ideal_due_ns(
     return np.asarray(left_N + delay_ns)
 
 
-def selfcheck(rate_mbps: float, seconds: float) -> Checked:
+def selfcheck(rate_mbps: float, seconds: float) -> SelfCheckFigures:
     """Measure the router at one rate, for so long at 0.8 of it and a third of that above it.
 
     Raises:
@@ -103,7 +103,7 @@ def selfcheck(rate_mbps: float, seconds: float) -> Checked:
             f"(real-time priority: {bed.ready['priority']})"
         )
     stalls = records[records["kind"] == router_log.STALL]
-    return Checked(
+    return SelfCheckFigures(
         rate_mbps,
         len(ours),
         p50,
