@@ -39,7 +39,7 @@ _REFUSED: Final = "UNAVAILABLE state: "  # in Triton's words before a backend's 
 
 
 @dataclass(frozen=True)
-class Pushed:
+class PushResult:
     """How a version is served."""
 
     backend: Backend
@@ -54,7 +54,7 @@ def push(
     repository: ModelRepository,
     previous: int | None,
     name: Callable[[], None] = lambda: None,
-) -> Pushed:
+) -> PushResult:
     """Put an artifact in service as `version` on all servers, which read the same repository.
 
     `name` is called once all serve it. On any failure every server that answers serves `previous`, and
@@ -89,7 +89,7 @@ def _push(
     repository: ModelRepository,
     previous: int | None,
     name: Callable[[], None],
-) -> Pushed:
+) -> PushResult:
     try:
         checked = CHECKS[repository.kind](source)
         smoke = checked.smoke
@@ -108,7 +108,7 @@ def _push(
         after = put_back(previous, version, servers, repository)
         raise DeployError(f"version {version} is not deployed: {error}{after}") from error
     repository.settle()
-    return Pushed(backend_of(repository.folder(version)), reason, difference)
+    return PushResult(backend_of(repository.folder(version)), reason, difference)
 
 
 def _check_onnx(file: Path, smoke: Smoke) -> None:
