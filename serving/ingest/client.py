@@ -36,7 +36,7 @@ class SenderRefusedError(RuntimeError):
 
 
 @dataclass
-class Shipped:
+class ShippingCounts:
     """What became of the batches given to a client."""
 
     accepted: int = 0
@@ -116,7 +116,7 @@ class IngestClient:
             raise ValueError(f"sender {sender!r}: must be 1 to 64 of A-Z a-z 0-9 . _ -")
         if token is not None and not TOKEN.fullmatch(token):
             raise ValueError(f"sender {sender}: its token is none: 16 to 256 letters, digits, . _ ~ + / = -")
-        self.sender, self.shipped = sender, Shipped()
+        self.sender, self.shipped = sender, ShippingCounts()
         self._host, self._port = host_and_port(url)
         self._tls = ssl.create_default_context(cafile=ca) if url.startswith("https:") else None
         if token and not self._tls and self._host not in LOOPBACK:
