@@ -15,7 +15,7 @@ from models.registry.registry import CHALLENGER, ITSELF, LIVE, Decision, Registr
 from models.registry.saving import INPUTS_FILE
 from models.training.head import FinetuneParams
 from pipelines.live.minute import TuningResult
-from pipelines.live.retrain import Retrained
+from pipelines.live.retrain import RetrainingResult
 
 
 def register(
@@ -27,7 +27,7 @@ def register(
     parent: Path,
     packets: pl.DataFrame,
     finetune: FinetuneParams,
-    retrained: Retrained | None,
+    retrained: RetrainingResult | None,
 ) -> int:
     """Register what a round made, or find it again; `challenger` is what passed or is new.
 

@@ -62,7 +62,7 @@ class RetrainError(ValueError):
 
 
 @dataclass(frozen=True)
-class Retrained:
+class RetrainingResult:
     """What a re-train made."""
 
     files: Mapping[str, bytes]  # artifact files by name
@@ -142,7 +142,7 @@ class Retraining:
             self.drop()
             raise RetrainError(f"the re-train failed: {reason[:400]} (log {self.log})")
 
-    def candidate(self) -> Retrained | None:
+    def candidate(self) -> RetrainingResult | None:
         """What the last one made and no round has judged yet.
 
         Raises:
@@ -157,7 +157,7 @@ class Retraining:
             inputs_NF = np.load(folder / INPUTS_FILE, allow_pickle=False)
         except (*NOT_READ, TypeError, yaml.YAMLError) as error:  # as after a power cut
             raise RetrainError(f"what the re-train left in {folder} cannot be read: {error}") from error
-        return Retrained(files, tags, inputs_NF)
+        return RetrainingResult(files, tags, inputs_NF)
 
     def drop(self) -> None:
         """Remove what one made or left: it has been judged, or cannot be. Its log stays."""

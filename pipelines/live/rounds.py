@@ -39,7 +39,7 @@ from pipelines.live.minute import Minute, TuningResult
 from pipelines.live.probation import Probation, Telemetry, files_of, rolled_back_since_last
 from pipelines.live.reservoir import EMPTY, ReservoirFile
 from pipelines.live.reservoir import FILE as RESERVOIR
-from pipelines.live.retrain import MOST_PACKETS, SECONDS, Retrained, RetrainError, Retraining
+from pipelines.live.retrain import MOST_PACKETS, SECONDS, RetrainError, Retraining, RetrainingResult
 from pipelines.live.rounds_log import LOG_FILE, DeclinedError, RoundRecord
 from pipelines.live.runner import LEARNED, Runner
 from pipelines.live.runner import timed as _timed
@@ -247,7 +247,7 @@ class Rounds(Runner[RoundRecord]):
         except OSError as error:
             say(f"round {record.number}: what judged it, or what it learned, is not kept: {error}")
 
-    def _candidate(self, record: RoundRecord) -> Retrained | None:
+    def _candidate(self, record: RoundRecord) -> RetrainingResult | None:
         """What a re-train made; one that cannot be read is dropped and the round tunes the champion."""
         if self._retraining is None:
             return None
@@ -332,7 +332,7 @@ class Rounds(Runner[RoundRecord]):
         self,
         latest: Latest,
         parent: Path,
-        retrained: Retrained | None,
+        retrained: RetrainingResult | None,
         reference: Mapping[str, bytes] | None,
     ) -> TuningResult:
         packets = latest.packets
