@@ -38,7 +38,7 @@ class TraceProtocol(StrEnum):
     teach = "teach"
 
 
-class Told(StrEnum):
+class BatchKnowledge(StrEnum):
     """What a sender says of packets 2 to 8 of a batch; `replay_events` checks the same names."""
 
     all = "all"

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from common.given import check_folder
-from swiftqueue.cli.choices import LatencySource, Protocol, Told, Visibility
+from swiftqueue.cli.choices import BatchKnowledge, LatencySource, Protocol, Visibility
 
 experiments_app = typer.Typer()
 Scored = Annotated[
@@ -116,8 +116,8 @@ def forecasts(
     ] = False,
     sections: Annotated[Path, typer.Option(help="the variants")] = Path("forecasters.yaml"),
     told: Annotated[
-        Told, typer.Option(help="what a sender says of packets 2 to 8 of a batch (docs/MODEL.md)")
-    ] = Told.all,
+        BatchKnowledge, typer.Option(help="what a sender says of packets 2 to 8 of a batch (docs/MODEL.md)")
+    ] = BatchKnowledge.all,
     truth: Annotated[
         list[str] | None,
         typer.Option(
