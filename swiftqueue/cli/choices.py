@@ -13,7 +13,7 @@ class LatencySource(StrEnum):
     timestamps = "timestamps"
 
 
-class Model(StrEnum):
+class ModelKind(StrEnum):
     """Which of the served models: of latencies, of a TCP connection's rate, or of a flow's limit (LFQ)."""
 
     latency = "latency"

@@ -13,14 +13,14 @@ import typer
 from common.given import given
 from infra.local.ports import MOST_PORT
 from pipelines.live import DRIFT
-from swiftqueue.cli.choices import Model
+from swiftqueue.cli.choices import ModelKind
 
 running_app = typer.Typer()
 
 # Options of `up`.
 LIVE_ONLY = ("trace", "speed", "every", "learn", "judge", "drift", "retrain", "bed", "foreground")
 
-OfModel = Annotated[Model, typer.Option(help="which model")]
+OfModel = Annotated[ModelKind, typer.Option(help="which model")]
 METRICS_PORT = typer.Option(
     min=0, max=MOST_PORT, help="Prometheus port, at SWIFTQUEUE_METRICS_ADDRESS; 0: a free one"
 )
@@ -132,7 +132,7 @@ def down() -> None:
 @running_app.command()
 def status(
     model: Annotated[
-        Model | None, typer.Option(help="only what serves this model (default: every part that runs)")
+        ModelKind | None, typer.Option(help="only what serves this model (default: every part that runs)")
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="print one JSON object, a judgement a part")] = False,
 ) -> None:
@@ -169,7 +169,7 @@ def units(
 @running_app.command()
 def deploy(
     version: Annotated[int | None, typer.Option(help="registry version (default: the challenger)")] = None,
-    model: OfModel = Model.latency,
+    model: OfModel = ModelKind.latency,
 ) -> None:
     """Push a registered version to Triton: stage, load, compare with the local output, then alias.
 
@@ -185,7 +185,7 @@ def rollback(
     hold: Annotated[
         bool, typer.Option("--hold", help="keep that version until `release`, whatever rounds bring")
     ] = False,
-    model: OfModel = Model.latency,
+    model: OfModel = ModelKind.latency,
 ) -> None:
     """Put the previous champion back, in the registry and in Triton.
 
@@ -197,7 +197,7 @@ def rollback(
 
 
 @running_app.command()
-def hold(model: OfModel = Model.latency) -> None:
+def hold(model: OfModel = ModelKind.latency) -> None:
     """Keep the version that is served now until `release`, whatever rounds bring.
 
     Example: swiftqueue hold
@@ -208,7 +208,7 @@ def hold(model: OfModel = Model.latency) -> None:
 
 
 @running_app.command()
-def release(model: OfModel = Model.latency) -> None:
+def release(model: OfModel = ModelKind.latency) -> None:
     """Let rounds and `deploy` replace a version again that `hold` or `rollback --hold` keeps.
 
     Example: swiftqueue release --model rate
