@@ -21,7 +21,7 @@ class ModelKind(StrEnum):
     limit = "limit"
 
 
-class Protocol(StrEnum):
+class SliceProtocol(StrEnum):
     """Lengths of pre-training, fine-tuning and test slices: 2.5/0.5/1 s, 30/6/10 s, 300/60/300 s."""
 
     short = "short"

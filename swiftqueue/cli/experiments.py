@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from common.given import check_folder
-from swiftqueue.cli.choices import BatchKnowledge, LatencySource, Protocol, Visibility
+from swiftqueue.cli.choices import BatchKnowledge, LatencySource, SliceProtocol, Visibility
 
 experiments_app = typer.Typer()
 Scored = Annotated[
@@ -77,7 +77,7 @@ def study(
         list[Path] | None,
         typer.Argument(help="captures (default: simulated ones)", metavar="[TRACE]...", dir_okay=False),
     ] = None,
-    protocol: Annotated[Protocol, typer.Option(help="slice lengths")] = Protocol.small,
+    protocol: Annotated[SliceProtocol, typer.Option(help="slice lengths")] = SliceProtocol.small,
     set_: Annotated[
         list[str] | None, typer.Option("--set", help="override a parameter: SECTION.KEY=VALUE")
     ] = None,
@@ -107,7 +107,7 @@ def forecasts(
         list[str] | None, typer.Option(help="a section of forecasters.yaml (default: all); may be repeated")
     ] = None,
     seeds: Annotated[int, typer.Option(min=1, help="training seeds: 1 to so many")] = 3,
-    protocol: Annotated[Protocol, typer.Option(help="lengths of the slices")] = Protocol.small,
+    protocol: Annotated[SliceProtocol, typer.Option(help="lengths of the slices")] = SliceProtocol.small,
     against: Annotated[
         str, typer.Option(help="the section that differences are taken from; `event-stream` has one layer")
     ] = "event-stream-2",
@@ -181,7 +181,7 @@ def tune(
         float, typer.Option(min=1, help="CPU seconds of a variant: after them no trial is begun")
     ] = 1800,
     seed: Annotated[int, typer.Option(min=0, help="of the proposals")] = 1,
-    protocol: Annotated[Protocol, typer.Option(help="lengths of the slices")] = Protocol.small,
+    protocol: Annotated[SliceProtocol, typer.Option(help="lengths of the slices")] = SliceProtocol.small,
     sections: Annotated[Path, typer.Option(help="the variants")] = Path("forecasters.yaml"),
     params: Scored = Path("params.yaml"),
 ) -> None:
