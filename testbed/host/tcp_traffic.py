@@ -32,12 +32,12 @@ TOTAL_RETRANSMITTED: Final = 100  # offset of tcpi_total_retrans in struct tcp_i
 SEGMENTS_OUT: Final = 136  # of tcpi_segs_out
 
 
-class _Told(Exception):
+class _StopSignal(Exception):
     """SIGTERM came."""
 
 
 def _tell(number: int, frame: FrameType | None) -> None:
-    raise _Told
+    raise _StopSignal
 
 
 def take(address: str, port: int, control: str = "", window: int = 0) -> None:
@@ -61,7 +61,7 @@ def take(address: str, port: int, control: str = "", window: int = 0) -> None:
         if window:
             listener.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, window)
         print(json.dumps({"event": "ready", "port": listener.getsockname()[1]}), flush=True)
-        with contextlib.suppress(_Told):
+        with contextlib.suppress(_StopSignal):
             while True:
                 near, _ = listener.accept()
                 threading.Thread(target=drop, args=(near,), daemon=True).start()
@@ -79,7 +79,7 @@ def send(address: str, port: int, seconds: float, control: str) -> None:
         try:
             while time.monotonic() < begin + seconds:
                 sent += near.send(CHUNK)
-        except _Told:
+        except _StopSignal:
             pass
         near.shutdown(socket.SHUT_WR)
         near.recv(1)  # the other end closes when it has all
