@@ -30,7 +30,7 @@ STOP_S: Final = 10.0
 
 
 @dataclass(frozen=True)
-class Marked:
+class MarkedBed:
     """A bed whose host a marks its connections to PORT as an agent decides."""
 
     bed: Bed
@@ -112,7 +112,9 @@ def following(
 
 
 @contextmanager
-def marked(bed: Bed, agent: Path | None, *, name: str = "tcp", log: Path | None = None) -> Iterator[Marked]:
+def marked(
+    bed: Bed, agent: Path | None, *, name: str = "tcp", log: Path | None = None
+) -> Iterator[MarkedBed]:
     """Attach the marker to host a's device, follow its flows, and take connections on host b.
 
     Args:
@@ -130,7 +132,7 @@ def marked(bed: Bed, agent: Path | None, *, name: str = "tcp", log: Path | None 
         following(bed, agent, name=name, log=log) as (follower, greeted),
         running(bed.b(*urgent(*take)), "the receiver") as (taker, _),
     ):
-        yield Marked(bed, follower, taker, greeted)
+        yield MarkedBed(bed, follower, taker, greeted)
 
 
 @contextmanager
