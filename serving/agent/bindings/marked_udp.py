@@ -88,7 +88,7 @@ class Ack:
 
 
 @dataclass(frozen=True)
-class Sent:
+class SendResult:
     """What became of one packet at the sender."""
 
     packet: int
@@ -196,7 +196,7 @@ class MarkedUdp:
         if self._abi.sq_udp_plan(self._open(), *pointers, due_ns, self._error):
             raise ValueError(self._said())
 
-    def send(self, flow: int, payload: bytes) -> Sent:
+    def send(self, flow: int, payload: bytes) -> SendResult:
         """Send one datagram now; its first 16 bytes are overwritten with its flow and number.
 
         Raises:
@@ -207,7 +207,7 @@ class MarkedUdp:
         handle = self._open()
         if self._abi.sq_udp_send(handle, flow, payload, len(payload), ctypes.byref(out), self._error):
             raise ValueError(self._said())
-        return Sent(out.packet, out.sent_ns, out.codepoint, bool(out.decided), bool(out.delivered))
+        return SendResult(out.packet, out.sent_ns, out.codepoint, bool(out.decided), bool(out.delivered))
 
     def poll(self, wait_s: float = 0.0) -> list[Ack]:
         """Return the ACKs that have come, after waiting for something to come so long at most."""
