@@ -64,7 +64,7 @@ class _Ack(ctypes.Structure):
     )
 
 
-class _Sent(ctypes.Structure):
+class _SendRecord(ctypes.Structure):
     _fields_ = (
         ("packet", ctypes.c_int64),
         ("sent_ns", ctypes.c_int64),
@@ -113,7 +113,7 @@ def _load() -> ctypes.CDLL:
         "sq_udp_free": (None, [pointer]),
         "sq_udp_add_flow": (i32, [pointer, text, i32, i32, text]),
         "sq_udp_plan": (i32, [pointer, pointer, pointer, i64, text]),
-        "sq_udp_send": (i32, [pointer, i32, text, ctypes.c_size_t, ctypes.POINTER(_Sent), text]),
+        "sq_udp_send": (i32, [pointer, i32, text, ctypes.c_size_t, ctypes.POINTER(_SendRecord), text]),
         "sq_udp_poll": (None, [pointer, i64, _ON_ACK]),
         "sq_udp_connected": (i32, [pointer]),
         "sq_udp_problem": (text, [pointer]),
@@ -203,7 +203,7 @@ class MarkedUdp:
             ValueError: no such flow, or a size that cannot be.
 
         """
-        out = _Sent()
+        out = _SendRecord()
         handle = self._open()
         if self._abi.sq_udp_send(handle, flow, payload, len(payload), ctypes.byref(out), self._error):
             raise ValueError(self._said())
