@@ -53,7 +53,7 @@ def memory_windows(params: Path) -> int:
 
 
 @dataclass(frozen=True)
-class Stretch:
+class ReservoirStretch:
     """A second of one sender, as far as it taught."""
 
     sender: str
@@ -72,7 +72,7 @@ def stretches(
     windows: EncodedWindows,
     y_BH: NDArray[np.float32],
     last_us_BH: NDArray[np.float64],
-) -> list[Stretch]:
+) -> list[ReservoirStretch]:
     """Cut windows that taught into stretches; a second without a known latency is none.
 
     `last_us_BH` is what the head adds to: the last visible latency of the packet's flow.
@@ -84,7 +84,9 @@ def stretches(
         like_K = _like(y_BH[here_B], last_us_BH[here_B])
         if like_K is not None:
             some_B = here_B[:: -(-len(here_B) // MOST_WINDOWS)]
-            one = Stretch(sender, int(second) * STRETCH_NS, windows.chosen(some_B), y_BH[some_B], like_K)
+            one = ReservoirStretch(
+                sender, int(second) * STRETCH_NS, windows.chosen(some_B), y_BH[some_B], like_K
+            )
             found.append(one)
     return found
 
@@ -113,7 +115,7 @@ class Reservoir:
     """What is kept, all encoded by one encoder, oldest first."""
 
     encoder: str = ""
-    kept: tuple[Stretch, ...] = ()
+    kept: tuple[ReservoirStretch, ...] = ()
 
     def beside(self, encoder: str, sender: str, from_ns: int, to_ns: int) -> Past | None:
         """What teaches beside a minute of a sender; None where there is nothing.
@@ -127,7 +129,7 @@ class Reservoir:
             return None
         return Past(joined([one.windows for one in chosen]), [one.y_BH for one in chosen])
 
-    def with_minute(self, encoder: str, new: Sequence[Stretch], most_windows: int) -> Self:
+    def with_minute(self, encoder: str, new: Sequence[ReservoirStretch], most_windows: int) -> Self:
         """Take in a minute's stretches, in the place of those of the same seconds, and keep the least alike.
 
         Another encoder's go: their windows would have to be encoded anew, and what drifted is past.
@@ -138,14 +140,14 @@ class Reservoir:
         return replace(self, encoder=encoder, kept=tuple(least_alike([*old, *new], most_windows)))
 
 
-def _within(one: Stretch, sender: str, from_ns: int, to_ns: int) -> bool:
+def _within(one: ReservoirStretch, sender: str, from_ns: int, to_ns: int) -> bool:
     return one.sender == sender and one.from_ns + STRETCH_NS > from_ns and one.from_ns < to_ns
 
 
 EMPTY: Final = Reservoir()
 
 
-def least_alike(found: list[Stretch], most_windows: int) -> list[Stretch]:
+def least_alike(found: list[ReservoirStretch], most_windows: int) -> list[ReservoirStretch]:
     """Drop the older of the two that are most alike until what is left has no more than so many windows."""
     if (windows := sum(map(len, found))) <= most_windows:
         return found
@@ -230,5 +232,5 @@ def _read(file: Path) -> Reservoir:
         for place, end in enumerate(ends_S):
             part = slice(int(end - windows_S[place]), int(end))
             said = str(senders[place]), int(from_ns_S[place])
-            kept.append(Stretch(*said, every.chosen(part), y_BH[part], like_SK[place]))
+            kept.append(ReservoirStretch(*said, every.chosen(part), y_BH[part], like_SK[place]))
         return Reservoir(str(found["encoder"]), tuple(kept))
