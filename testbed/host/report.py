@@ -23,7 +23,7 @@ ASKED: Final = (Limit("P90", QUEUEING_P90, NO_HARM), *LIMITS)  # P99 where a run
 
 
 @dataclass(frozen=True)
-class Pair:
+class SourcePair:
     """A control's change of one measure in both sources."""
 
     place: str
@@ -49,7 +49,7 @@ class Pair:
         return found | {"direction": self.direction}
 
 
-def pairs(rows: pl.DataFrame) -> list[Pair]:
+def pairs(rows: pl.DataFrame) -> list[SourcePair]:
     """Every change that both sources have."""
     found = []
     by_source = {name: rows.filter(source=name).drop("source") for name in SOURCES}
@@ -59,7 +59,7 @@ def pairs(rows: pl.DataFrame) -> list[Pair]:
             if kernel is None or ns3 is None:
                 continue
             both = [measure for measure in kernel.found if measure in ns3.found]
-            found += [Pair(place.words(), control, kernel.found[one], ns3.found[one]) for one in both]
+            found += [SourcePair(place.words(), control, kernel.found[one], ns3.found[one]) for one in both]
     return found
 
 
