@@ -53,7 +53,7 @@ def build_simulator(project: Path = PROJECT, program: str = "lab") -> Path:
     return build / "simulation" / program
 
 
-class Runs:
+class ProgramRuns:
     """Runs of one program."""
 
     def __init__(self, program: Path) -> None:
