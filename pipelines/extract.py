@@ -17,7 +17,7 @@ Text = Annotated[str, typer.Option()]
 Word = Annotated[str | None, typer.Option()]
 
 
-class Trace(BaseModel):
+class TraceSource(BaseModel):
     """A capture that becomes a packet table."""
 
     model_config = Section.model_config
@@ -31,7 +31,7 @@ class ExtractParams(Section):
     """Which captures become packet tables."""
 
     section: ClassVar = "extract"
-    traces: Annotated[dict[str, Trace], Field(min_length=1)]
+    traces: Annotated[dict[str, TraceSource], Field(min_length=1)]
     """By name: `file`; `sender` (null: the heaviest); `latency` (acks, selective, timestamps); `protocol`."""
 
 
