@@ -61,10 +61,10 @@ def joined(parts: list[EncodedWindows]) -> EncodedWindows:
     )
 
 
-class Encoder(Protocol):
+class WindowEncoder(Protocol):
     """What encodes windows: the engine, or PyTorch where the engine does not compute that network."""
 
-    def share(self) -> Encoder:
+    def share(self) -> WindowEncoder:
         """One for another thread."""
 
     def features(self, x_BWF: NDArray[np.float32], /) -> NDArray[np.float32]:
@@ -86,7 +86,7 @@ class ByPyTorch:
         return np.concatenate([part.read_BRD.numpy() for part in encode(self._model, x_BWF)])
 
 
-def encoder_for(folder: Path, found: Artifact) -> Encoder:
+def encoder_for(folder: Path, found: Artifact) -> WindowEncoder:
     """Take the engine for an artifact that was loaded; PyTorch where the engine refuses it, and say so."""
     try:
         return Engine(folder)
@@ -101,7 +101,7 @@ class Encoding:
     def __init__(
         self,
         packets: pl.DataFrame,
-        encoder: Encoder,
+        encoder: WindowEncoder,
         tokens: int,
         first: int,
         every: int = 1,
@@ -116,7 +116,7 @@ class Encoding:
         self._packets, self._tokens, self._first = packets, tokens, first
         self._beginning = beginning
         self._cores = len(os.sched_getaffinity(0))
-        self._encoders: SimpleQueue[Encoder] = SimpleQueue()
+        self._encoders: SimpleQueue[WindowEncoder] = SimpleQueue()
         for _ in range(self._cores):
             self._encoders.put(encoder.share())
         # Windows are large: no more than so many chunks of them lie in memory.

@@ -37,7 +37,7 @@ from models.registry.bars import Verdict
 from models.scoring.baselines import Candidates, last_visible
 from models.sharp import PAPERS, Change, sharp_changes
 from models.training.head import FinetuneParams, Tuning, train_head_on
-from pipelines.live.encoding import EncodedWindows, Encoder, Encoding, encoder_for, joined
+from pipelines.live.encoding import EncodedWindows, Encoding, WindowEncoder, encoder_for, joined
 from pipelines.live.reservoir import EMPTY, Past, Reservoir, stretches
 from pipelines.live.rounds_log import DeclinedError
 from pipelines.live.slices import JudgingSlice, due, encoder_of, usable
@@ -174,7 +174,7 @@ class Version:
     """A version's artifact, and what encodes for it. Versions may be of different architectures."""
 
     found: Artifact
-    encodes: Encoder
+    encodes: WindowEncoder
     encoder: str
 
     @property

@@ -27,7 +27,7 @@ from common.state import private_dir
 from feature_store.events import event_stream
 from feature_store.events.beginning import Beginning
 from models.networks.artifact import Artifact
-from pipelines.live.encoding import NOT_READ, EncodedWindows, Encoder, Encoding
+from pipelines.live.encoding import NOT_READ, EncodedWindows, Encoding, WindowEncoder
 
 KEPT: Final = 11  # with the newest ten seconds: two minutes judge
 MOST_WINDOWS: Final = 2048  # of a slice; of more every second one is taken, or every third: they are alike
@@ -73,7 +73,7 @@ class JudgingSlice:
         inside_B = (decision_ns_B >= self.from_ns) & (decision_ns_B <= self.to_ns)
         return inside_B & bool(trace == self.packets["trace"][0])
 
-    def by(self, encoder: str, encodes: Encoder, tokens: int) -> JudgingSlice:
+    def by(self, encoder: str, encodes: WindowEncoder, tokens: int) -> JudgingSlice:
         """The same slice as an encoder sees it, with windows of W `tokens`."""
         if encoder == self.encoder:
             return self
