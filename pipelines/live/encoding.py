@@ -71,13 +71,13 @@ class WindowEncoder(Protocol):
         """What the head reads (B, R, D)."""
 
 
-class ByPyTorch:
+class PyTorchEncoder:
     """A network itself: several times slower than the engine."""
 
     def __init__(self, found: Artifact) -> None:
         self._model = found.model
 
-    def share(self) -> ByPyTorch:
+    def share(self) -> PyTorchEncoder:
         """Itself: nothing changes when it computes."""
         return self
 
@@ -92,7 +92,7 @@ def encoder_for(folder: Path, found: Artifact) -> WindowEncoder:
         return Engine(folder)
     except ValueError as refused:
         say(f"windows are encoded by PyTorch: {str(refused).removeprefix(f'{folder}/')}")
-        return ByPyTorch(found)
+        return PyTorchEncoder(found)
 
 
 class Encoding:
