@@ -27,7 +27,7 @@ from feature_store.packets.schema import HORIZON, QUEUES
 from serving.agent import process as agent_process
 from serving.agent.io import frames
 from serving.agent.io.packet_log import Log, open_log
-from serving.agent.predictors.reference_client import Counts, Decision, SenderAgent
+from serving.agent.predictors.reference_client import AgentDecision, Counts, SenderAgent
 from serving.agent.replay_view import SHOWN_BATCHES, View
 from serving.triton.endpoint import grpc_addresses
 
@@ -48,7 +48,7 @@ RECORD_SCHEMA: Final[dict[str, pl.DataType | type[pl.DataType]]] = {
 }
 
 
-def decide_all(log: Log, agent: SenderAgent, speed: float) -> Iterator[tuple[int, Decision, float]]:
+def decide_all(log: Log, agent: SenderAgent, speed: float) -> Iterator[tuple[int, AgentDecision, float]]:
     """Replay the log; yields each batch's number, its decision, and how late against schedule (ns) it was."""
     ack, now_ns = 0, 0
 
@@ -99,7 +99,7 @@ def decide_all(log: Log, agent: SenderAgent, speed: float) -> Iterator[tuple[int
         yield batch, decision, late_ns
 
 
-def as_frame(batch: int, decision_ns: int, decision: Decision) -> NDArray[Any]:
+def as_frame(batch: int, decision_ns: int, decision: AgentDecision) -> NDArray[Any]:
     """Return a decision of the Python client as the agent would record it."""
     frame = frames.blank(frames.DECISION)
     frame["first_packet"], frame["now_ns"] = batch * HORIZON, decision_ns

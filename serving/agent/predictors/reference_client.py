@@ -45,7 +45,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Decision:
+class AgentDecision:
     """What became of a batch: the queue of each packet, and why."""
 
     outcome: str  # decided | late | error | no_model
@@ -154,7 +154,7 @@ class SenderAgent:
         flow_ids: Sequence[int],
         receiver_ids: Sequence[int],
         default_queues: Sequence[int],
-    ) -> Decision:
+    ) -> AgentDecision:
         """Choose the queues of the next 8 packets, within the deadline.
 
         Args:
@@ -194,7 +194,7 @@ class SenderAgent:
             first_packet, decision_ns, flow_ids, defaults, predicted_us, in_flight
         )
         self.counts.decided += 1
-        return Decision("decided", tuple(queues), predicted_us, version, round_trip_us)
+        return AgentDecision("decided", tuple(queues), predicted_us, version, round_trip_us)
 
     def _ask(self, x_2WF: NDArray[np.float32], begin: float) -> _Request | None:
         """Send the windows and wait; None once the deadline has passed."""
@@ -224,10 +224,12 @@ class SenderAgent:
             request.abandoned = True
         return None
 
-    def _keep_default(self, outcome: str, defaults: tuple[int, ...], flow_ids: Sequence[int]) -> Decision:
+    def _keep_default(
+        self, outcome: str, defaults: tuple[int, ...], flow_ids: Sequence[int]
+    ) -> AgentDecision:
         setattr(self.counts, outcome, getattr(self.counts, outcome) + 1)
         self.controller.keep_default(flow_ids)
-        return Decision(outcome, defaults)
+        return AgentDecision(outcome, defaults)
 
     def _watch(self) -> None:
         """Look at what is served, every second and after each failed request."""
@@ -274,4 +276,4 @@ def _answer(request: _Request) -> tuple[NDArray[np.float32], int]:
     return predicted_us, int(request.result.get_response().model_version)
 
 
-__all__ = ["CLASSIC", "L4S", "Counts", "Decision", "SenderAgent"]
+__all__ = ["CLASSIC", "L4S", "AgentDecision", "DecisionCounts", "SenderAgent"]
