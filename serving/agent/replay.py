@@ -27,7 +27,7 @@ from feature_store.packets.schema import HORIZON, QUEUES
 from serving.agent import process as agent_process
 from serving.agent.io import frames
 from serving.agent.io.packet_log import Log, open_log
-from serving.agent.predictors.reference_client import AgentDecision, Counts, SenderAgent
+from serving.agent.predictors.reference_client import AgentDecision, DecisionCounts, SenderAgent
 from serving.agent.replay_view import SHOWN_BATCHES, View
 from serving.triton.endpoint import grpc_addresses
 
@@ -142,7 +142,7 @@ def record_table(log: Log, decisions: NDArray[Any]) -> pl.DataFrame:
 
 
 def summarise(
-    trace: str, table: pl.DataFrame, counts: Counts, behind: int, seconds: float, output: Path
+    trace: str, table: pl.DataFrame, counts: DecisionCounts, behind: int, seconds: float, output: Path
 ) -> dict[str, Any]:
     """Return what `--json` prints."""
     decided = table.filter(pl.col("outcome") == "decided")
@@ -180,7 +180,7 @@ class Replay:
     def __init__(self, log: Log, deadline_us: int, speed: float, view: View) -> None:
         self.log, self.deadline_us, self.speed, self.view = log, deadline_us, speed, view
         self.decisions = np.zeros(0, frames.DECISION)
-        self.counts = Counts()
+        self.counts = DecisionCounts()
         self.behind = 0
         self.problem = ""
         self.seconds = 0.0
@@ -221,7 +221,7 @@ class Replay:
                 self.no_model()
             return
         by_outcome = {outcome: line[outcome] for outcome in frames.OUTCOMES}
-        self.counts = Counts(batches=line["batches"], stale=line["stale_answers"], **by_outcome)
+        self.counts = DecisionCounts(batches=line["batches"], stale=line["stale_answers"], **by_outcome)
         self.behind = line["behind_schedule"]
         if line["event"] == "summary":
             self.seconds = line["seconds"]

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from feature_store.packets.schema import HORIZON
-from serving.agent.predictors.reference_client import Counts
+from serving.agent.predictors.reference_client import DecisionCounts
 
 BARS: Final = "▁▂▃▄▅▆▇█"
 SHOWN_BATCHES: Final = 60
@@ -66,7 +66,7 @@ class View:
         """Whether it is time for another `update`."""
         return not self._quiet and time.monotonic() >= self._next
 
-    def update(self, recent: pl.DataFrame, counts: Counts) -> None:
+    def update(self, recent: pl.DataFrame, counts: DecisionCounts) -> None:
         """Show the latest batches, as rows of the record."""
         self._next = time.monotonic() + (LIVE_S if self._live else LINE_S)
         if self._live:
@@ -74,7 +74,7 @@ class View:
         else:
             print(self._line(recent, counts), flush=True)
 
-    def _table(self, recent: pl.DataFrame, counts: Counts) -> Group:
+    def _table(self, recent: pl.DataFrame, counts: DecisionCounts) -> Group:
         predicted, came, moved = _by_batch(recent)
         known = [v for v in (*predicted, *came) if v is not None]
         low, high = (min(known), max(known)) if known else (0.0, 1.0)
@@ -85,12 +85,12 @@ class View:
         scale = f"last {len(predicted)} batches, {low / 1e3:.1f} to {high / 1e3:.1f} ms"
         return Group(table, Text(f"{scale}   {self._counts(counts)}"))
 
-    def _line(self, recent: pl.DataFrame, counts: Counts) -> str:
+    def _line(self, recent: pl.DataFrame, counts: DecisionCounts) -> str:
         predicted, came, moved = _by_batch(recent)
         latest = f"predicted {_ms(predicted)}, came {_ms(came)}, moved {_share(moved)}"
         return f"{self._counts(counts)}   {latest}"
 
-    def _counts(self, counts: Counts) -> str:
+    def _counts(self, counts: DecisionCounts) -> str:
         return (
             f"batch {counts.batches} of {self._batches}: {counts.decided} decided in time, "
             f"{counts.late} late, {counts.failed} failed"

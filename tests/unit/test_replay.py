@@ -14,7 +14,7 @@ from feature_store.events.event_window import EventWindow
 from pipelines.live.encoding import event_windows
 from serving.agent import process as agent_process
 from serving.agent.io.packet_log import open_log
-from serving.agent.predictors.reference_client import AgentDecision, Counts
+from serving.agent.predictors.reference_client import AgentDecision, DecisionCounts
 from serving.agent.replay import RECORD_SCHEMA, as_frame, decide_all, record_table, replay_trace
 from serving.agent.replay_view import sparkline
 
@@ -155,7 +155,7 @@ def test_without_a_server_every_batch_keeps_its_default_and_is_counted(
 
 
 def test_counts_add_up() -> None:
-    counts = Counts(batches=10, decided=4, late=3, error=2, no_model=1)
+    counts = DecisionCounts(batches=10, decided=4, late=3, error=2, no_model=1)
     assert counts.batches == counts.decided + counts.late + counts.failed
 
 

@@ -56,7 +56,7 @@ class AgentDecision:
 
 
 @dataclass
-class Counts:
+class DecisionCounts:
     """Batches by outcome: batches = decided + late + failed."""
 
     batches: int = 0
@@ -99,7 +99,7 @@ class SenderAgent:
         if deadline_us <= 0:
             raise ValueError(f"deadline_us is {deadline_us}: must be above zero")
         self.address = address or grpc_address()
-        self.counts = Counts()
+        self.counts = DecisionCounts()
         self.controller = QueueController()
         self.window = EventWindow(FIRST_TOKENS)
         self._deadline_s = deadline_us / 1e6
