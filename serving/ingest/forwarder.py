@@ -66,7 +66,7 @@ class FrameError(ValueError):
 
 
 @dataclass
-class Counts:
+class ForwarderCounts:
     """What the forwarder did; `SOCKET.alive` has it, as JSON."""
 
     events: int = 0  # given to the senders' clients
@@ -108,7 +108,7 @@ Connect = Callable[[str, int, threading.Event | None], IngestClient]
 class Senders:
     """The senders of all agents: a client for each, at most so many, and one for an id."""
 
-    def __init__(self, connect: Connect, counts: Counts, most: int = MOST_SENDERS) -> None:
+    def __init__(self, connect: Connect, counts: ForwarderCounts, most: int = MOST_SENDERS) -> None:
         if most < 1:
             raise ValueError(f"--most-senders {most}: must be at least 1")
         self.counts = counts
@@ -453,4 +453,4 @@ def main(
         )
 
     connect("address-and-certificates").close()  # they can be: it sends nothing
-    forward(listen, Senders(connect, Counts(), most_senders), ended)
+    forward(listen, Senders(connect, ForwarderCounts(), most_senders), ended)

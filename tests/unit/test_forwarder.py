@@ -47,8 +47,8 @@ from serving.ingest import own_socket
 from serving.ingest.client import IngestClient
 from serving.ingest.forwarder import (
     MOST_NAMED,
-    Counts,
     Forwarder,
+    ForwarderCounts,
     FrameError,
     Senders,
     _Agents,
@@ -92,7 +92,7 @@ class Store:
         self.may_close.set()
 
     def senders(self, most: int = 8) -> Senders:
-        return Senders(lambda *of: self._connect(*of), Counts(), most)  # type: ignore[arg-type,return-value]
+        return Senders(lambda *of: self._connect(*of), ForwarderCounts(), most)  # type: ignore[arg-type,return-value]
 
     def _connect(self, *of: Any) -> Stored:
         self.clients.append(Stored(self, *of))
@@ -325,7 +325,7 @@ def good_streams() -> list[bytes]:
 
 _mutants_store = Store(is_checking=False)
 _mutants_senders = _mutants_store.senders()
-_said_s = dict.fromkeys(vars(Counts()), math.inf)  # nothing
+_said_s = dict.fromkeys(vars(ForwarderCounts()), math.inf)  # nothing
 
 
 def take_mutant(data: bytes) -> None:
@@ -338,7 +338,7 @@ def take_mutant(data: bytes) -> None:
     came = []
     for parts in ([data], pieces):
         senders = _mutants_senders
-        senders.counts = Counts(said_s=_said_s)
+        senders.counts = ForwarderCounts(said_s=_said_s)
         _mutants_store.clients.clear()
         forwarder, refused = Forwarder(senders), ""
         try:
