@@ -91,7 +91,7 @@ class ForwarderCounts:
 
 
 @dataclass(eq=False)
-class Sender:
+class NamedSender:
     """One that an agent named."""
 
     id: str  # at the ingest
@@ -113,11 +113,11 @@ class Senders:
             raise ValueError(f"--most-senders {most}: must be at least 1")
         self.counts = counts
         self._connect, self._most = connect, most
-        self._there: dict[str, Sender] = {}
+        self._there: dict[str, NamedSender] = {}
         self._ends: dict[threading.Event, str] = {}  # of clients that ship their last, in their order
         self._closers = ThreadPoolExecutor(CLOSERS, "forwarder-closer")
 
-    def client(self, sender: Sender, number: int) -> IngestClient | None:
+    def client(self, sender: NamedSender, number: int) -> IngestClient | None:
         """Return the sender's client, made for its event `number`; None while there is no place for it."""
         if sender.client is not None:
             return sender.client
@@ -139,7 +139,7 @@ class Senders:
         self._there[sender.id] = sender
         return sender.client
 
-    def leave(self, sender: Sender) -> None:
+    def leave(self, sender: NamedSender) -> None:
         """Let the sender's client ship what it has, and end."""
         if sender.client is None:
             return
@@ -173,7 +173,7 @@ class Forwarder:
         self._senders = senders
         self._counts = senders.counts
         self._rest = b""  # an incomplete frame
-        self._named: dict[int, Sender] = {}  # by the agent's number
+        self._named: dict[int, NamedSender] = {}  # by the agent's number
         self._events: list[NDArray[Any]] = []  # of NUMBERED, in the order they came
         self._oldest_s = 0.0
 
@@ -257,7 +257,7 @@ class Forwarder:
         if number in self._named or len(self._named) >= MOST_NAMED:
             raise FrameError(f"a HELLO of a sender that is there, or of more than {MOST_NAMED}")
         following = int(hello["sequence"])
-        self._named[number] = Sender(sender_id(name.decode()), following > 0, following)
+        self._named[number] = NamedSender(sender_id(name.decode()), following > 0, following)
 
     def _bye(self, header: np.void) -> None:
         if int(header["sender"]) not in self._named:  # its HELLO was dropped
