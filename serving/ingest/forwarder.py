@@ -105,7 +105,7 @@ class NamedSender:
 Connect = Callable[[str, int, threading.Event | None], IngestClient]
 
 
-class Senders:
+class SenderClients:
     """The senders of all agents: a client for each, at most so many, and one for an id."""
 
     def __init__(self, connect: Connect, counts: ForwarderCounts, most: int = MOST_SENDERS) -> None:
@@ -169,7 +169,7 @@ def _end(client: IngestClient, end: threading.Event) -> None:
 class Forwarder:
     """Turns one connection's frames into batches and gives them to the senders' clients."""
 
-    def __init__(self, senders: Senders) -> None:
+    def __init__(self, senders: SenderClients) -> None:
         self._senders = senders
         self._counts = senders.counts
         self._rest = b""  # an incomplete frame
@@ -320,7 +320,7 @@ def sender_id(name: str) -> str:
 class _Agents:
     """The connections, each with its forwarder."""
 
-    def __init__(self, senders: Senders) -> None:
+    def __init__(self, senders: SenderClients) -> None:
         self._senders = senders
         self._counts = senders.counts
         self._by_connection: dict[socket.socket, Forwarder] = {}
@@ -396,7 +396,7 @@ class _Agents:
         connection.close()
 
 
-def forward(path: Path, senders: Senders, ended: threading.Event) -> None:
+def forward(path: Path, senders: SenderClients, ended: threading.Event) -> None:
     """Listen at `path` and forward whatever agents say, until told to end.
 
     Raises:
@@ -453,4 +453,4 @@ def main(
         )
 
     connect("address-and-certificates").close()  # they can be: it sends nothing
-    forward(listen, Senders(connect, ForwarderCounts(), most_senders), ended)
+    forward(listen, SenderClients(connect, ForwarderCounts(), most_senders), ended)

@@ -50,7 +50,7 @@ from serving.ingest.forwarder import (
     Forwarder,
     ForwarderCounts,
     FrameError,
-    Senders,
+    SenderClients,
     _Agents,
     forward,
     sender_id,
@@ -91,8 +91,8 @@ class Store:
         self.may_close = threading.Event()
         self.may_close.set()
 
-    def senders(self, most: int = 8) -> Senders:
-        return Senders(lambda *of: self._connect(*of), ForwarderCounts(), most)  # type: ignore[arg-type,return-value]
+    def senders(self, most: int = 8) -> SenderClients:
+        return SenderClients(lambda *of: self._connect(*of), ForwarderCounts(), most)  # type: ignore[arg-type,return-value]
 
     def _connect(self, *of: Any) -> Stored:
         self.clients.append(Stored(self, *of))
@@ -478,7 +478,7 @@ def test_a_folder_that_others_may_enter_is_no_place_for_it(folder: Path) -> None
 
 
 @contextmanager
-def forwarding(folder: Path) -> Iterator[tuple[Path, Store, Senders]]:
+def forwarding(folder: Path) -> Iterator[tuple[Path, Store, SenderClients]]:
     """A forwarder at its socket, in a thread."""
     store, ended = Store(), threading.Event()
     path, senders = folder / "t.sock", store.senders()
@@ -494,7 +494,7 @@ def forwarding(folder: Path) -> Iterator[tuple[Path, Store, Senders]]:
 
 
 @pytest.fixture
-def running(folder: Path) -> Iterator[tuple[Path, Store, Senders]]:
+def running(folder: Path) -> Iterator[tuple[Path, Store, SenderClients]]:
     with forwarding(folder) as found:
         yield found
 
@@ -505,7 +505,7 @@ def connect(path: Path) -> socket.socket:
     return agent
 
 
-def test_several_agents_are_forwarded_at_once(running: tuple[Path, Store, Senders]) -> None:
+def test_several_agents_are_forwarded_at_once(running: tuple[Path, Store, SenderClients]) -> None:
     path, store, _ = running
     with connect(path) as one, connect(path) as two:
         for count in range(2):
@@ -516,7 +516,7 @@ def test_several_agents_are_forwarded_at_once(running: tuple[Path, Store, Sender
     wait_until(lambda: all(client.closed.is_set() for client in store.clients))  # the agents are gone
 
 
-def test_a_bad_stream_ends_its_connection_and_no_other(running: tuple[Path, Store, Senders]) -> None:
+def test_a_bad_stream_ends_its_connection_and_no_other(running: tuple[Path, Store, SenderClients]) -> None:
     path, store, senders = running
     with connect(path) as good, connect(path) as bad:
         good.sendall(hello(1, "good") + sent(1, 0, 1))
@@ -583,7 +583,7 @@ def test_who_connected_just_before_the_end_is_heard(folder: Path) -> None:
     assert [client.packets for client in store.clients] == [[0, 1, 2]]
 
 
-def test_the_heartbeat_has_the_counts(running: tuple[Path, Store, Senders]) -> None:
+def test_the_heartbeat_has_the_counts(running: tuple[Path, Store, SenderClients]) -> None:
     path, store, _ = running
     heart = path.with_name(f"{path.name}.alive")
     with connect(path) as agent:
