@@ -317,7 +317,7 @@ def sender_id(name: str) -> str:
     return f"{taken[:55]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
 
 
-class _Agents:
+class _AgentConnections:
     """The connections, each with its forwarder."""
 
     def __init__(self, senders: SenderClients) -> None:
@@ -406,7 +406,7 @@ def forward(path: Path, senders: SenderClients, ended: threading.Event) -> None:
     with listening(path) as listener:
         say(f"forwarder: listens at {path}")
         said = lambda: {"senders": len(senders)} | senders.counts.as_said()  # noqa: E731
-        _Agents(senders).serve(listener, lambda: heart.beat(said), ended)
+        _AgentConnections(senders).serve(listener, lambda: heart.beat(said), ended)
     senders.close()
     counts = senders.counts
     if counts.lost or counts.of_nobody:

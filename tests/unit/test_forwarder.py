@@ -51,7 +51,7 @@ from serving.ingest.forwarder import (
     ForwarderCounts,
     FrameError,
     SenderClients,
-    _Agents,
+    _AgentConnections,
     forward,
     sender_id,
 )
@@ -575,7 +575,7 @@ def test_who_connected_just_before_the_end_is_heard(folder: Path) -> None:
     with own_socket.listening(path) as listener, connect(path) as agent:
         agent.sendall(hello(1, "a") + sent(1, 0, 3) + bye(1, 3))
         ended.set()
-        _Agents(senders).serve(listener, lambda: None, ended)
+        _AgentConnections(senders).serve(listener, lambda: None, ended)
         late = socket.socket(socket.AF_UNIX)
         with late, pytest.raises(ConnectionRefusedError):
             late.connect(str(path))
