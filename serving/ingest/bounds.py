@@ -64,7 +64,7 @@ class Allowance:
 
 
 @dataclass
-class _Sender:
+class _SenderState:
     bytes: Allowance
     minutes: Allowance
     openings: Allowance
@@ -80,7 +80,7 @@ class Bounds:
 
     def __init__(self, root: Path, limits: Limits) -> None:
         self._root, self._limits = root, limits
-        self._senders: OrderedDict[str, _Sender] = OrderedDict()
+        self._senders: OrderedDict[str, _SenderState] = OrderedDict()
 
     @contextmanager
     def turn(self, name: str) -> Iterator[None]:
@@ -135,11 +135,11 @@ class Bounds:
             sender.sequence = max(sender.sequence, key.sequence)
             sender.packet = max(sender.packet, int(events["packet"].max()))
 
-    def _of(self, name: str) -> _Sender:
+    def _of(self, name: str) -> _SenderState:
         sender = self._senders.get(name)
         if sender is None:
             limits = self._limits
-            sender = self._senders[name] = _Sender(
+            sender = self._senders[name] = _SenderState(
                 Allowance(limits.bytes_s, BURST_S * limits.bytes_s),
                 Allowance(limits.minutes_s, limits.minutes_burst),
                 Allowance(limits.openings_s, limits.openings_burst),
@@ -151,7 +151,7 @@ class Bounds:
                 del self._senders[oldest]
         return sender
 
-    async def _look_up(self, sender: _Sender, key: BatchKey) -> None:
+    async def _look_up(self, sender: _SenderState, key: BatchKey) -> None:
         """Learn from the store how far the session has come."""
         stored = None
         with contextlib.suppress(OSError, ValueError):  # the compaction says what is wrong with it
@@ -164,7 +164,7 @@ class Bounds:
             sender.packet = max(sender.packet, stored.last_packet)
 
     @staticmethod
-    def _jump(sender: _Sender, key: BatchKey, events: Events) -> str:
+    def _jump(sender: _SenderState, key: BatchKey, events: Events) -> str:
         if key.sequence > sender.sequence + SEQUENCE_JUMP:
             return f"batch {key.sequence} after batch {sender.sequence}"
         packet = int(events["packet"].max())
