@@ -23,7 +23,7 @@ from infra.local.parts import end_when_told
 from infra.local.ports import LoopbackPort
 from serving.agent import process as agent_process
 from serving.agent.io import frames
-from serving.agent.io.packet_log import Log, open_log
+from serving.agent.io.packet_log import PacketLog, open_log
 from serving.triton.endpoint import grpc_addresses
 
 PASS_S: Final = 600.0  # a session's first seconds teach nothing, so there are few of them
@@ -32,7 +32,7 @@ FIRST_MODEL_S: Final = 5.0
 RETRY_S: Final = 1.0  # after an agent that ended by itself
 
 
-def laps(log: Log, count: int, begin_ns: int) -> Log:
+def laps(log: PacketLog, count: int, begin_ns: int) -> PacketLog:
     """Return a log with its packets `count` times one after the other, the first sent at `begin_ns`.
 
     Each lap's flows are new ones, so that their ages are those of the trace.
@@ -61,7 +61,7 @@ def laps(log: Log, count: int, begin_ns: int) -> Log:
     )
 
 
-def laps_of_a_pass(log: Log, pass_s: float) -> int:
+def laps_of_a_pass(log: PacketLog, pass_s: float) -> int:
     """How many laps fill a pass."""
     return max(1, math.ceil(pass_s * 1e9 / max(1, int(log.sent_ns.max() - log.sent_ns[0]))))
 
@@ -84,7 +84,7 @@ def run_pass(file: Path, options: list[str]) -> int:
     return agent.returncode
 
 
-def send_for_ever(log: Log, speed: float, telemetry: str, metrics_port: int) -> None:
+def send_for_ever(log: PacketLog, speed: float, telemetry: str, metrics_port: int) -> None:
     """Replay passes one after the other until a signal ends the program.
 
     Raises:

@@ -26,7 +26,7 @@ from common.state import private_dir, state_dir
 from feature_store.packets.schema import HORIZON, QUEUES
 from serving.agent import process as agent_process
 from serving.agent.io import frames
-from serving.agent.io.packet_log import Log, open_log
+from serving.agent.io.packet_log import PacketLog, open_log
 from serving.agent.predictors.reference_client import AgentDecision, DecisionCounts, SenderAgent
 from serving.agent.replay_view import SHOWN_BATCHES, View
 from serving.triton.endpoint import grpc_addresses
@@ -48,7 +48,9 @@ RECORD_SCHEMA: Final[dict[str, pl.DataType | type[pl.DataType]]] = {
 }
 
 
-def decide_all(log: Log, agent: SenderAgent, speed: float) -> Iterator[tuple[int, AgentDecision, float]]:
+def decide_all(
+    log: PacketLog, agent: SenderAgent, speed: float
+) -> Iterator[tuple[int, AgentDecision, float]]:
     """Replay the log; yields each batch's number, its decision, and how late against schedule (ns) it was."""
     ack, now_ns = 0, 0
 
@@ -112,7 +114,7 @@ def as_frame(batch: int, decision_ns: int, decision: AgentDecision) -> NDArray[A
     return frame
 
 
-def record_table(log: Log, decisions: NDArray[Any]) -> pl.DataFrame:
+def record_table(log: PacketLog, decisions: NDArray[Any]) -> pl.DataFrame:
     """Return decisions (DECISION frames) beside what happened, a row per packet."""
     packets = (decisions["first_packet"][:, None] + np.arange(HORIZON)).ravel()
 
@@ -177,7 +179,7 @@ def _rounded(value: Any, digits: int = 1) -> float | None:
 class Replay:
     """A replay under way: its decisions, counts and view, whichever agent makes them."""
 
-    def __init__(self, log: Log, deadline_us: int, speed: float, view: View) -> None:
+    def __init__(self, log: PacketLog, deadline_us: int, speed: float, view: View) -> None:
         self.log, self.deadline_us, self.speed, self.view = log, deadline_us, speed, view
         self.decisions = np.zeros(0, frames.DECISION)
         self.counts = DecisionCounts()

@@ -22,7 +22,7 @@ from feature_store.telemetry.events import (
     SEND_FIELDS,
 )
 from serving.agent.io import frames
-from serving.agent.io.packet_log import Log, open_log
+from serving.agent.io.packet_log import PacketLog, open_log
 from serving.agent.predictors.reference_client import AgentDecision
 from serving.agent.replay import decide_all
 
@@ -149,7 +149,7 @@ def test_a_sent_frame_says_what_telemetry_carries() -> None:
 class Events:
     """Notes what a replay tells its agent, in order."""
 
-    def __init__(self, log: Log) -> None:
+    def __init__(self, log: PacketLog) -> None:
         self.log = log
         self.noted: list[tuple[Any, ...]] = []
 

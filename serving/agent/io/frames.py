@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from feature_store.packets.schema import HORIZON
 from feature_store.rate.definition import FIELDS, HORIZONS
 from feature_store.telemetry.events import SEND_COLUMNS, SEND_FIELDS
-from serving.agent.io.packet_log import Log
+from serving.agent.io.packet_log import PacketLog
 
 FORMAT: Final = 1
 MAGIC: Final = b"SWQFRAME"
@@ -104,7 +104,7 @@ def heard_name(name: str) -> str:
     return "".join(c if " " <= c <= "~" else "?" for c in name)[: HELLO["name"].itemsize - 1]
 
 
-def replay_frames(log: Log) -> Iterator[bytes]:
+def replay_frames(log: PacketLog) -> Iterator[bytes]:
     """Yield the log as the agent replays it: HELLO, then everything in the order it happened.
 
     At one instant ACKs come before the next send, but never before their own packet's. A BATCH stands
@@ -123,7 +123,7 @@ def replay_frames(log: Log) -> Iterator[bytes]:
 
 
 def _chunk(
-    log: Log,
+    log: PacketLog,
     clock_ns: NDArray[np.int64],
     begin: int,
     end: int,

@@ -17,7 +17,7 @@ PACKETS: Final = Path("data/packets")
 
 
 @dataclass(frozen=True)
-class Log:
+class PacketLog:
     """A packet table as arrays, and its first ACKs in time order."""
 
     trace: str
@@ -39,7 +39,7 @@ class Log:
         return range(self.first_batch, len(self.sent_ns) // HORIZON)
 
 
-def open_log(trace: str, start: float, seconds: float | None) -> Log:
+def open_log(trace: str, start: float, seconds: float | None) -> PacketLog:
     """Read a trace by its name in `data/packets`, or a packet-table folder.
 
     Args:
@@ -72,7 +72,7 @@ def open_log(trace: str, start: float, seconds: float | None) -> Log:
         .with_columns(acked_ns=pl.max_horizontal("acked_ns", "clock"))  # never before its own send
         .sort("acked_ns", "packet")
     )
-    return Log(
+    return PacketLog(
         trace=name,
         sent_ns=packets["sent_ns"].to_numpy(),
         size_bytes=packets["size_bytes"].to_numpy(),
