@@ -176,7 +176,7 @@ def _rounded(value: Any, digits: int = 1) -> float | None:
     return None if value is None else round(float(value), digits)
 
 
-class Replay:
+class ReplayRun:
     """A replay under way: its decisions, counts and view, whichever agent makes them."""
 
     def __init__(self, log: PacketLog, deadline_us: int, speed: float, view: View) -> None:
@@ -283,7 +283,7 @@ def replay_trace(
     output = private_dir(state_dir() / "replay") / f"{log.trace}.parquet"
     addresses = servers or grpc_addresses()
     with View(log.trace, len(log.batches), speed, quiet=as_json) as view:
-        replay = Replay(log, deadline_us, speed, view)
+        replay = ReplayRun(log, deadline_us, speed, view)
         if reason := agent_process.why_not_built():
             if local is not None:
                 raise RuntimeError(f"--local needs the C++ agent: {reason}")
