@@ -90,12 +90,12 @@ class Keeper:
     def __init__(
         self,
         start: Callable[[str, bool], Start],
-        answers: Mapping[str, Callable[[processes.Server], bool]],
+        answers: Mapping[str, Callable[[processes.ServerProcess], bool]],
         patience_s: float,
         ended: Callable[[str, bool], None],
-        idle: Mapping[str, Callable[[processes.Server], bool]] | None = None,
+        idle: Mapping[str, Callable[[processes.ServerProcess], bool]] | None = None,
         pool: Executor | None = None,
-        spared: Callable[[processes.Server], str] = lambda server: "",
+        spared: Callable[[processes.ServerProcess], str] = lambda server: "",
     ) -> None:
         """Keep a loop.
 
@@ -225,7 +225,7 @@ class Keeper:
             if (server := processes.running(name)) is not None:
                 self._asking[name] = self._pool.submit(self._answer, name, server, time.monotonic())
 
-    def _answer(self, name: str, server: processes.Server, now_s: float) -> Answer:
+    def _answer(self, name: str, server: processes.ServerProcess, now_s: float) -> Answer:
         well = self._answers[name](server)
         return Answer(now_s, well, not well and name in self._idle and self._idle[name](server))
 
@@ -239,27 +239,27 @@ class Keeper:
                 part.silent_since_s = answer.asked_s
 
 
-def _serves(server: processes.Server) -> bool:
+def _serves(server: processes.ServerProcess) -> bool:
     """Whether Triton answers an inference, by whichever version."""
     with Triton(f"{LOOPBACK}:{server.ports['grpc']}") as triton:
         return triton.served_version() is not None
 
 
-def _serves_nothing(server: processes.Server) -> bool:
+def _serves_nothing(server: processes.ServerProcess) -> bool:
     """Whether a Triton that does not answer an inference is alive: its model was unloaded, or never came."""
     with Triton(f"{LOOPBACK}:{server.ports['grpc']}") as triton:
         return triton.live() and triton.served_version() is None
 
 
-def _page(path: str, port: str) -> Callable[[processes.Server], bool]:
+def _page(path: str, port: str) -> Callable[[processes.ServerProcess], bool]:
     return lambda server: pages.answers(f"http://{LOOPBACK}:{server.ports[port]}{path}")
 
 
-def _ingest(server: processes.Server) -> bool:
+def _ingest(server: processes.ServerProcess) -> bool:
     return status.ingest_check(f"http://{LOOPBACK}:{server.ports['http']}")
 
 
-def _ray(server: processes.Server) -> bool:
+def _ray(server: processes.ServerProcess) -> bool:
     return ray_head.alive(f"{LOOPBACK}:{server.ports['gcs']}")
 
 
@@ -269,7 +269,7 @@ class _Beats:
     def __init__(self) -> None:
         self._seen_ns, self._since_s = 0, -math.inf
 
-    def __call__(self, server: processes.Server) -> bool:
+    def __call__(self, server: processes.ServerProcess) -> bool:
         with contextlib.suppress(FileNotFoundError):
             seen_ns = asked.heartbeat(server.name).stat().st_mtime_ns
             if seen_ns != self._seen_ns:
@@ -277,7 +277,7 @@ class _Beats:
         return time.monotonic() - self._since_s < STILL_S
 
 
-ANSWERS: Final[dict[str, Callable[[processes.Server], bool]]] = {
+ANSWERS: Final[dict[str, Callable[[processes.ServerProcess], bool]]] = {
     MLFLOW: _page("/health", "http"),
     TRITON: _serves,
     ray_head.NAME: _ray,
@@ -289,7 +289,7 @@ ANSWERS: Final[dict[str, Callable[[processes.Server], bool]]] = {
 }
 
 
-def _spared(server: processes.Server) -> str:
+def _spared(server: processes.ServerProcess) -> str:
     """Why a part is not to be ended for its silence; a paused one is ended whatever else there is."""
     process = server.process()
     if process is not None and process.status() == psutil.STATUS_STOPPED:

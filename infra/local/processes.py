@@ -46,7 +46,7 @@ LOG_BYTES: Final = 8 << 20  # a log that is longer when its server is started ag
 
 
 @dataclass(frozen=True)
-class Server:
+class ServerProcess:
     """A server this project started: its process and where it listens."""
 
     name: str
@@ -93,7 +93,7 @@ def log_path(name: str) -> Path:
     return state_dir() / name / "server.log"
 
 
-def running(name: str) -> Server | None:
+def running(name: str) -> ServerProcess | None:
     """The server `name` if its process runs."""
     server = _recorded(name)
     return server if server and server.process() else None
@@ -151,7 +151,7 @@ def start(
     timeout_s: float,
     *,
     nice: int = 0,
-) -> Server:
+) -> ServerProcess:
     """Start a server in a session of its own and wait until `ready` says that it answers.
 
     `nice` is that of its session among the others (AHEAD, BEHIND), where the kernel has it so and we may ask;
@@ -206,21 +206,21 @@ def start(
     return server
 
 
-def record(name: str, pid: int, ports: Mapping[str, int]) -> Server:
+def record(name: str, pid: int, ports: Mapping[str, int]) -> ServerProcess:
     """Write down which process serves as `name`; it is the one that `stop` ends.
 
     Raises:
         OSError: the disk is full.
         psutil.NoSuchProcess: it has ended.
     """
-    server = Server(name, pid, time.time(), dict(ports), *_start_of(pid))
+    server = ServerProcess(name, pid, time.time(), dict(ports), *_start_of(pid))
     private_dir(record_path(name).parent)
     content = json.dumps({"format": FORMAT, **asdict(server)}) + "\n"
     write_durably(record_path(name), content.encode(), mode=0o600)
     return server
 
 
-def forget(server: Server) -> None:
+def forget(server: ServerProcess) -> None:
     """Remove a server's record, unless it is another's by now."""
     if _recorded(server.name) == server:
         record_path(server.name).unlink(missing_ok=True)
@@ -236,7 +236,7 @@ def set_niceness(pid: int, nice: int) -> None:
         Path(f"/proc/{pid}/autogroup").write_text(str(nice))
 
 
-def stop(name: str) -> Server | None:
+def stop(name: str) -> ServerProcess | None:
     """Stop server `name` and what it started; return it, or None when none ran.
 
     Of a server that was killed, what it started and left is stopped, and what it made is removed.
@@ -286,7 +286,7 @@ def _runs(process: psutil.Process) -> bool:
     return False
 
 
-def _recorded(name: str) -> Server | None:
+def _recorded(name: str) -> ServerProcess | None:
     """The server that was started last as `name` and not stopped since."""
     try:
         return read_record(record_path(name))
@@ -296,7 +296,7 @@ def _recorded(name: str) -> Server | None:
         return _marked(name)
 
 
-def read_record(path: Path) -> Server:
+def read_record(path: Path) -> ServerProcess:
     """The server of a record; what another version wrote beside it is left out.
 
     Raises:
@@ -304,11 +304,11 @@ def read_record(path: Path) -> Server:
         ValueError: it is none.
     """
     found = read_object(path)
-    known = {field.name: found[field.name] for field in fields(Server) if field.name in found}
+    known = {field.name: found[field.name] for field in fields(ServerProcess) if field.name in found}
     try:
         if "ticks" in known:
-            return Server(**known)
-        server = Server(**known, boot="", ticks=0)  # of the first format: by the wall clock alone
+            return ServerProcess(**known)
+        server = ServerProcess(**known, boot="", ticks=0)  # of the first format: by the wall clock alone
     except (ValueError, TypeError, AttributeError) as error:
         raise ValueError(f"{path}: not a server record ({error})") from error
     with contextlib.suppress(psutil.NoSuchProcess, TypeError):
@@ -328,7 +328,7 @@ def _mark(name: str) -> str:
     return f"{state_dir()} {name} "
 
 
-def _marked(name: str) -> Server | None:
+def _marked(name: str) -> ServerProcess | None:
     """The oldest session's leader that was started as `name` here, by its environment."""
     mark, found = f"{MARK}={_mark(name)}".encode(), []
     for folder in Path("/proc").glob("[1-9]*"):
@@ -337,11 +337,11 @@ def _marked(name: str) -> Server | None:
             pid = int(folder.name)
             if os.getsid(pid) == pid:
                 ports = json.loads(said.removeprefix(mark))
-                found.append(Server(name, pid, time.time(), ports, *_start_of(pid)))
+                found.append(ServerProcess(name, pid, time.time(), ports, *_start_of(pid)))
     return min(found, key=lambda server: server.ticks, default=None)
 
 
-def _family(server: Server, process: psutil.Process | None) -> list[psutil.Process]:
+def _family(server: ServerProcess, process: psutil.Process | None) -> list[psutil.Process]:
     """The server's process, if it runs, and whatever it started.
 
     It leads a session, whose number the kernel gives to no other process while the session has members.
@@ -372,7 +372,7 @@ def _children(process: psutil.Process, others: set[int]) -> Iterator[psutil.Proc
                 yield from _children(child, others)
 
 
-def _began(server: Server) -> float:
+def _began(server: ServerProcess) -> float:
     """When a server was started, in seconds since the epoch as the kernel dates files."""
     return psutil.boot_time() + server.ticks / os.sysconf("SC_CLK_TCK")
 

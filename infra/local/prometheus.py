@@ -126,7 +126,7 @@ def _alerting() -> str:
     )
 
 
-def targets() -> list[tuple[processes.Server, str]]:
+def targets() -> list[tuple[processes.ServerProcess, str]]:
     """The servers that run here and can be scraped, each with its address."""
     found = []
     for record in sorted(state_dir().glob("*/server.json")):

@@ -36,7 +36,7 @@ CALL_TIMEOUT_S: Final = 5.0
 SYSTEM_CONFIG: Final = {"task_events_report_interval_ms": 0}
 
 
-def start(folder: Path, temporary: Path) -> processes.Server:
+def start(folder: Path, temporary: Path) -> processes.ServerProcess:
     """Start a Ray head whose files lie in `folder` (a short path), and wait until it answers.
 
     What its workers put away for a moment lies in `temporary`: one that is killed leaves it there.

@@ -162,7 +162,7 @@ def _backends_folder() -> Path:
     return state_dir() / TRITON / "backends"
 
 
-def _knows_native_backend(server: processes.Server) -> bool:
+def _knows_native_backend(server: processes.ServerProcess) -> bool:
     """Whether a running Triton was started with the backend directory that holds ours."""
     process = server.process()
     return process is not None and f"--backend-directory={_backends_folder()}" in process.cmdline()

@@ -197,14 +197,14 @@ def ingest_check(url: str, timeout_s: float = 10) -> bool:
     return answers(urllib.request.Request(f"{url}/v1/check", b"", method="POST"), timeout_s)  # noqa: S310
 
 
-def _ray(server: processes.Server) -> Judgement:
+def _ray(server: processes.ServerProcess) -> Judgement:
     address = f"{LOOPBACK}:{server.ports['gcs']}"
     if not ray_head.alive(address, BOUND_S):
         return Judgement(False, f"no answer at {address}")
     return Judgement(*ray_head.check(address))
 
 
-def _ingest(server: processes.Server) -> Judgement:
+def _ingest(server: processes.ServerProcess) -> Judgement:
     url = f"http://{LOOPBACK}:{server.ports['http']}"
     begin = time.perf_counter()
     well = ingest_check(url, BOUND_S)
@@ -212,7 +212,7 @@ def _ingest(server: processes.Server) -> Judgement:
     return Judgement(well, f"{f'a write and a read in {took_ms:.0f} ms' if well else 'no answer'} at {url}")
 
 
-def _scheduler(server: processes.Server) -> Judgement:
+def _scheduler(server: processes.ServerProcess) -> Judgement:
     url = f"http://{LOOPBACK}:{server.ports['metrics']}/metrics"
     told = page(url)
     if told is None or _value(told, "swiftqueue_served_version") is None:
@@ -230,7 +230,7 @@ def _scheduler(server: processes.Server) -> Judgement:
     return Judgement(last["outcome"] != "failed" and not late, line)
 
 
-def _prometheus(server: processes.Server) -> Judgement:
+def _prometheus(server: processes.ServerProcess) -> Judgement:
     """Whether every part that can be scraped was, of late; one that was just started has time."""
     url = f"http://{LOOPBACK}:{server.ports['http']}"
     try:
@@ -251,7 +251,7 @@ def _prometheus(server: processes.Server) -> Judgement:
     return Judgement(not down, f"{line}; not scraped: {', '.join(down)}" if down else line)
 
 
-def _keeper(server: processes.Server) -> Judgement:
+def _keeper(server: processes.ServerProcess) -> Judgement:
     url = f"http://{LOOPBACK}:{server.ports['metrics']}/metrics"
     series = [f'swiftqueue_part_restarts_total{{part="{name}"}}' for name in parts.wanted()]
     told = page(url)
@@ -261,7 +261,7 @@ def _keeper(server: processes.Server) -> Judgement:
     return Judgement(True, f"{restarts:.0f} parts started again so far (log {server.log})")
 
 
-_JUDGES: Final[dict[str, Callable[[processes.Server], Judgement]]] = {
+_JUDGES: Final[dict[str, Callable[[processes.ServerProcess], Judgement]]] = {
     "ray": _ray,
     "ingest": _ingest,
     "scheduler": _scheduler,
@@ -297,7 +297,7 @@ class _Growth:
         return self._base is not None
 
 
-def _judge_flow(name: str, running: Mapping[str, processes.Server]) -> Judgement:
+def _judge_flow(name: str, running: Mapping[str, processes.ServerProcess]) -> Judgement:
     """Agent and forwarder serve nobody but each other: are batches decided, do events reach the store?"""
     what, url = FLOWS[name], ""
     series: tuple[str, ...] = ()
@@ -332,7 +332,7 @@ def _last_stored() -> str:
     return f"{duration(max(0.0, time.time() - max(stored_s)))} ago" if stored_s else ""
 
 
-def _version(running: Mapping[str, processes.Server], name: str) -> str:
+def _version(running: Mapping[str, processes.ServerProcess], name: str) -> str:
     if name != "agent":
         return ""
     page = f"http://{LOOPBACK}:{running[name].ports['metrics']}/metrics"

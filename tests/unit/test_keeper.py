@@ -312,7 +312,7 @@ def test_a_part_is_alive_while_its_heartbeat_goes_on(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its page, which a stranger can keep busy, is not asked."""
-    server = processes.Server(name, 1, 0.0, {"metrics": 1}, "", 0)
+    server = processes.ServerProcess(name, 1, 0.0, {"metrics": 1}, "", 0)
     monkeypatch.setattr(asked, "heartbeat", lambda part: tmp_path / f"{part}.alive")
     monkeypatch.setattr(heartbeat, "HEARTBEAT_S", 3600.0)
     now_s = 0.0

@@ -47,7 +47,7 @@ def says_ready() -> bool:
     return "ready" in processes.log_path("sleeper").read_text()
 
 
-def start_sleeper() -> processes.Server:
+def start_sleeper() -> processes.ServerProcess:
     return processes.start("sleeper", SLEEPER, {"http": 1}, {}, says_ready, 10)
 
 
