@@ -43,7 +43,7 @@ from pipelines.live.retrain import MOST_PACKETS, SECONDS, RetrainError, Retraini
 from pipelines.live.rounds_log import LOG_FILE, DeclinedError, RoundRecord
 from pipelines.live.runner import LEARNED, Runner
 from pipelines.live.runner import timed as _timed
-from pipelines.live.slices import Slices
+from pipelines.live.slices import SliceFolder
 from pipelines.live.worker import Worker
 from serving.deploy.deployment import deploy_version
 from serving.triton.endpoint import first_line
@@ -106,7 +106,7 @@ class Rounds(Runner[RoundRecord]):
         self._worker = Worker()
         self.probation = Probation(telemetry, self._worker, model, params.lead_in_s, params.change)
         self._reference: tuple[int, Mapping[str, bytes]] | None = None  # the last one's number and files
-        self._slices = Slices(self._folder / "slices")
+        self._slices = SliceFolder(self._folder / "slices")
         self._reservoir = ReservoirFile(self._folder / RESERVOIR)
         history = self.history()
         learned = [one for one in history if one["outcome"] in LEARNED and one.get("newest_ns") is not None]

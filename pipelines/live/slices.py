@@ -132,7 +132,7 @@ class JudgingSlice:
             )
 
 
-class Slices:
+class SliceFolder:
     """The last of them, in a folder."""
 
     def __init__(self, folder: Path) -> None:

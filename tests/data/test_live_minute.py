@@ -27,7 +27,7 @@ from pipelines.live import DRIFT, watch
 from pipelines.live.encoding import Encoding
 from pipelines.live.minute import Minute, TuningResult, tune
 from pipelines.live.rounds_log import DeclinedError
-from pipelines.live.slices import KEPT, Slices, encoder_of
+from pipelines.live.slices import KEPT, SliceFolder, encoder_of
 from pipelines.live.watch import HeadPair, compare
 from serving.engine import Engine
 
@@ -168,8 +168,8 @@ def test_a_minute_that_is_told_its_beginning_is_the_minute_of_the_whole_log(
     assert unknown.files != whole.files
     # What is kept to judge again is told its own beginning.
     (ours,), (theirs,) = known.slices, whole.slices
-    Slices(tmp_path).keep((ours,))
-    (kept,) = Slices(tmp_path).recent()
+    SliceFolder(tmp_path).keep((ours,))
+    (kept,) = SliceFolder(tmp_path).recent()
     assert kept.beginning == ours.beginning == theirs.beginning
     assert kept.beginning.flow_starts_ns.keys() == set(packets["flow_id"])
     anew = kept.by("anew", Engine(champion), TOKENS)
@@ -219,7 +219,7 @@ def test_what_judged_before_judges_again_and_teaches_nothing(
     long: pl.DataFrame, champion: Path, tmp_path: Path
 ) -> None:
     (first,) = tune(at(long, champion, 9)).slices
-    store = Slices(tmp_path)
+    store = SliceFolder(tmp_path)
     store.keep((first,))
     kept = store.recent()
     alone, both = tune(at(long, champion, 17)), tune(at(long, champion, 17, earlier=kept))
@@ -275,7 +275,7 @@ def test_the_reference_judges_with_the_champion(long: pl.DataFrame, champion: Pa
 def test_a_slice_that_is_damaged_costs_itself_alone(
     long: pl.DataFrame, champion: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    store = Slices(tmp_path / "slices")
+    store = SliceFolder(tmp_path / "slices")
     (first,) = tune(at(long, champion, 9)).slices
     (second,) = tune(at(long, champion, 17)).slices
     store.keep((first, second))
