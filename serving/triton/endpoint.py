@@ -147,7 +147,7 @@ def connect(address: str, channel_args: Sequence[tuple[str, str | int]] = ()) ->
 
 
 @dataclass(frozen=True)
-class Answer:
+class InferenceResult:
     """What an inference gave and the version that computed it."""
 
     y_BH: NDArray[np.float32]  # latencies in us, or rates in bytes/s
@@ -195,7 +195,7 @@ class Triton:
         """Unload a model; harmless when it is not loaded."""
         self._control(f"unload of {model}", self._client.unload_model, model, timeout_s)
 
-    def infer(self, x_BWF: NDArray[np.float32], model: str = MODEL) -> Answer:
+    def infer(self, x_BWF: NDArray[np.float32], model: str = MODEL) -> InferenceResult:
         """Ask the served version about raw windows: latencies, or rates."""
         tensor = triton.InferInput("window", list(x_BWF.shape), "FP32").set_data_from_numpy(x_BWF)
         result = self._call(
@@ -206,7 +206,7 @@ class Triton:
             client_timeout=self._call_timeout_s,
         )
         response = result.get_response()
-        return Answer(result.as_numpy(response.outputs[0].name), int(response.model_version))
+        return InferenceResult(result.as_numpy(response.outputs[0].name), int(response.model_version))
 
     def served_version(self, model: str = MODEL) -> int | None:
         """Version that answers a real inference; None when none does."""
