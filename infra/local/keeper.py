@@ -76,7 +76,7 @@ class Start(Protocol):
 
 
 @dataclass
-class Answer:
+class PartAnswer:
     """What came of a request."""
 
     asked_s: float
@@ -114,7 +114,7 @@ class Keeper:
         self._parts: dict[str, Part] = {}
         self._asked_s = -ASK_S
         self._pool = pool or ThreadPoolExecutor(len(PARTS), "ask")
-        self._asking: dict[str, Future[Answer]] = {}
+        self._asking: dict[str, Future[PartAnswer]] = {}
         self._healing: dict[str, tuple[Start, bool]] = {}  # and whether the part is idle
         self._lock: contextlib.ExitStack | None = None  # held while something is being started
 
@@ -225,9 +225,9 @@ class Keeper:
             if (server := processes.running(name)) is not None:
                 self._asking[name] = self._pool.submit(self._answer, name, server, time.monotonic())
 
-    def _answer(self, name: str, server: processes.ServerProcess, now_s: float) -> Answer:
+    def _answer(self, name: str, server: processes.ServerProcess, now_s: float) -> PartAnswer:
         well = self._answers[name](server)
-        return Answer(now_s, well, not well and name in self._idle and self._idle[name](server))
+        return PartAnswer(now_s, well, not well and name in self._idle and self._idle[name](server))
 
     def _hear(self) -> None:
         for name in [name for name, future in self._asking.items() if future.done()]:
