@@ -54,7 +54,7 @@ CALM_S: Final = 10.0  # a part that ran so long is not one that ends at its star
 
 
 @dataclass
-class Part:
+class PartState:
     """What the keeper remembers of a part, in seconds of the monotonic clock."""
 
     silent_since_s: float | None = None  # the first request that was not answered, and none since was
@@ -111,7 +111,7 @@ class Keeper:
         self._spared, self._said_spared = spared, dict[str, str]()
         self._idle = idle or {}
         self._start, self._answers, self._patience_s, self._ended = start, answers, patience_s, ended
-        self._parts: dict[str, Part] = {}
+        self._parts: dict[str, PartState] = {}
         self._asked_s = -ASK_S
         self._pool = pool or ThreadPoolExecutor(len(PARTS), "ask")
         self._asking: dict[str, Future[PartAnswer]] = {}
@@ -132,7 +132,7 @@ class Keeper:
             self._ask()
             self._asked_s = time.monotonic()
         for name in parts.wanted():
-            part = self._parts.setdefault(name, Part())
+            part = self._parts.setdefault(name, PartState())
             if name == KEEPER or name in self._healing or time.monotonic() < part.due_s:
                 continue
             if self._lost(name, part):
@@ -166,7 +166,7 @@ class Keeper:
             self._lock = lock
         return True
 
-    def _lost(self, name: str, part: Part) -> str:
+    def _lost(self, name: str, part: PartState) -> str:
         """Why a part is to be started; empty if it is not, or not yet."""
         if name in loop.ON_RAY and not loop.ray_elsewhere() and not self._ray_runs():
             return ""  # it is started on the next Ray
@@ -196,7 +196,7 @@ class Keeper:
     def _ray_runs(self) -> bool:
         return ray_head.NAME not in self._healing and processes.running(ray_head.NAME) is not None
 
-    def _heal(self, name: str, part: Part, why: str) -> None:
+    def _heal(self, name: str, part: PartState, why: str) -> None:
         say(f"{name} {why}: {'loading it again' if part.idle else 'starting it'}")
         if not part.failed and time.monotonic() - part.started_s > CALM_S:
             part.pause_s = 0.0
@@ -231,7 +231,7 @@ class Keeper:
 
     def _hear(self) -> None:
         for name in [name for name, future in self._asking.items() if future.done()]:
-            answer, part = self._asking.pop(name).result(), self._parts.setdefault(name, Part())
+            answer, part = self._asking.pop(name).result(), self._parts.setdefault(name, PartState())
             part.idle = answer.idle
             if answer.well:
                 part.silent_since_s = None
