@@ -17,7 +17,7 @@ BED: Final = "bed"  # on the test bed the sender's connections are BED-0, BED-1,
 
 
 @dataclass(frozen=True)
-class Live:
+class LiveOptions:
     """What `up --live` was asked for."""
 
     trace: str  # a trace of data/packets, or a packet-table folder
@@ -42,17 +42,17 @@ class Live:
                 raise ValueError(f"{option} {value}: must be above 0")
 
 
-def asked() -> Live | None:
+def asked() -> LiveOptions | None:
     """What the last `up --live` was asked for; None when there was none since the last `down`."""
     try:
-        return Live(**read_object(asked_file()))
+        return LiveOptions(**read_object(asked_file()))
     except FileNotFoundError:
         return None
     except (ValueError, TypeError) as error:
         raise ValueError(f"{asked_file()}: not what `up --live` writes ({error}); remove it") from error
 
 
-def write_asked(live: Live) -> None:
+def write_asked(live: LiveOptions) -> None:
     """Write down what `up --live` was asked for, in one step: keeper and `status` read it at any time."""
     private_dir(asked_file().parent)
     write_durably(asked_file(), (json.dumps(asdict(live)) + "\n").encode())

@@ -56,7 +56,7 @@ def start_loop(
 ) -> None:
     """Start every part that does not run, in order, each when the one before it answers.
 
-    The numbers are those of `asked.Live`; without a trace it is the one of section `register`. Where there
+    The numbers are those of `asked.LiveOptions`; without a trace it is the one of section `register`. Where there
     is no champion, `make_champion` makes and serves the first one. Without `keeper` the caller will be it.
 
     Raises:
@@ -67,7 +67,7 @@ def start_loop(
     """
     sections = read_all(PARAMS_FILE)
     params, makes = sections["register"], sections["extract"]["traces"]
-    live = asked.Live(trace or params["trace"], speed, every_s, learn_s, judge_s, drift, retrain, bed)
+    live = asked.LiveOptions(trace or params["trace"], speed, every_s, learn_s, judge_s, drift, retrain, bed)
     with under_way.under_way():
         before = asked.asked()
         if before not in (None, live) and any(map(processes.running, ("agent", "scheduler"))):
@@ -98,7 +98,7 @@ def start_loop(
     )
 
 
-def start_part(name: str, live: asked.Live) -> None:
+def start_part(name: str, live: asked.LiveOptions) -> None:
     """Start one part unless it runs, or is elsewhere; those that it needs are to run.
 
     Raises:
@@ -168,7 +168,7 @@ def ray_environment() -> dict[str, str]:
     return {"RAY_ADDRESS": f"{LOOPBACK}:{number}", **ALONE, **ours}
 
 
-def _check_what_it_needs(live: asked.Live, model: str, makes: Container[str]) -> None:
+def _check_what_it_needs(live: asked.LiveOptions, model: str, makes: Container[str]) -> None:
     """Look for champion, trace, agent and an ingest elsewhere before anything is started.
 
     The champion comes last: to make it takes minutes, and makes the traces `makes`.
@@ -307,7 +307,7 @@ def _start_forwarder() -> None:
     )
 
 
-def _start_agent(live: asked.Live) -> None:
+def _start_agent(live: asked.LiveOptions) -> None:
     port = _port("agent", "agent_metrics")
     url = f"http://{LOOPBACK}:{port}/metrics"
     options = [f"--telemetry=unix:{asked.telemetry_socket()}", f"--metrics-port={port}"]
@@ -321,7 +321,7 @@ def _start_agent(live: asked.Live) -> None:
     )
 
 
-def _start_scheduler(live: asked.Live) -> None:
+def _start_scheduler(live: asked.LiveOptions) -> None:
     from serving.agent.io.frames import heard_name
     from serving.agent.io.packet_log import open_log
     from serving.ingest.forwarder import sender_id
