@@ -45,7 +45,7 @@ struct Predicted {
 };
 
 // An answer about a batch: one latency of each packet and queue, or its quantiles.
-struct Answered {
+struct BatchAnswer {
   std::span<const double> levels;  // of quantiles, ascending, the median among them; or empty
   const float* classic_us_HL;
   const float* default_us_HL;
@@ -94,7 +94,7 @@ struct ControllerParams {
   // is moved where the classic queue is better with more than this probability. 0: no such rule.
   double least_probability = 0;
   double probability_margin = 0.1;  // hysteresis: so much below it, a flow goes back
-  double deadline_us = 0;           // says what better is (Answered); 0: none
+  double deadline_us = 0;           // says what better is (BatchAnswer); 0: none
   GuardParams guard = {};
 };
 
@@ -132,7 +132,7 @@ class QueueController {
   // flight. Batches may be chosen out of order. An answer without quantiles is taken by the
   // margins.
   Chosen choose(std::int64_t first_packet, std::int64_t now_ns, const Batch& batch,
-                const Answered& answered, std::int32_t in_flight) {
+                const BatchAnswer& answered, std::int32_t in_flight) {
     const Predicted predicted = answered.predicted();
     forget(now_ns);
     limit_ = std::max(static_cast<double>(params_.max_moved_unacked),
@@ -257,7 +257,7 @@ class QueueController {
     bool dead;  // acknowledged; it is taken out with others
   };
 
-  std::uint8_t choose_one(std::int32_t flow_id, const Answered& answered,
+  std::uint8_t choose_one(std::int32_t flow_id, const BatchAnswer& answered,
                           const Predicted& predicted, std::size_t i) const {
     if (static_cast<double>(moved_unacked()) >= limit_) return kL4s;
     const bool in_classic =

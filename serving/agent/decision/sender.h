@@ -133,7 +133,7 @@ class Sender {
   // that is not finite, or negative, is an error, and the batch keeps its default marking.
   Decision decide(const Question& question, std::int64_t now_ns, const float* y_BHL,
                   std::span<const double> levels = {}) {
-    Answered answered{levels, y_BHL, y_BHL};
+    BatchAnswer answered{levels, y_BHL, y_BHL};
     const std::size_t values = kHorizon * answered.outputs();  // of a window
     const float* const end = y_BHL + static_cast<std::size_t>(question.windows) * values;
     answered.default_us_HL = end - values;
