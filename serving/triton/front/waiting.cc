@@ -36,7 +36,7 @@ struct TRITONSERVER_InferenceTrace;
 struct TRITONSERVER_ResponseAllocator;
 struct TRITONSERVER_Server;
 
-using Answered = void (*)(TRITONSERVER_InferenceResponse*, std::uint32_t flags, void* its);
+using ResponseFunction = void (*)(TRITONSERVER_InferenceResponse*, std::uint32_t flags, void* its);
 
 namespace swiftqueue::front {
 namespace {
@@ -64,7 +64,7 @@ struct Input {
 struct Request {
   std::vector<Input> inputs;
   std::size_t bytes = 0;
-  Answered answered = nullptr;  // Triton's own function, and its argument
+  ResponseFunction answered = nullptr;  // Triton's own function, and its argument
   void* its = nullptr;
   bool counted = false;
 
@@ -180,7 +180,7 @@ VISIBLE TRITONSERVER_Error* TRITONSERVER_InferenceRequestAppendInputDataWithBuff
 
 VISIBLE TRITONSERVER_Error* TRITONSERVER_InferenceRequestSetResponseCallback(
     TRITONSERVER_InferenceRequest* request, TRITONSERVER_ResponseAllocator* allocator,
-    void* allocators, Answered answer, void* its) {
+    void* allocators, ResponseFunction answer, void* its) {
   static const auto real = next<decltype(&TRITONSERVER_InferenceRequestSetResponseCallback)>(
       "TRITONSERVER_InferenceRequestSetResponseCallback");
   const std::shared_ptr<Request> found = Waiting::get().of(request);
