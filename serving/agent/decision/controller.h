@@ -39,7 +39,7 @@ using Arms = std::array<Arm, kHorizon>;
 using Batch = std::array<Candidate, kHorizon>;  // about to be sent, each with its default queue
 
 // Latencies predicted for a batch, in us.
-struct Predicted {
+struct BatchLatencies {
   std::array<float, kHorizon> classic_us_H;
   std::array<float, kHorizon> default_us_H;  // each packet in its default queue
 };
@@ -54,10 +54,10 @@ struct BatchAnswer {
   std::size_t outputs() const { return levels.empty() ? 1 : levels.size(); }
 
   // The one latency of each packet, or its median.
-  Predicted predicted() const {
+  BatchLatencies predicted() const {
     const auto median = static_cast<std::size_t>(
         std::lower_bound(levels.begin(), levels.end(), kMedian) - levels.begin());
-    Predicted found;
+    BatchLatencies found;
     for (std::size_t i = 0; i < kHorizon; ++i) {
       found.classic_us_H[i] = classic_us_HL[i * outputs() + median];
       found.default_us_H[i] = default_us_HL[i * outputs() + median];
@@ -133,7 +133,7 @@ class QueueController {
   // margins.
   Chosen choose(std::int64_t first_packet, std::int64_t now_ns, const Batch& batch,
                 const BatchAnswer& answered, std::int32_t in_flight) {
-    const Predicted predicted = answered.predicted();
+    const BatchLatencies predicted = answered.predicted();
     forget(now_ns);
     limit_ = std::max(static_cast<double>(params_.max_moved_unacked),
                       params_.max_moved_share * std::max(in_flight, 0));
@@ -258,7 +258,7 @@ class QueueController {
   };
 
   std::uint8_t choose_one(std::int32_t flow_id, const BatchAnswer& answered,
-                          const Predicted& predicted, std::size_t i) const {
+                          const BatchLatencies& predicted, std::size_t i) const {
     if (static_cast<double>(moved_unacked()) >= limit_) return kL4s;
     const bool in_classic =
         std::binary_search(classic_flows_.begin(), classic_flows_.end(), flow_id);

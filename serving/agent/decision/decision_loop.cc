@@ -162,7 +162,7 @@ bool DecisionLoop::acked(std::uint32_t sender, const AckedFrame& frame, const ch
   const DecidedBatch* const batch = stream.decided_about(frame.packet);
   if (batch != nullptr && std::isfinite(frame.latency_us)) {
     const auto i = static_cast<std::size_t>(frame.packet % kHorizon);
-    const Predicted& predicted = batch->predicted;
+    const BatchLatencies& predicted = batch->predicted;
     const float us =
         batch->sent[i] == kClassic ? predicted.classic_us_H[i] : predicted.default_us_H[i];
     statistics_.prediction_error.observe(

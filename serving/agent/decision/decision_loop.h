@@ -72,7 +72,7 @@ class DecisionLoop {
  private:
   struct DecidedBatch {
     std::int64_t first_packet = -1;
-    Predicted predicted;
+    BatchLatencies predicted;
     Queues sent{};  // the queue each packet really went to
     Arms arms{};
   };

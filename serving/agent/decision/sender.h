@@ -43,9 +43,9 @@ inline constexpr std::array kOutcomeNames{"decided", "late", "error", "no_model"
 
 struct Decision {
   Outcome outcome;
-  Queues queues;        // as chosen; unless decided, each packet's default
-  Predicted predicted;  // valid if decided
-  Arms arms{};          // of the guard, which `sent` is told of each packet that followed
+  Queues queues;             // as chosen; unless decided, each packet's default
+  BatchLatencies predicted;  // valid if decided
+  Arms arms{};               // of the guard, which `sent` is told of each packet that followed
 };
 
 // Batches by outcome.
