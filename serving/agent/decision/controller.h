@@ -99,7 +99,7 @@ struct ControllerParams {
 };
 
 // A batch as chosen: the queue of each packet, and which arm of the guard it is.
-struct Chosen {
+struct BatchChoice {
   Queues queues;
   Arms arms{};
 };
@@ -131,14 +131,14 @@ class QueueController {
   // Chooses the queue of packets `first_packet` .. + H - 1 at `now_ns`, when so many were in
   // flight. Batches may be chosen out of order. An answer without quantiles is taken by the
   // margins.
-  Chosen choose(std::int64_t first_packet, std::int64_t now_ns, const Batch& batch,
-                const BatchAnswer& answered, std::int32_t in_flight) {
+  BatchChoice choose(std::int64_t first_packet, std::int64_t now_ns, const Batch& batch,
+                     const BatchAnswer& answered, std::int32_t in_flight) {
     const BatchLatencies predicted = answered.predicted();
     forget(now_ns);
     limit_ = std::max(static_cast<double>(params_.max_moved_unacked),
                       params_.max_moved_share * std::max(in_flight, 0));
     Rulings rulings;
-    Chosen chosen;
+    BatchChoice chosen;
     for (std::size_t i = 0; i < batch.size(); ++i) {
       chosen.queues[i] = kClassic;
       watch(batch[i], now_ns);

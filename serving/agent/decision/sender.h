@@ -141,8 +141,8 @@ class Sender {
       return keep_default(question.batch, Outcome::kError);
     }
     Decision decision{Outcome::kDecided, {}, answered.predicted(), {}};
-    const Chosen chosen = controller_.choose(question.first_packet, now_ns, question.batch,
-                                             answered, question.in_flight);
+    const BatchChoice chosen = controller_.choose(question.first_packet, now_ns, question.batch,
+                                                  answered, question.in_flight);
     decision.queues = chosen.queues;
     decision.arms = chosen.arms;
     ++counts_.by_outcome[static_cast<std::size_t>(Outcome::kDecided)];
