@@ -166,7 +166,7 @@ class QueueController {
   void sent(std::int64_t packet, std::int64_t sent_ns, const Candidate& what, Arm arm) {
     guard_.sent(packet, sent_ns, what.receiver_id, what.queue, arm);
     if (!guard_.watches()) return;
-    Watched& flow = watched_of(what.flow_id);
+    WatchedFlow& flow = watched_of(what.flow_id);
     if (flow.flow_id != what.flow_id) return;  // another has its place
     guard_.carried(what.receiver_id, sent_ns, flow.sent_ns, flow.movable, what.size_bytes);
     flow.sent_ns = sent_ns;
@@ -225,7 +225,7 @@ class QueueController {
 
   static constexpr std::int64_t kNever = std::numeric_limits<std::int64_t>::min() / 2;
   // A flow whose rate is watched, and when it sent last.
-  struct Watched {
+  struct WatchedFlow {
     std::int64_t flow_id = kNever;
     bool movable = true;
     std::int64_t sent_ns = kNever;
@@ -233,7 +233,7 @@ class QueueController {
   static constexpr std::size_t kWatched = 1024;                 // flows, by a hash
   static constexpr std::int64_t kKeepsPlaceNs = 1'000'000'000;  // since it sent last
 
-  Watched& watched_of(std::int32_t flow_id) {
+  WatchedFlow& watched_of(std::int32_t flow_id) {
     if (watched_.empty()) watched_.resize(kWatched);
     const auto mixed = static_cast<std::uint64_t>(flow_id) * 0x9E3779B97F4A7C15U;
     return watched_[mixed >> 54U];
@@ -243,7 +243,7 @@ class QueueController {
   void watch(const Candidate& packet, std::int64_t now_ns) {
     const bool movable = packet.queue != kClassic;
     if (!(movable ? guard_.watches() : guard_.watches_classic())) return;
-    Watched& flow = watched_of(packet.flow_id);
+    WatchedFlow& flow = watched_of(packet.flow_id);
     if (flow.flow_id != packet.flow_id) {
       if (now_ns - flow.sent_ns < kKeepsPlaceNs) return;
       flow = {.flow_id = packet.flow_id};
@@ -321,7 +321,7 @@ class QueueController {
   std::vector<std::int32_t> classic_flows_;  // L4S-capable ones now in the classic queue, sorted
   std::vector<Moved> moved_;                 // by packet
   std::size_t dead_ = 0;                     // of them
-  std::vector<Watched> watched_;             // made with the first one
+  std::vector<WatchedFlow> watched_;         // made with the first one
 };
 
 }  // namespace swiftqueue::agent
