@@ -179,7 +179,7 @@ class QueueController {
     if (place == moved_.end() || place->packet != packet || place->dead) return;
     place->dead = true;
     if (++dead_ <= moved_.size() / 2) return;  // taken out together: O(1) for each
-    std::erase_if(moved_, [](const Moved& m) { return m.dead; });
+    std::erase_if(moved_, [](const MovedPacket& m) { return m.dead; });
     dead_ = 0;
   }
 
@@ -251,7 +251,7 @@ class QueueController {
     flow.movable = movable;
   }
 
-  struct Moved {
+  struct MovedPacket {
     std::int64_t packet;
     std::int64_t moved_ns;
     bool dead;  // acknowledged; it is taken out with others
@@ -291,9 +291,9 @@ class QueueController {
     if (queue == kL4s && known) classic_flows_.erase(place);
   }
 
-  std::vector<Moved>::iterator place_of(std::int64_t packet) {
+  std::vector<MovedPacket>::iterator place_of(std::int64_t packet) {
     return std::lower_bound(moved_.begin(), moved_.end(), packet,
-                            [](const Moved& m, std::int64_t p) { return m.packet < p; });
+                            [](const MovedPacket& m, std::int64_t p) { return m.packet < p; });
   }
 
   void moved(std::int64_t packet, std::int64_t now_ns) {
@@ -307,11 +307,11 @@ class QueueController {
   }
 
   void forget(std::int64_t now_ns) {
-    const auto live = std::find_if(moved_.begin(), moved_.end(), [&](const Moved& m) {
+    const auto live = std::find_if(moved_.begin(), moved_.end(), [&](const MovedPacket& m) {
       return !m.dead && now_ns - m.moved_ns < kGiveUpNs;
     });
     dead_ -= static_cast<std::size_t>(
-        std::count_if(moved_.begin(), live, [](const Moved& m) { return m.dead; }));
+        std::count_if(moved_.begin(), live, [](const MovedPacket& m) { return m.dead; }));
     moved_.erase(moved_.begin(), live);
   }
 
@@ -319,7 +319,7 @@ class QueueController {
   Guard guard_;
   double limit_ = 0;                         // as of the last batch
   std::vector<std::int32_t> classic_flows_;  // L4S-capable ones now in the classic queue, sorted
-  std::vector<Moved> moved_;                 // by packet
+  std::vector<MovedPacket> moved_;           // by packet
   std::size_t dead_ = 0;                     // of them
   std::vector<WatchedFlow> watched_;         // made with the first one
 };
