@@ -213,7 +213,7 @@ bool DecisionLoop::batch(std::uint32_t sender, const BatchFrame& frame, std::int
   ++stream.outstanding;
   if (due_.size() == 2 * kMaxOutstanding) {  // half of them or more have ended
     std::erase_if(due_,
-                  [&](const Due& each) { return slot_of(each.ticket).ticket != each.ticket; });
+                  [&](const Deadline& each) { return slot_of(each.ticket).ticket != each.ticket; });
     std::make_heap(due_.begin(), due_.end(), later);
   }
   due_.push_back({due_ns, pending.ticket});
@@ -271,7 +271,7 @@ void DecisionLoop::take_answer(std::int64_t now_ns) {
 // Ends what is due; what was answered falls out as well, once it is the earliest.
 void DecisionLoop::end_due(std::int64_t now_ns) {
   while (!due_.empty()) {
-    const Due first = due_.front();
+    const Deadline first = due_.front();
     Pending& pending = slot_of(first.ticket);
     const bool waits = pending.ticket == first.ticket;
     if (waits && first.due_ns > now_ns) return;

@@ -101,11 +101,11 @@ class DecisionLoop {
     std::int64_t asked_ns = 0;
     std::int64_t due_ns = 0;
   };
-  struct Due {
+  struct Deadline {
     std::int64_t due_ns;
     std::uint64_t ticket;
   };
-  static bool later(const Due& a, const Due& b) { return a.due_ns > b.due_ns; }
+  static bool later(const Deadline& a, const Deadline& b) { return a.due_ns > b.due_ns; }
 
   Stream& stream_of(std::uint32_t sender) { return *streams_.at(sender); }
   Pending& slot_of(std::uint64_t ticket) { return pending_[ticket % kMaxOutstanding]; }
@@ -131,7 +131,7 @@ class DecisionLoop {
   std::uint32_t last_stream_ = 0;
   std::vector<float> x_BWF_;
   std::vector<Pending> pending_;  // ring by ticket
-  std::vector<Due> due_;          // heap, earliest first; entries of ended batches are swept out
+  std::vector<Deadline> due_;     // heap, earliest first; entries of ended batches are swept out
   std::uint64_t last_ticket_ = 0;
   std::size_t outstanding_ = 0;
   Answer answer_;
