@@ -60,7 +60,7 @@ std::uint32_t DecisionLoop::open(std::string_view name, DecisionTaker& taker) {
 
 void DecisionLoop::close(std::uint32_t sender) {
   Stream& stream = stream_of(sender);
-  for (Pending& pending : pending_) {
+  for (PendingBatch& pending : pending_) {
     if (stream.outstanding == 0) break;
     if (pending.ticket != 0 && pending.stream == &stream) end(pending, Outcome::kLate);
   }
@@ -204,7 +204,7 @@ bool DecisionLoop::batch(std::uint32_t sender, const BatchFrame& frame, std::int
   }
   // A batch that is due long after the others keeps its place; theirs go round it.
   while (slot_of(last_ticket_ + 1).ticket != 0) ++last_ticket_;
-  Pending& pending = slot_of(last_ticket_ + 1);
+  PendingBatch& pending = slot_of(last_ticket_ + 1);
   if (!predictor_.ask(last_ticket_ + 1, x_BWF_.data(), question->windows, due_ns)) {
     return keep(Outcome::kError);
   }
@@ -235,7 +235,7 @@ void DecisionLoop::run(std::int64_t until_ns) {
 }
 
 void DecisionLoop::take_answer(std::int64_t now_ns) {
-  Pending& pending = slot_of(answer_.ticket);
+  PendingBatch& pending = slot_of(answer_.ticket);
   if (pending.ticket != answer_.ticket) {
     statistics_.stale.add();
     return;
@@ -272,7 +272,7 @@ void DecisionLoop::take_answer(std::int64_t now_ns) {
 void DecisionLoop::end_due(std::int64_t now_ns) {
   while (!due_.empty()) {
     const Deadline first = due_.front();
-    Pending& pending = slot_of(first.ticket);
+    PendingBatch& pending = slot_of(first.ticket);
     const bool waits = pending.ticket == first.ticket;
     if (waits && first.due_ns > now_ns) return;
     if (waits) end(pending, Outcome::kLate);
@@ -281,7 +281,7 @@ void DecisionLoop::end_due(std::int64_t now_ns) {
   }
 }
 
-void DecisionLoop::end(Pending& pending, Outcome outcome) {
+void DecisionLoop::end(PendingBatch& pending, Outcome outcome) {
   pending.ticket = 0;
   --outstanding_;
   Stream& stream = *pending.stream;
