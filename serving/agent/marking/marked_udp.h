@@ -126,7 +126,7 @@ class MarkedUdp {
     bool decided;    // by the agent; otherwise its default
     bool delivered;  // to the kernel; false where the send buffer was full, or the network refused
   };
-  struct Planned {
+  struct PlannedPacket {
     int flow;
     std::int32_t size_bytes;  // of the payload
   };
@@ -170,7 +170,7 @@ class MarkedUdp {
   }
 
   // Asks about the next batch that was not planned yet; due_ns is when its first packet goes.
-  void plan(const std::array<Planned, kHorizon>& packets, std::int64_t due_ns) {
+  void plan(const std::array<PlannedPacket, kHorizon>& packets, std::int64_t due_ns) {
     Batch batch{};
     for (std::size_t i = 0; i < batch.size(); ++i) {
       batch[i] = candidate(packets[i].flow, packets[i].size_bytes);
