@@ -73,7 +73,7 @@ int sq_udp_plan(MarkedUdp* udp, const std::int32_t* flows_H, const std::int32_t*
 int sq_udp_send(MarkedUdp* udp, int flow, const void* payload, std::size_t bytes, sq_udp_sent* out,
                 char* error) {
   return guarded(error, -1, [&] {
-    const MarkedUdp::Sent sent = udp->send(flow, payload, bytes);
+    const MarkedUdp::SendResult sent = udp->send(flow, payload, bytes);
     *out = {sent.packet, sent.sent_ns, sent.codepoint, sent.decided, sent.delivered};
     return 0;
   });

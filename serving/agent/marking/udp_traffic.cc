@@ -209,7 +209,7 @@ int send(const Options& options) {
     while (due(udp.next_packet()) <= monotonic_ns() && due(udp.next_packet()) < end_ns &&
            !stopping) {
       const int flow = flow_of(udp.next_packet());
-      const MarkedUdp::Sent sent = udp.send(flow, payload.data(), payload.size());
+      const MarkedUdp::SendResult sent = udp.send(flow, payload.data(), payload.size());
       outcomes.sent({sent.sent_ns, -1, static_cast<std::int16_t>(flow), sent.codepoint,
                      static_cast<std::uint8_t>(sent.decided), -1, sent.delivered});
       udp.poll(on_ack);
