@@ -230,13 +230,13 @@ SWIFTQUEUE_INLINE void by_blocks(const SeenTokens& seen, Part part) {
 }
 
 // Hides nothing.
-struct Everything {
+struct NoMask {
   void operator()(float* /*scores*/) const {}
 };
 
 // Attention of a block's queries[D][64] to what is seen: work.mixed, heads side by side. `hide` may
 // lower scores[key][query] before the softmax.
-template <typename Hide = Everything>
+template <typename Hide = NoMask>
 void attend(const Workspace& work, const SeenTokens& seen, const float* queries, int vectors,
             Hide hide = {}) {
   alignas(64) float inverse_sum[kBlock];
@@ -254,7 +254,7 @@ void attend(const Workspace& work, const SeenTokens& seen, const float* queries,
       product<1, kPanel>(seen.sink_key + head * kPanel * kHeadWidth, 0, 1, nullptr, nullptr, query,
                          kHeadWidth, vectors, work.scores + count * kBlock);
     }
-    constexpr int kSums = std::is_same_v<Hide, Everything> ? 4 : 1;
+    constexpr int kSums = std::is_same_v<Hide, NoMask> ? 4 : 1;
     softmax<kSums>(work.scores, count + (seen.sink_key != nullptr ? 1 : 0), vectors, inverse_sum);
     const float* start = nullptr;
     if (seen.sink_value != nullptr) {
@@ -340,7 +340,7 @@ SWIFTQUEUE_INLINE SeenTokens kept_events(const KeptEvents& kept, const EventLaye
 }
 
 // What a layer makes of a block x, in place, attending to what is seen.
-template <typename Hide = Everything>
+template <typename Hide = NoMask>
 void event_layer(const EventEncoder& encoder, const EventLayer& layer, const Workspace& work,
                  const SeenTokens& seen, int vectors, float* x, Hide hide = {}) {
   normalise(layer.norm1, x, vectors, work.hidden);
