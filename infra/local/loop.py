@@ -56,8 +56,8 @@ def start_loop(
 ) -> None:
     """Start every part that does not run, in order, each when the one before it answers.
 
-    The numbers are those of `asked.LiveOptions`; without a trace it is the one of section `register`. Where there
-    is no champion, `make_champion` makes and serves the first one. Without `keeper` the caller will be it.
+    The numbers are those of `asked.LiveOptions`. Without a trace the one of section `register` is replayed. Where
+    there is no champion, `make_champion` makes and serves the first one. Without `keeper` the caller becomes it.
 
     Raises:
         ValueError: a number out of range.

@@ -110,12 +110,12 @@ def up(
 
 def _check_live(context: typer.Context) -> None:
     """Refuse what `up --live` could not do."""
-    from infra.local.asked import Live
+    from infra.local.asked import LiveOptions
 
     told = context.params
     if told["bed"] and (idle := given(context, ("trace", "speed"))):
         raise typer.BadParameter("--bed replays no trace", param_hint=", ".join(idle))
-    Live("", told["speed"], told["every"], told["learn"], told["judge"], told["drift"])
+    LiveOptions("", told["speed"], told["every"], told["learn"], told["judge"], told["drift"])
 
 
 @running_app.command()
