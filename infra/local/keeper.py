@@ -1,14 +1,14 @@
-"""`swiftqueue part keeper`: starts again what the live loop has lost, until SIGTERM.
+"""`swiftqueue part keeper`: restarts parts of the live loop that died or hang, until SIGTERM.
 
-Somebody keeps the keeper, too: systemd where it started the loop (units.py), else supervisor.py.
+systemd keeps the keeper itself where it started the loop (units.py); elsewhere supervisor.py does.
 
-A part whose process is gone is started as `swiftqueue up --live` does; one that answers nothing for
-PATIENCE_S, as when it is stopped (SIGSTOP), is ended first. It is judged by what no stranger reaches, its
-heartbeat, or by an answer at its port. No answer counts for nothing while other users hold connections there,
-or the disk is full. A Triton that answers and serves nothing goes on, and the champion is loaded into it.
-Parts on a Ray head that died are started on the next one. What cannot be started is tried again, ever more
-seldom. Each start is a process of its own (heal.py), and each request to a part has a thread, so that no part
-waits for another. `up` starts the keeper last, `down` stops it first.
+A part whose process is gone is started as `swiftqueue up --live` does. A part that answers nothing for
+PATIENCE_S, for example because it is stopped (SIGSTOP), is ended first. The keeper judges a part by its
+heartbeat, which no stranger reaches, or by an answer at its port. A missing answer counts for nothing while
+other users hold connections there, or while the disk is full. A Triton that answers but serves nothing keeps
+running, and the champion is loaded into it. Parts on a dead Ray head are started on the next. A start that
+fails is tried again, ever more seldom. Each start is a process of its own (heal.py) and each request has its
+own thread, so no part waits for another. `up` starts the keeper last; `down` stops it first.
 """
 
 from __future__ import annotations
@@ -43,33 +43,33 @@ from infra.local.tidy import Tidy
 from serving.triton.endpoint import LOOPBACK, Triton
 
 LOOK_S: Final = 1.0
-ASK_S: Final = 10.0  # between two requests to a part
+ASK_S: Final = 10.0  # seconds between two requests to a part
 PATIENCE_S: Final = 60.0  # longer than any part is busy with something else
-STILL_S: Final = 5.0  # of a heartbeat, which is touched every second
+STILL_S: Final = 5.0  # age of a heartbeat, which is touched every second, at which its part counts as silent
 STRANGERS: Final = 16  # connections of other users with which a part's silence says nothing about it
 FIRST_PAUSE_S: Final = 1.0
 LONGEST_PAUSE_S: Final = 60.0
-LOCK_WAIT_S: Final = 0.0  # for an `up` or `down`: at the next look it is tried again
+LOCK_WAIT_S: Final = 0.0  # no wait for an `up` or `down`; the next look tries again
 CALM_S: Final = 10.0  # a part that ran so long is not one that ends at its start
 
 
 @dataclass
 class PartState:
-    """What the keeper remembers of a part, in seconds of the monotonic clock."""
+    """The keeper's memory of a part; times are seconds of the monotonic clock."""
 
-    silent_since_s: float | None = None  # the first request that was not answered, and none since was
-    idle: bool = False  # it runs and answers, and does not do its work: its start does the rest
-    failed: bool = False  # it was not started whole
+    silent_since_s: float | None = None  # time of the first request in an unbroken row without an answer
+    idle: bool = False  # whether the part answers and does not do its work: its start only restores the work
+    failed: bool = False  # whether its last start failed half-way
     started_s: float = 0.0
-    pause_s: float = 0.0  # before the next start
+    pause_s: float = 0.0  # pause before the next start
     due_s: float = 0.0
 
 
 class Start(Protocol):
-    """A start that is under way."""
+    """The interface of a start that is under way (heal.py)."""
 
     def outcome(self) -> str | None:
-        """Why it failed, in one line; empty if the part is up; None while nobody knows."""
+        """Return why the start failed, in one line; empty if the part is up; None while it is under way."""
 
     def end(self) -> None:
         """End it."""
@@ -77,7 +77,7 @@ class Start(Protocol):
 
 @dataclass
 class PartAnswer:
-    """What came of a request."""
+    """The answer of a part to one request."""
 
     asked_s: float
     well: bool
@@ -85,7 +85,7 @@ class PartAnswer:
 
 
 class Keeper:
-    """Looks at the parts and starts what is lost, each at the first look that finds it so."""
+    """The loop that looks at the parts and starts each lost part at the first look that finds it lost."""
 
     def __init__(
         self,
@@ -101,12 +101,12 @@ class Keeper:
 
         Args:
             start: begins to start a part; the second argument says that it has only lost its work.
-            answers: whether a running part answers, for those that can be asked.
-            patience_s: a part that answered nothing for so long is ended and started.
-            ended: is told of each start that failed, and of each part that is up again and had ended.
-            idle: whether a part that does not answer is well and has only lost what `start` brings it.
-            pool: asks the parts.
-            spared: why a part that answers nothing is not to be ended, in words; empty if it is.
+            answers: by part, a function that returns whether the running part answers.
+            patience_s: seconds without an answer after which a part is ended and started.
+            ended: called for each failed start, and for each part that is up again after it had ended.
+            idle: by part, a function that returns whether the part is well and has only lost its work.
+            pool: the executor that runs the requests to the parts.
+            spared: returns why a silent part is not to be ended, in words; empty if it may be.
         """
         self._spared, self._said_spared = spared, dict[str, str]()
         self._idle = idle or {}
@@ -115,14 +115,14 @@ class Keeper:
         self._asked_s = -ASK_S
         self._pool = pool or ThreadPoolExecutor(len(PARTS), "ask")
         self._asking: dict[str, Future[PartAnswer]] = {}
-        self._healing: dict[str, tuple[Start, bool]] = {}  # and whether the part is idle
+        self._healing: dict[str, tuple[Start, bool]] = {}  # each start, and whether its part is idle
         self._lock: contextlib.ExitStack | None = None  # held while something is being started
 
     def look(self) -> None:
-        """Look once, and begin to start what is lost and due.
+        """Look once, and begin the starts that are due.
 
         Raises:
-            OSError, ValueError: something cannot be read; the next look tries again.
+            OSError, ValueError: a file cannot be read; the next look tries again.
         """
         for name, (start, _) in list(self._healing.items()):
             if (failure := start.outcome()) is not None:
@@ -145,18 +145,18 @@ class Keeper:
             self._lock = None
 
     def well(self, name: str) -> bool:
-        """Whether a part runs, is not being started, and answered the last request."""
+        """Return whether a part runs, is not being started, and answered the last request."""
         part = self._parts.get(name)
         silent = part is not None and part.silent_since_s is not None
         return name not in self._healing and not silent and processes.running(name) is not None
 
     def close(self) -> None:
-        """End what is being started."""
+        """End the starts that are under way."""
         for start, _ in self._healing.values():
             start.end()
 
     def _may_start(self) -> bool:
-        """Whether nobody else starts or stops parts now; nobody else does until the starts have ended."""
+        """Return whether nobody else starts or stops parts; the lock stays held until the starts end."""
         if self._lock is None:
             lock = contextlib.ExitStack()
             try:
@@ -167,9 +167,9 @@ class Keeper:
         return True
 
     def _lost(self, name: str, part: PartState) -> str:
-        """Why a part is to be started; empty if it is not, or not yet."""
+        """Return why a part is to be started; empty if it is well or not due yet."""
         if name in loop.ON_RAY and not loop.ray_elsewhere() and not self._ray_runs():
-            return ""  # it is started on the next Ray
+            return ""  # the start waits for the next Ray
         server = processes.running(name)
         if server is None:
             return "is gone"
@@ -208,14 +208,14 @@ class Keeper:
         took_s = time.monotonic() - part.started_s
         part.failed, part.idle = bool(failure), idle and bool(failure)
         if not failure:
-            for other in self._parts.values():  # they may have waited for this one
+            for other in self._parts.values():  # the other parts may have waited for this one
                 other.silent_since_s = None
-        elif not idle:  # else its patience runs on: it is started whole in the end
+        elif not idle:  # otherwise its patience runs on, and in the end the whole part is started
             part.silent_since_s = None
         part.started_s = time.monotonic()
         part.pause_s = min(max(FIRST_PAUSE_S, 2 * part.pause_s), LONGEST_PAUSE_S)
         part.due_s = part.started_s + part.pause_s
-        if failure or not idle:  # what only got its work back had not ended
+        if failure or not idle:  # a part that only got its work back had not ended
             self._ended(name, not failure)
         up = f"is up after {took_s:.1f} s"
         say(f"{name} {f'cannot be started, and is tried again: {failure}' if failure else up}")
@@ -240,13 +240,13 @@ class Keeper:
 
 
 def _serves(server: processes.ServerProcess) -> bool:
-    """Whether Triton answers an inference, by whichever version."""
+    """Return whether Triton answers an inference, by whichever version."""
     with Triton(f"{LOOPBACK}:{server.ports['grpc']}") as triton:
         return triton.served_version() is not None
 
 
 def _serves_nothing(server: processes.ServerProcess) -> bool:
-    """Whether a Triton that does not answer an inference is alive: its model was unloaded, or never came."""
+    """Return whether a Triton that answers no inference is alive; its model was unloaded or never loaded."""
     with Triton(f"{LOOPBACK}:{server.ports['grpc']}") as triton:
         return triton.live() and triton.served_version() is None
 
@@ -264,7 +264,7 @@ def _ray(server: processes.ServerProcess) -> bool:
 
 
 class _Beats:
-    """Whether a part's heartbeat goes on, which no stranger can stop."""
+    """A check whether a part's heartbeat goes on, which no stranger can stop."""
 
     def __init__(self) -> None:
         self._seen_ns, self._since_s = 0, -math.inf
@@ -290,7 +290,7 @@ ANSWERS: Final[dict[str, Callable[[processes.ServerProcess], bool]]] = {
 
 
 def _spared(server: processes.ServerProcess) -> str:
-    """Why a part is not to be ended for its silence; a paused one is ended whatever else there is."""
+    """Return why a silent part is not to be ended; a paused part is never spared."""
     process = server.process()
     if process is not None and process.status() == psutil.STATUS_STOPPED:
         return ""
@@ -302,14 +302,14 @@ def _spared(server: processes.ServerProcess) -> str:
 
 
 def _ended(starts: Counter, failures: Counter, name: str, well: bool) -> None:
-    """Count a start; a part that is up again is to be scraped again."""
+    """Count a start, and update the scrape targets when a part is up again."""
     (starts if well else failures).labels(name).inc()
     if well:
         prometheus.update_targets()
 
 
 def lost_supervisor(parent: int, down: str) -> bool:
-    """Whether the supervisor that started this process was killed, and no `down` came since."""
+    """Return whether the supervisor that started this process was killed and no `down` came since."""
     if os.getppid() == parent:
         return False
     own = processes.running(KEEPER)
@@ -317,9 +317,9 @@ def lost_supervisor(parent: int, down: str) -> bool:
 
 
 def become_supervisor(metrics_port: int) -> None:
-    """Be the supervisor of another keeper, in the place of the one that was killed."""
+    """Become the supervisor of another keeper, in place of the killed one."""
     say("the supervisor of the keeper is gone: this process takes its place")
-    with contextlib.suppress(PermissionError):  # it leads a session already
+    with contextlib.suppress(PermissionError):  # this process leads a session already
         os.setsid()
     processes.record(KEEPER, os.getpid(), {"metrics": metrics_port})
     words = loop.keeper_command(metrics_port)
@@ -328,12 +328,12 @@ def become_supervisor(metrics_port: int) -> None:
 
 def main(
     metrics_port: LoopbackPort,
-    patience: Annotated[float, typer.Option(help="seconds without an answer")] = PATIENCE_S,
+    patience: Annotated[float, typer.Option(help="seconds without an answer before a restart")] = PATIENCE_S,
     restarts: Annotated[
-        int | None, typer.Option(min=0, help="of its supervisor: how often it was started again before")
+        int | None, typer.Option(min=0, help="how often the supervisor has restarted the keeper")
     ] = None,
 ) -> None:
-    """Start again what the live loop has lost, until SIGTERM.
+    """Restart parts of the live loop that died or hang, until SIGTERM.
 
     Example: swiftqueue part keeper --metrics-port 9103
     """
@@ -382,7 +382,7 @@ def main(
             try:
                 keeper.look()
                 tidy.look()
-            except (OSError, ValueError) as error:  # a full disk, a record that somebody changed
+            except (OSError, ValueError) as error:  # a full disk, or a record that somebody changed
                 say(f"cannot look: {error}")
     finally:
         keeper.close()

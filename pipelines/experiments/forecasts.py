@@ -167,7 +167,7 @@ def run_forecasts(
 
 
 def judging_of(params: Path) -> Judging:
-    """How a parameter file has forecasts judged; raises a ValueError where it cannot be."""
+    """Return how a parameter file has forecasts judged; raises a ValueError where it cannot be."""
     section = read(params, EvaluateParams)
     return Judging(section.round_s, section.false_alarm_rate, read(params, FinetuneParams))
 
@@ -241,7 +241,7 @@ def _shared(table: pl.DataFrame, judged: pl.DataFrame) -> float:
 
 
 def fingerprint(traces: Sequence[Trace], judging: Judging, also: Sequence[pl.DataFrame] = ()) -> str:
-    """Name of some packets and of what is done with them."""
+    """Return the name of some packets and of what is done with them."""
     digest = hashlib.sha256(json.dumps(judging.as_json()).encode())
     for trace in traces:
         digest.update(json.dumps([trace.name, trace.slices.as_json()]).encode())

@@ -138,7 +138,7 @@ def study_params(params: Any, study: Study) -> Any:
 
 
 def _named(captures: list[Path]) -> dict[str, Path]:
-    """Name each capture after its file."""
+    """Return the name each capture after its file."""
     from feature_store.packets.captures import check_capture, trace_name
 
     named: dict[str, Path] = {}

@@ -192,7 +192,7 @@ class _Search:
 
     @property
     def spent(self) -> float:
-        """Seconds of CPU that the trials took, or took when they were run."""
+        """Return the seconds of CPU that the trials took, or took when they were run."""
         return float(sum(one["cpu_s"] for one in self.done))
 
     def heard(self, result: Mapping[str, Any], trials: int) -> None:
@@ -304,7 +304,7 @@ def _stopper(search: _Search, seconds: float) -> Any:
 
 @contextmanager
 def _scratch(folder: Path) -> Iterator[Path]:
-    """Where Ray keeps its own records of a search; its nodes see it, and it goes with the search."""
+    """Return where Ray keeps its own records of a search; its nodes see it, and it goes with the search."""
     scratch = folder / "ray"
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir(parents=True)

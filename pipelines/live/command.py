@@ -103,7 +103,7 @@ def round_params(
     remembered: int = 0,
     change: Change = PAPERS,
 ) -> RoundParams:
-    """How a round is run, with the limits of section `validate`."""
+    """Return how a round is run, with the limits of section `validate`."""
     return RoundParams(
         learn_s=learn_s,
         judge_s=judge_s,

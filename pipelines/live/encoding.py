@@ -42,11 +42,11 @@ class EncodedWindows:
     candidates_BHF: NDArray[np.float32]
 
     def chosen(self, which: slice | NDArray[np.bool_] | NDArray[np.intp]) -> EncodedWindows:
-        """Some of them."""
+        """Return some of them."""
         return EncodedWindows(self.features_BRD[which], self.candidates_BHF[which])
 
     def split(self, count: int) -> tuple[EncodedWindows, EncodedWindows]:
-        """The first `count` windows, and the others."""
+        """Return the first `count` windows, and the others."""
         return (
             EncodedWindows(self.features_BRD[:count], self.candidates_BHF[:count]),
             EncodedWindows(self.features_BRD[count:], self.candidates_BHF[count:]),
@@ -78,7 +78,7 @@ class PyTorchEncoder:
         self._model = found.model
 
     def share(self) -> PyTorchEncoder:
-        """Itself: nothing changes when it computes."""
+        """Return itself: nothing changes when it computes."""
         return self
 
     def features(self, x_BWF: NDArray[np.float32], /) -> NDArray[np.float32]:

@@ -185,7 +185,7 @@ def rolled_back_since_last(log: Path) -> str:
 
 
 def files_of(registry: Registry, version: int) -> Mapping[str, bytes]:
-    """The artifact's files of a version, by name.
+    """Return the artifact's files of a version, by name.
 
     Raises:
         RegistryError: there is no such version, or it is not what was registered.

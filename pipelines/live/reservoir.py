@@ -43,7 +43,7 @@ class LiveParams(Section):
 
 
 def memory_windows(params: Path) -> int:
-    """The parameter of a file; 0 in a file of before there was one.
+    """Return the parameter of a file; 0 in a file of before there was one.
 
     Raises:
         ValueError: the value cannot be; the line names it.

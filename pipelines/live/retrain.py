@@ -91,11 +91,11 @@ class Retraining:
         return self._folder.with_suffix(".log")
 
     def running(self) -> bool:
-        """Whether one runs."""
+        """Return whether one runs."""
         return self._process is not None and self._process.poll() is None
 
     def due(self) -> bool:
-        """Whether one may be started now."""
+        """Return whether one may be started now."""
         waited = self._started_s is None or time.monotonic() - self._started_s >= PAUSE_S
         return waited and self._process is None and self.candidate() is None
 
@@ -187,7 +187,7 @@ class Retraining:
 
 
 def scratch() -> Path:
-    """Folder of the re-train's own Ray, with a short path."""
+    """Return the folder of the re-train's own Ray, with a short path."""
     return loop_scratch() / "retrain"
 
 

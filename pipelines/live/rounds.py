@@ -360,7 +360,7 @@ class Rounds(Runner[RoundRecord]):
 
 
 def _gaps(latest: Latest) -> str:
-    """Why there are too many gaps; empty if there are not."""
+    """Return why there are too many gaps; empty if there are not."""
     missing, packets = latest.missing_packets, latest.packets.height
     if missing <= MAX_MISSING * packets:
         return ""

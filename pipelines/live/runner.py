@@ -55,7 +55,7 @@ class Runner(ABC, Generic[Record]):
         return read(self.log)
 
     def failed(self) -> bool:
-        """Whether the last round that was written down did."""
+        """Return whether the last round that was written down did."""
         return next(newest_first(self.log), {}).get("outcome") == "failed"
 
     def run(self) -> Record:
@@ -90,7 +90,7 @@ class Runner(ABC, Generic[Record]):
         """Take notice of a round before it is written down."""
 
     def _champion(self, registry: Registry, record: Record) -> int:
-        """The version to go on from, which every server serves.
+        """Return the version to go on from, which every server serves.
 
         Raises:
             DeclinedError: there is none, or a version is held.

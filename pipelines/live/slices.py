@@ -74,7 +74,7 @@ class JudgingSlice:
         return inside_B & bool(trace == self.packets["trace"][0])
 
     def by(self, encoder: str, encodes: WindowEncoder, tokens: int) -> JudgingSlice:
-        """The same slice as an encoder sees it, with windows of W `tokens`."""
+        """Return the same slice as an encoder sees it, with windows of W `tokens`."""
         if encoder == self.encoder:
             return self
         first = int(np.searchsorted(event_stream.targets(self.packets).decision_ns_B, self.from_ns))
@@ -139,7 +139,7 @@ class SliceFolder:
         self._folder = folder
 
     def recent(self) -> tuple[JudgingSlice, ...]:
-        """All, oldest first; one that cannot be read is removed, with a line."""
+        """Return all, oldest first; one that cannot be read is removed, with a line."""
         found = []
         for file in self._files():
             try:

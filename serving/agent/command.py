@@ -79,7 +79,7 @@ class LocalChampion:
         return version
 
     def version(self) -> int | None:
-        """The version that the link names; None before the first."""
+        """Return the version that the link names; None before the first."""
         return int(self.link.readlink().name) if self.link.is_symlink() else None
 
     def _remove_old(self, serving: int) -> None:
@@ -105,7 +105,7 @@ class LocalChampion:
 
 
 def _holds(folder: Path, files: dict[str, str]) -> bool:
-    """Whether a folder has these files, by name and SHA-256."""
+    """Return whether a folder has these files, by name and SHA-256."""
     return all((folder / name).is_file() and sha256(folder / name) == files[name] for name in files)
 
 

@@ -63,7 +63,7 @@ class View:
             print(line, file=sys.stderr if self._quiet else sys.stdout, flush=True)
 
     def due(self) -> bool:
-        """Whether it is time for another `update`."""
+        """Return whether it is time for another `update`."""
         return not self._quiet and time.monotonic() >= self._next
 
     def update(self, recent: pl.DataFrame, counts: DecisionCounts) -> None:

@@ -237,14 +237,14 @@ class _Deployment:
     keep: int  # versions in the repository
 
     def found_champion(self) -> Champion:
-        """The version to serve; where the alias is not followed, that is printed."""
+        """Return the version to serve; where the alias is not followed, that is printed."""
         found = find_champion(self.registry, self.repository.kind)
         if found.astray:
             print(found.astray, flush=True)
         return found
 
     def champion_to(self, do: str) -> int:
-        """The champion that a command does something to.
+        """Return the champion that a command does something to.
 
         Raises:
             ValueError: there is none.

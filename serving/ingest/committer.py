@@ -61,7 +61,7 @@ class Committer:
         return True
 
     def ended(self) -> bool:
-        """Whether the task that appends is gone, which only an error of its own can cause."""
+        """Return whether the task that appends is gone, which only an error of its own can cause."""
         return self._task is not None and self._task.done()
 
     async def _run(self) -> None:

@@ -78,7 +78,7 @@ class ForwarderCounts:
     said_s: dict[str, float] = field(default_factory=dict, repr=False)
 
     def as_said(self) -> dict[str, int]:
-        """The counts alone."""
+        """Return the counts alone."""
         return {name: value for name, value in asdict(self).items() if name != "said_s"}
 
     def complain(self, about: str, line: str) -> None:

@@ -53,7 +53,7 @@ def listening(path: Path) -> Iterator[socket.socket]:
 
 
 def listens(path: Path) -> bool:
-    """Whether a program listens there.
+    """Return whether a program listens there.
 
     Raises:
         OSError: nobody can tell: it is no such socket, or another user's.

@@ -28,12 +28,12 @@ def hashed(token: str) -> str:
 
 
 def tokens_dir(root: Path) -> Path:
-    """Folder that has a file for each sender with a token of its own."""
+    """Return the folder that has a file for each sender with a token of its own."""
     return root / "tokens"
 
 
 def may_speak(root: Path, installation: str, sender: str, authorization: str) -> bool:
-    """Whether a request that says so may speak for a sender; as fast for every wrong token.
+    """Return whether a request that says so may speak for a sender; as fast for every wrong token.
 
     Args:
         root: of the store.

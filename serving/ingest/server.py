@@ -35,7 +35,7 @@ SERVE_PATIENCE: Final = {
 
 
 def elsewhere() -> bool:
-    """Whether SWIFTQUEUE_INGEST names one, so that none is started here."""
+    """Return whether SWIFTQUEUE_INGEST names one, so that none is started here."""
     return settings().ingest is not None
 
 
@@ -73,7 +73,7 @@ class Tls:
 
 
 def listen_at() -> tuple[str, Tls | None]:
-    """Address to listen at, and what to show there.
+    """Return the address to listen at, and what to show there.
 
     Raises:
         ValueError: the address is not of this machine alone, and it would be in clear; or half of a pair.

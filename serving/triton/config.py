@@ -71,7 +71,7 @@ class Backend(StrEnum):
 
     @property
     def label(self) -> str:
-        """How messages call it."""
+        """Return how messages call it."""
         return {"swiftqueue": "native backend", "python": "Python backend with ONNX Runtime"}[self.value]
 
 

@@ -53,7 +53,7 @@ def port(kind: str) -> int:
 
 
 def elsewhere() -> bool:
-    """Whether SWIFTQUEUE_TRITON_SERVERS names the servers, so that none is started here."""
+    """Return whether SWIFTQUEUE_TRITON_SERVERS names the servers, so that none is started here."""
     return bool(settings().triton_servers.strip())
 
 
@@ -76,12 +76,12 @@ def grpc_addresses() -> list[str]:
 
 
 def grpc_address() -> str:
-    """Address of the server to ask where one is enough: the first."""
+    """Return the address of the server to ask where one is enough: the first."""
     return grpc_addresses()[0]
 
 
 def pem_file(name: str) -> str | None:
-    """File that a setting names, None if it is not set.
+    """Return the file that a setting names, None if it is not set.
 
     Raises:
         OSError: there is no such file.
@@ -174,7 +174,7 @@ class Triton:
         self._client.close()
 
     def live(self) -> bool:
-        """Whether a Triton answers at the address."""
+        """Return whether a Triton answers at the address."""
         try:
             return bool(self._client.is_server_live(client_timeout=self._call_timeout_s))
         except Exception:  # the client raises its own and gRPC's errors here; all mean no

@@ -149,5 +149,5 @@ class ModelRepository:
         return sorted(int(p.name) for p in (self.embedded / self.model).glob("[0-9]*") if p.is_dir())
 
     def folder(self, version: int) -> Path:
-        """Folder of a version of the served model."""
+        """Return the folder of a version of the served model."""
         return self.embedded / self.model / str(version)

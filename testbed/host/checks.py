@@ -46,7 +46,7 @@ class Capability:
 
     @property
     def why_not(self) -> str | None:
-        """The reason if it cannot; None if it can."""
+        """Return the reason if it cannot; None if it can."""
         return None if self.can else f"{self.name}: {self.reason}"
 
 
@@ -74,7 +74,7 @@ def capability(name: str) -> Capability:
 
 
 def _runs(command: Sequence[str], well: str) -> tuple[bool, str]:
-    """Whether a command ends well; its last line where it does not."""
+    """Return whether a command ends well; its last line where it does not."""
     if shutil.which(command[0]) is None and not Path(command[0]).is_file():
         return False, f"no {command[0]} here"
     try:

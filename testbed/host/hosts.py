@@ -115,7 +115,7 @@ class Bed:
         self._complaints.close()
 
     def now_ns(self) -> int:
-        """The router's clock, as its log has it."""
+        """Return the router's clock, as its log has it."""
         return time.clock_gettime_ns(time.CLOCK_MONOTONIC)
 
     def a(self, *command: object) -> list[str]:
@@ -147,7 +147,7 @@ def _is_gone(owner: str) -> bool:
 
 
 def _began(pid: int) -> str:
-    """When a process began, in ticks since boot; empty: it ended."""
+    """Return when a process began, in ticks since boot; empty: it ended."""
     try:
         state, ticks = state_and_start(pid)
     except OSError:
@@ -156,7 +156,7 @@ def _began(pid: int) -> str:
 
 
 def run_folder() -> tempfile.TemporaryDirectory[str]:
-    """A folder for a run's files; removes what runs that were killed have left (`clean`)."""
+    """Return a folder for a run's files; removes what runs that were killed have left (`clean`)."""
     clean()
     return tempfile.TemporaryDirectory(prefix=f"{PREFIX}{_owner()} ")
 

@@ -54,7 +54,7 @@ class Lateness:
 def in_stalls(
     due_ns_N: NDArray[Any], begin_ns_S: NDArray[np.int64], end_ns_S: NDArray[np.int64], delay_ns: float
 ) -> NDArray[np.bool_]:
-    """Whether a packet's queueing or delivery fell into a stall, or into the backlog that it left.
+    """Return whether a packet's queueing or delivery fell into a stall, or into the backlog that it left.
 
     Stalls are in the order of the log.
     """
@@ -82,7 +82,7 @@ def router_error(records: NDArray[Any], delay_ns: float, span_ns: tuple[int, int
 
 
 def errors_of(errors: Sequence[Error | None]) -> dict[str, Any]:
-    """How many runs say their error, and of each of its figures the median and the worst."""
+    """Return how many runs say their error, and of each of its figures the median and the worst."""
     measured = [one for one in errors if one is not None and one["stalled_share"] is not None]
     found: dict[str, Any] = {"runs": len(errors), "measured": len(measured)}
     for name in (*LEVELS, "stalled_share"):

@@ -65,7 +65,7 @@ def marked(
 
 
 def agent_words(socket: Path, model: Path, control: Mapping[str, Any]) -> list[object]:
-    """An agent of the model in its own process, with the laboratory's controller.
+    """Return an agent of the model in its own process, with the laboratory's controller.
 
     Raises:
         ValueError: it is to act on a probability; the agent acts on one latency.

@@ -79,7 +79,7 @@ def keep(output: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def simulated(name: str, laboratory: Path) -> list[dict[str, Any]]:
-    """The simulator's rows of a scenario, of the controls that the bed has too."""
+    """Return the simulator's rows of a scenario, of the controls that the bed has too."""
     rows = results.load(laboratory).filter(
         pl.col("scenario") == name, pl.col("control").is_in(CONTROLS), pl.col("status") == results.COMPLETE
     )

@@ -115,7 +115,7 @@ def run(
 
 
 def described_as(asked: Mapping[str, Any]) -> str:
-    """A run's column `parameters`: what it was asked for, its model's hash and its share among it."""
+    """Return a run's column `parameters`: what it was asked for, its model's hash and its share among it."""
     return json.dumps(asked, sort_keys=True)
 
 
@@ -179,7 +179,7 @@ def _row(scenario: Scenario, cell: Cell, asked: Mapping[str, Any], model: Model 
 
 
 def queue_of(profile: str, buffer_bytes: int) -> dict[str, object]:
-    """The queue's parameters, as simulation/helper/queue-profiles.cc limits it."""
+    """Return the queue's parameters, as simulation/helper/queue-profiles.cc limits it."""
     limits: dict[str, object] = {"max_bytes": buffer_bytes}
     if profile == "uncoupled":
         limits = {"l_max_bytes": buffer_bytes, "c_max_bytes": buffer_bytes, "max_bytes": 2 * buffer_bytes}
@@ -187,7 +187,7 @@ def queue_of(profile: str, buffer_bytes: int) -> dict[str, object]:
 
 
 def rule_of(control: Mapping[str, Any]) -> dict[str, object]:
-    """How the router moves S1's L4S packets, which go to PORT.
+    """Return how the router moves S1's L4S packets, which go to PORT.
 
     Raises:
         ValueError: its rule has another burst or time constant (testbed/router/rules.h).
@@ -235,7 +235,7 @@ def groups_of(asked: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 def figures(
     records: NDArray[Any], groups: Sequence[Mapping[str, Any]], span_ns: tuple[int, int]
 ) -> dict[str, Any]:
-    """The laboratory's figures of a router's log, of what came between two times.
+    """Return the laboratory's figures of a router's log, of what came between two times.
 
     Raises:
         RuntimeError: no packet of S1's L4S flows came.

@@ -55,14 +55,14 @@ class SelfCheckFigures:
 
     @property
     def held(self) -> bool:
-        """Whether every figure is as wanted."""
+        """Return whether every figure is as wanted."""
         return all(abs(getattr(self, name)) <= most for name, most in WANTED.items())
 
 
 def ideal_due_ns(
     sent_ns_N: NDArray[np.int64], bytes_N: NDArray[np.int64], rate_bps: float, delay_ns: float
 ) -> NDArray[np.float64]:
-    """When each packet would arrive over an ideal link with one queue, in the order sent."""
+    """Return when each packet would arrive over an ideal link with one queue, in the order sent."""
     transmission_N = bytes_N * 8 / rate_bps * 1e9
     # left_i = max(sent_i, left_{i-1}) + tx_i. With T_i the sum of tx up to i that is
     # left_i = T_i + max over j <= i of (sent_j - T_{j-1}).

@@ -182,7 +182,7 @@ def summary(process: subprocess.Popen[str]) -> dict[str, Any]:
 
 
 def data_packets(records: NDArray[Any]) -> NDArray[Any]:
-    """The connection's packets with data as they came to the router, in the order sent, (N,)."""
+    """Return the connection's packets with data as they came to the router, in the order sent, (N,)."""
     data = (records["protocol"] == 6) & (records["destination_port"] == PORT)
     data &= (records["bytes"] > HEADERS) & (records["kind"] != router_log.BACK)
     ours = records[data]

@@ -156,12 +156,12 @@ class MarkedUdp:
 
     @property
     def connected(self) -> bool:
-        """Whether the agent has greeted us, and has not gone since."""
+        """Return whether the agent has greeted us, and has not gone since."""
         return bool(self._abi.sq_udp_connected(self._open()))
 
     @property
     def problem(self) -> str:
-        """Why there is no agent, in one line; empty while there is one."""
+        """Return why there is no agent, in one line; empty while there is one."""
         return str(self._abi.sq_udp_problem(self._open()).decode(errors="replace"))
 
     def add_flow(self, host: str, port: int, *, l4s: bool = True) -> int:

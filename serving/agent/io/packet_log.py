@@ -89,7 +89,7 @@ def open_log(trace: str, start: float, seconds: float | None) -> PacketLog:
 
 
 def _find(trace: str) -> tuple[Path, str]:
-    """Folder and name of the trace meant."""
+    """Return the folder and name of the trace meant."""
     if PACKETS.is_dir() and trace in traces_in(PACKETS):
         return PACKETS, trace
     folder = Path(trace)

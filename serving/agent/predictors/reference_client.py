@@ -132,7 +132,7 @@ class SenderAgent:
 
     @property
     def problem(self) -> str:
-        """Why no model is known, or why the last request failed; empty if all is well."""
+        """Return why no model is known, or why the last request failed; empty if all is well."""
         return self._problem
 
     def sent(
