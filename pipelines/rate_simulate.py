@@ -20,7 +20,7 @@ from pydantic import Field
 
 from common.section import Section, read
 from feature_store.rate.tables import FLOW_SCHEMA, NS3, SAMPLE_SCHEMA, described, source_of, write_path
-from pipelines.simulators import PROJECT, ProgramRuns, build_simulator
+from pipelines.simulators import PROJECT, Runs, build_simulator
 from pipelines.stage import Given, StageError, run_stage
 
 SOURCES: Final = (
@@ -150,7 +150,7 @@ def simulate(
             shutil.rmtree(output / f"path={name}")
     todo = [name for name in wanted if name not in there]
     done = itertools.count(len(there) + 1)
-    runs = ProgramRuns(program)
+    runs = Runs(program)
 
     def run(name: str) -> None:
         with tempfile.TemporaryDirectory(prefix="rate-") as scratch:

@@ -19,7 +19,7 @@ from pydantic import AfterValidator, Field, model_validator
 from common.atomic import new_folder
 from common.section import Section, read
 from feature_store.packets.truth import write_truth
-from pipelines.simulators import ProgramRuns, build_simulator
+from pipelines.simulators import Runs, build_simulator
 from pipelines.stage import Given, run_stage
 
 FIRST_PORT: Final = 5000  # of a receiver; the flow of port p goes to receiver p modulo their number
@@ -172,7 +172,7 @@ def simulate(
         report(path.stem, params.duration_s)
         return path
 
-    runs = ProgramRuns(program)
+    runs = Runs(program)
     return runs.each(run, params.seeds)
 
 

@@ -53,7 +53,7 @@ def build_simulator(project: Path = PROJECT, program: str = "lab") -> Path:
     return build / "simulation" / program
 
 
-class ProgramRuns:
+class Runs:
     """Runs of one program."""
 
     def __init__(self, program: Path) -> None:
