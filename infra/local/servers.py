@@ -168,7 +168,6 @@ def _knows_native_backend(server: processes.ServerProcess) -> bool:
     process = server.process()
     return process is not None and f"--backend-directory={_backends_folder()}" in process.cmdline()
 
-
     """Return the command of a Triton on loopback that loads models only for the holder of the secret.
 
     `ports` has `grpc` and `metrics`. The flags after the model control are for serving/triton/front, which is
