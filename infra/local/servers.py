@@ -168,6 +168,8 @@ def _knows_native_backend(server: processes.ServerProcess) -> bool:
     process = server.process()
     return process is not None and f"--backend-directory={_backends_folder()}" in process.cmdline()
 
+
+def triton_command(environment: TritonEnvironment, repository: Path, ports: Mapping[str, int]) -> list[str]:
     """Return the command of a Triton on loopback that loads models only for the holder of the secret.
 
     `ports` has `grpc` and `metrics`. The flags after the model control are for serving/triton/front, which is
@@ -183,8 +185,8 @@ def _knows_native_backend(server: processes.ServerProcess) -> bool:
         f"--backend-directory={environment.backends}",
         "--model-control-mode=explicit",
         "--disable-auto-complete-config",  # ours are whole: a missing value is an error, not a guess
-        # With the default of 8, a stream with hundreds of requests under way ends the server: its front
-        # # end uses a request's state after it was freed (docs/SERVING.md). So this many are kept instead.
+        # With the default of 8, a stream with hundreds of requests under way ends the server: its front end
+        # uses a request's state after it was freed (docs/SERVING.md). So this many are kept instead.
         "--grpc-infer-allocation-pool-size=16384",
         "--allow-http=false",  # nobody needs HTTP, and a body of 6 MB ends the server there
         f"--grpc-max-message-bytes={MAX_MESSAGE_BYTES}",
