@@ -1,8 +1,8 @@
 """The live loop as a systemd unit of this user: started at boot, bounded in memory, ended whole.
 
 The unit brings the loop up and then becomes its keeper, which tells systemd that it lives and is restarted
-when it does not. The control group holds every part. The keeper mends the loop also where the kernel kills a part
-for memory: systemd's OOMPolicy would stop all of it, and so would its KillMode where the keeper ends.
+when it does not. The control group holds every part. The keeper mends the loop also where the kernel kills a
+part for memory: systemd's OOMPolicy would stop all of it, and so would its KillMode where the keeper ends.
 """
 
 from __future__ import annotations

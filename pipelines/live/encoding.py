@@ -1,4 +1,4 @@
-"""Windows of a minute of packets, encoded on every core, and read while it goes on.
+"""Encodes windows of a minute of packets on every core, while they are read one after the other.
 
 Shapes: B windows, W window tokens, F features, R tokens that the head reads, D model width, H horizon.
 """
@@ -30,19 +30,19 @@ from models.networks.prediction import encode
 from serving.engine import Engine
 
 CHUNK: Final = 256  # windows encoded at once
-# What NumPy raises for a file of arrays that is gone or damaged; RuntimeError where it seems encrypted.
+# NumPy's errors for a file of arrays that is gone or damaged; RuntimeError where it seems encrypted.
 NOT_READ: Final = (OSError, ValueError, LookupError, EOFError, RuntimeError, BadZipFile)
 
 
 @dataclass(frozen=True)
 class EncodedWindows:
-    """What the head needs of windows that follow each other."""
+    """The head's inputs from consecutive windows."""
 
     features_BRD: NDArray[np.float32]
     candidates_BHF: NDArray[np.float32]
 
     def chosen(self, which: slice | NDArray[np.bool_] | NDArray[np.intp]) -> EncodedWindows:
-        """Return some of them."""
+        """Return some of the windows."""
         return EncodedWindows(self.features_BRD[which], self.candidates_BHF[which])
 
     def split(self, count: int) -> tuple[EncodedWindows, EncodedWindows]:
@@ -54,7 +54,7 @@ class EncodedWindows:
 
 
 def joined(parts: list[EncodedWindows]) -> EncodedWindows:
-    """Several runs of windows as one."""
+    """Return several runs of windows as one."""
     return EncodedWindows(
         np.concatenate([part.features_BRD for part in parts]),
         np.concatenate([part.candidates_BHF for part in parts]),
@@ -62,32 +62,32 @@ def joined(parts: list[EncodedWindows]) -> EncodedWindows:
 
 
 class WindowEncoder(Protocol):
-    """What encodes windows: the engine, or PyTorch where the engine does not compute that network."""
+    """An encoder of windows: the engine, or PyTorch where the engine does not compute that network."""
 
     def share(self) -> WindowEncoder:
-        """One for another thread."""
+        """Return an encoder for another thread."""
 
     def features(self, x_BWF: NDArray[np.float32], /) -> NDArray[np.float32]:
-        """What the head reads (B, R, D)."""
+        """Return the tokens that the head reads, (B, R, D)."""
 
 
 class PyTorchEncoder:
-    """A network itself: several times slower than the engine."""
+    """A PyTorch network as an encoder, several times slower than the engine."""
 
     def __init__(self, found: Artifact) -> None:
         self._model = found.model
 
     def share(self) -> PyTorchEncoder:
-        """Return itself: nothing changes when it computes."""
+        """Return this encoder: computing does not change it."""
         return self
 
     def features(self, x_BWF: NDArray[np.float32], /) -> NDArray[np.float32]:
-        """What the head reads (B, R, D)."""
+        """Return the tokens that the head reads, (B, R, D)."""
         return np.concatenate([part.read_BRD.numpy() for part in encode(self._model, x_BWF)])
 
 
 def encoder_for(folder: Path, found: Artifact) -> WindowEncoder:
-    """Take the engine for an artifact that was loaded; PyTorch where the engine refuses it, and say so."""
+    """Return the engine for a loaded artifact, or PyTorch, with a line, where the engine refuses it."""
     try:
         return Engine(folder)
     except ValueError as refused:
@@ -96,7 +96,7 @@ def encoder_for(folder: Path, found: Artifact) -> WindowEncoder:
 
 
 class Encoding:
-    """Encodes windows in decision order, a few chunks ahead of each other, from its entry to its exit."""
+    """Encodes windows in decision order, a few chunks ahead of the reader, while its `with` block lasts."""
 
     def __init__(
         self,
@@ -110,7 +110,7 @@ class Encoding:
     ) -> None:
         """Encode all windows of W `tokens` from number `first` on, or one of `every` so many.
 
-        They know what the sender knew when the packets begin.
+        The sender's knowledge before the packets is `beginning`.
         """
         self._every = every
         self._packets, self._tokens, self._first = packets, tokens, first
@@ -119,7 +119,7 @@ class Encoding:
         self._encoders: SimpleQueue[WindowEncoder] = SimpleQueue()
         for _ in range(self._cores):
             self._encoders.put(encoder.share())
-        # Windows are large: no more than so many chunks of them lie in memory.
+        # Windows are large: no more than this many chunks of them lie in memory.
         self._room = threading.BoundedSemaphore(self._cores + 1)
         self._done: Queue[Future[EncodedWindows] | None] = Queue()
         self._rest: list[EncodedWindows] = []
@@ -142,7 +142,7 @@ class Encoding:
         """Wait for the next `count` windows, at least one, and return them.
 
         Raises:
-            ValueError, MemoryError: a packet that cannot be, or no memory for the windows.
+            ValueError, MemoryError: a packet is invalid, or there is no memory for the windows.
         """
         have, parts = 0, []
         while have < count:
@@ -156,8 +156,8 @@ class Encoding:
     def _next(self) -> EncodedWindows:
         future = self._done.get()
         if future is None:
-            self._done.put(None)  # for whoever asks again
-            self._making.result()  # raises what ended it
+            self._done.put(None)  # for the next call
+            self._making.result()  # raises the error that ended it
             raise ValueError("there are not so many windows")
         return future.result()
 
@@ -192,8 +192,8 @@ def event_windows(
 ) -> Iterator[NDArray[np.float32]]:
     """Yield the windows x_BWF of a table's decisions from number `first` on, CHUNK at a time.
 
-    Each is the rows of the last events before a decision, after all-zero rows while there are fewer, then
-    its queries (docs/EVENTS.md).
+    Each window is the rows of the last events before a decision, padded with all-zero rows in front, then its
+    queries (docs/EVENTS.md).
     """
     log, band = replay_events(packets, beginning=beginning), tokens - HORIZON
     for begin in range(first, len(log.cut_D), CHUNK):

@@ -1,10 +1,10 @@
-"""One round's arithmetic: the last minute of packets in, a new head and its judgement out. Pure but for time.
+"""The arithmetic of one round: it takes the last minute of packets and returns a new head and its judgement.
 
-The packets before `learn_from_ns` only fill the first windows' history. Windows decided in
-[learn_from_ns, judge_from_ns) teach, with the latencies known at `judge_from_ns`; windows decided after it
-judge, with those known when the telemetry was read, and are encoded while the head is trained; so do the
-slices that judged rounds before, which teach nothing. Champion, challenger and reference have one encoder,
-so each window is encoded once; a re-trained challenger has its own, and each encodes what judges.
+It is pure but for time. The packets before `learn_from_ns` only fill the first windows' history. Windows
+decided in [learn_from_ns, judge_from_ns) teach, with the latencies known at `judge_from_ns`. The windows after them
+judge, with the latencies known when the telemetry was read, and are encoded while the head is trained. The
+slices that judged earlier rounds judge, too, and teach nothing. Champion, challenger and reference share one
+encoder, so each window is encoded once; a re-trained challenger has its own, and each encodes what judges.
 
 Shapes: B windows, W window tokens, F features, R tokens that the head reads, D model width, H horizon.
 """
@@ -42,32 +42,32 @@ from pipelines.live.reservoir import EMPTY, Past, Reservoir, stretches
 from pipelines.live.rounds_log import DeclinedError
 from pipelines.live.slices import JudgingSlice, due, encoder_of, usable
 
-LEAD_IN_NS: Final = 5_000_000_000  # of a slice that is kept: more than the lead-in of docs/EVENTS.md
+LEAD_IN_NS: Final = 5_000_000_000  # lead-in of a kept slice: more than the lead-in of docs/EVENTS.md
 
 
 @dataclass(frozen=True)
 class Minute:
-    """What a round works on."""
+    """The inputs of a round."""
 
     packets: pl.DataFrame  # a packet table: consecutive packets of one sender
-    beginning: Beginning  # what was known of the sender before them
+    beginning: Beginning  # the sender's state before the packets
     learn_from_ns: int
     judge_from_ns: int
     champion: Mapping[str, bytes]  # artifact files by name
     params: FinetuneParams
     trained_on: NDArray[np.float32] | None  # inputs (N, F) of the encoder's training; None: this minute's
     least_windows: int
-    retrained: Mapping[str, bytes] | None = None  # of an artifact that is to take the champion's place
-    reference: Mapping[str, bytes] | None = None  # of the version that the champion's encoder came with
-    earlier: tuple[JudgingSlice, ...] = ()  # that judged before
-    reservoir: Reservoir = EMPTY  # of earlier minutes, that teaches too
-    memory_windows: int = 0  # that it holds at most; 0: nothing is kept, and nothing of it teaches
-    change: Change = PAPERS  # of latency that the loss weights and the gate counts as late
+    retrained: Mapping[str, bytes] | None = None  # files of a re-train that is to replace the champion
+    reference: Mapping[str, bytes] | None = None  # files of the version that brought the champion's encoder
+    earlier: tuple[JudgingSlice, ...] = ()  # slices that judged earlier rounds
+    reservoir: Reservoir = EMPTY  # stretches of earlier minutes, which teach too
+    memory_windows: int = 0  # most windows of the reservoir; 0: it is neither kept nor taught from
+    change: Change = PAPERS  # change of latency that the loss weights and the gate counts as late
 
 
 @dataclass(frozen=True)
 class TuningResult:
-    """A challenger and how it was judged."""
+    """The challenger of a round and its judgement."""
 
     files: Mapping[str, bytes]  # artifact files by name
     verdict: Verdict
@@ -76,14 +76,14 @@ class TuningResult:
     loss_after: float
     psi: Mapping[str, float]  # population stability index by input
     trained_on: NDArray[np.float32]  # inputs (N, F) that the index compares with
-    slices: tuple[JudgingSlice, ...]  # to be kept, oldest first
+    slices: tuple[JudgingSlice, ...]  # slices to be kept, oldest first
     remembered: int  # windows of the reservoir that taught
-    reservoir: Reservoir | None  # to be kept; None: what is there stays
-    seconds: Mapping[str, float]  # by step
+    reservoir: Reservoir | None  # the new reservoir to be kept; None keeps the present one
+    seconds: Mapping[str, float]  # seconds by step
 
 
 def tune(minute: Minute) -> TuningResult:
-    """Fine-tune the head of the champion, or of a re-trained artifact, on a minute; judge it on what follows.
+    """Fine-tune the head of the champion or of a re-train on a minute, and judge it on what follows.
 
     Raises:
         DeclinedError: too few windows, no known latency, or telemetry with a gap; the line says which.
@@ -112,7 +112,7 @@ def tune(minute: Minute) -> TuningResult:
         past = None
         if minute.memory_windows:
             past = minute.reservoir.beside(own.encoder, trace, minute.learn_from_ns, minute.judge_from_ns)
-        tuned = _train(own.found.model, taught, targets, learn_B, minute, past)  # while the rest is encoded
+        tuned = _train(own.found.model, taught, targets, learn_B, minute, past)  # encoding goes on meanwhile
         clock.lap("train")
         judged = encoding.take(judges)
     cut = int(np.searchsorted(decision_ns_B, minute.judge_from_ns - LEAD_IN_NS)) * HORIZON
@@ -144,10 +144,10 @@ def tune(minute: Minute) -> TuningResult:
     verdict = gate.judge(scores["challenger"], scores["champion"], naive, "", scores.get("reference"))
     served = own if verdict.passed else champion
     known = {id(one) for one in minute.earlier}
-    kept = [one for one in seen[served.encoder] if id(one) not in known]  # what is new, or encoded anew
+    kept = [one for one in seen[served.encoder] if id(one) not in known]  # the new or newly encoded ones
     sample = sample_inputs(np.concatenate([taught.candidates_BHF, judged.candidates_BHF]))
     reservoir = None
-    if minute.memory_windows and minute.retrained is None:  # which may not pass: the champion's stays
+    if minute.memory_windows and minute.retrained is None:  # a re-trained challenger may fail
         candidates = Candidates(taught.candidates_BHF, held_out.features)
         last_us_BH = last_visible(candidates, "last_flow", tuned.median_us)
         new = stretches(trace, decision_ns_B[learn_B], taught, tuned.y_BH, last_us_BH)
@@ -171,7 +171,7 @@ def tune(minute: Minute) -> TuningResult:
 
 @dataclass(frozen=True)
 class Version:
-    """A version's artifact, and what encodes for it. Versions may be of different architectures."""
+    """A version's artifact and an encoder for it. Versions may have different architectures."""
 
     found: Artifact
     encodes: WindowEncoder
@@ -179,12 +179,12 @@ class Version:
 
     @property
     def tokens(self) -> int:
-        """W."""
+        """Return W, the number of window tokens."""
         return self.found.description.tokens
 
     @classmethod
     def load(cls, files: Mapping[str, bytes]) -> Self:
-        """Load it from its files by name."""
+        """Load a version from its files by name."""
         with tempfile.TemporaryDirectory() as temporary:
             folder = Path(temporary)
             for name, content in files.items():
@@ -194,7 +194,7 @@ class Version:
 
 
 def _held_out(slices: Sequence[JudgingSlice], change: Change) -> gate.HeldOut:
-    """Return what judges, of all slices together."""
+    """Return the held-out windows of all slices together."""
     return gate.HeldOut(
         np.concatenate([one.windows.candidates_BHF for one in slices]),
         np.concatenate([one.y_BH for one in slices]),
@@ -212,10 +212,10 @@ def _files(tuned: Artifact) -> dict[str, bytes]:
 
 
 def aligned(packets: pl.DataFrame, beginning: Beginning) -> tuple[pl.DataFrame, Beginning]:
-    """Return the packets from the first whole batch on, counted from 0, and what is known when they begin.
+    """Return the packets from the first whole batch on, counted from 0, and the sender's state before them.
 
     Raises:
-        DeclinedError: a packet is missing, or all are.
+        DeclinedError: a packet is missing, or no packet was sent.
     """
     first = int(packets["packet"][0]) if packets.height else 0
     cut = -first % HORIZON
@@ -234,8 +234,8 @@ def aligned(packets: pl.DataFrame, beginning: Beginning) -> tuple[pl.DataFrame, 
 class _TrainedHead:
     model: QueryNetwork
     tuning: Tuning
-    median_us: float  # of the minute's latencies
-    y_BH: NDArray[np.float32]  # of the minute, µs as known then
+    median_us: float  # median latency of the minute
+    y_BH: NDArray[np.float32]  # latencies of the minute in µs, as known then
 
 
 def _train(
@@ -246,7 +246,7 @@ def _train(
     minute: Minute,
     past: Past | None,
 ) -> _TrainedHead:
-    """Train the head on what was known when the judging slice began."""
+    """Train the head on the latencies known when the judging slice began."""
     y_BH = targets.known_at(minute.judge_from_ns)[learn_B]
     known = y_BH[np.isfinite(y_BH)]
     if not known.size:
@@ -259,13 +259,13 @@ def _train(
 
 
 def as_seen(model: QueryNetwork, windows: EncodedWindows) -> Encoded:
-    """What was encoded, as the model's head sees it."""
+    """Return encoded windows as the model's head sees them."""
     anchor_BH = model.anchor(torch.from_numpy(windows.candidates_BHF))
     return Encoded(torch.from_numpy(windows.features_BRD), anchor_BH)
 
 
 class _Clock:
-    """Seconds of each step."""
+    """A stopwatch for the seconds of each step."""
 
     def __init__(self) -> None:
         self._last = time.monotonic()

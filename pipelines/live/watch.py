@@ -1,7 +1,7 @@
-"""Two heads beside each other on live traffic that neither has learned from: before a switch, and after it.
+"""Compares two heads on live traffic that neither learned from: before a switch, and after it.
 
-Telemetry says what was sent and what came of it, so what a head would have said of it can be computed here,
-away from the senders' requests (docs/decisions/0008). Every so many windows are encoded, for both at once.
+Telemetry says what was sent and how late it was, so a head's predictions of it can be computed here, away
+from the senders' requests (docs/decisions/0008). One window of several is encoded, for both heads at once.
 
 Shapes: B windows, H horizon (8 packets).
 """
@@ -29,24 +29,24 @@ MOST_WINDOWS: Final = 2048
 
 @dataclass(frozen=True)
 class HeadPair:
-    """What is to be compared."""
+    """Two heads and the packets to compare them on."""
 
     packets: pl.DataFrame  # a packet table: consecutive packets of one sender, with a lead-in
-    beginning: Beginning  # what was known of the sender before them
-    from_ns: int  # decisions before it are only history
+    beginning: Beginning  # the sender's state before them
+    from_ns: int  # decisions before it only fill the history
     head: Mapping[str, bytes]  # artifact files by name
     other: Mapping[str, bytes]
-    change: Change = PAPERS  # from which on a packet is late
+    change: Change = PAPERS  # change of latency above which a packet is late
 
 
 @dataclass(frozen=True)
 class HeadComparison:
-    """How a head did beside another."""
+    """The result of comparing a head with another."""
 
     batches: int
     seconds: float  # from the first decision to the last
     figures: Mapping[str, Any]  # gate figures of `head` and `other`
-    inferior: str  # what it may be worse in, by more than the gate's margin; empty if it is not
+    inferior: str  # figure in which it may be worse by more than the gate's margin; empty if none
     worse: Mapping[str, float]  # by figure, how much worse it surely is
 
 
@@ -91,5 +91,5 @@ def compare(pair: HeadPair) -> HeadComparison:
 
 
 def work(what: Minute | HeadPair) -> TuningResult | HeadComparison:
-    """Do what the warm worker is given."""
+    """Run the warm worker's task."""
     return compare(what) if isinstance(what, HeadPair) else tune(what)
