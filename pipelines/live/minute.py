@@ -1,7 +1,7 @@
 """The arithmetic of one round: it takes the last minute of packets and returns a new head and its judgement.
 
 It is pure but for time. The packets before `learn_from_ns` only fill the first windows' history. Windows
-decided in [learn_from_ns, judge_from_ns) teach, with the latencies known at `judge_from_ns`. The windows after them
+decided in [learn_from_ns, judge_from_ns) teach, with the latencies known at `judge_from_ns`. Later windows
 judge, with the latencies known when the telemetry was read, and are encoded while the head is trained. The
 slices that judged earlier rounds judge, too, and teach nothing. Champion, challenger and reference share one
 encoder, so each window is encoded once; a re-trained challenger has its own, and each encodes what judges.

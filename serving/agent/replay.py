@@ -1,8 +1,8 @@
 """`swiftqueue replay`: drives the sender agent with a packet table as if its packets were sent now.
 
-What happened is what is replayed: each packet is logged in the queue it was really sent to, since its ACK
-belongs to that queue. The controller's own choice is recorded beside it, not acted on. The C++ agent does
-it; where it is not built, the Python client does.
+The replay repeats what happened: each packet is logged in the queue it was really sent to, since its ACK
+belongs to that queue. The controller's own choice is recorded beside it, not acted on. The C++ agent makes
+the decisions; where it is not built, the Python client does.
 
 Shapes: H horizon (8 packets).
 """
@@ -31,18 +31,18 @@ from serving.agent.predictors.reference_client import AgentDecision, DecisionCou
 from serving.agent.replay_view import SHOWN_BATCHES, View
 from serving.triton.endpoint import grpc_addresses
 
-FIRST_MODEL_S: Final = 5.0  # how long to look for a served model before the first packet
-BEHIND_NS: Final = 5_000_000  # a batch this late against its schedule counts as behind
+FIRST_MODEL_S: Final = 5.0  # seconds to look for a served model before the first packet
+BEHIND_NS: Final = 5_000_000  # lateness against its schedule from which on a batch counts as behind
 RECORD_SCHEMA: Final[dict[str, pl.DataType | type[pl.DataType]]] = {
     "packet": pl.Int64,
     "decision_ns": pl.Int64,
     "flow_id": pl.Int32,
-    "queue_sent": pl.Enum(QUEUES),  # as in the trace
+    "queue_sent": pl.Enum(QUEUES),  # queue in the trace
     "queue_chosen": pl.Enum(QUEUES),
     "outcome": pl.String,  # decided | late | error | no_model
     "predicted_classic_us": pl.Float32,
-    "predicted_us": pl.Float32,  # in the queue it was sent to
-    "latency_us": pl.Float32,  # what came
+    "predicted_us": pl.Float32,  # prediction for the queue it was sent to
+    "latency_us": pl.Float32,  # latency that came
     "version": pl.Int64,
     "round_trip_us": pl.Float64,
 }
@@ -51,7 +51,7 @@ RECORD_SCHEMA: Final[dict[str, pl.DataType | type[pl.DataType]]] = {
 def decide_all(
     log: PacketLog, agent: SenderAgent, speed: float
 ) -> Iterator[tuple[int, AgentDecision, float]]:
-    """Replay the log; yields each batch's number, its decision, and how late against schedule (ns) it was."""
+    """Replay the log; yield each batch's number, its decision, and its lateness against the schedule (ns)."""
     ack, now_ns = 0, 0
 
     def acknowledge_until(ns: int, before: int) -> None:
@@ -146,7 +146,7 @@ def record_table(log: PacketLog, decisions: NDArray[Any]) -> pl.DataFrame:
 def summarise(
     trace: str, table: pl.DataFrame, counts: DecisionCounts, behind: int, seconds: float, output: Path
 ) -> dict[str, Any]:
-    """Return what `--json` prints."""
+    """Return the summary that `--json` prints."""
     decided = table.filter(pl.col("outcome") == "decided")
     error_us = (decided["predicted_us"] - decided["latency_us"]).abs().drop_nulls()
     capable = decided.filter(pl.col("queue_sent") == QUEUES[1])
@@ -188,11 +188,11 @@ class ReplayRun:
         self.seconds = 0.0
 
     def no_model(self) -> None:
-        """Say that there is nothing to ask."""
+        """Print that there is no model to ask."""
         self.view.say(f"no served model ({self.problem}): batches keep their default marking")
 
     def show(self, decisions: NDArray[Any]) -> None:
-        """Show where the replay is, if it is time to."""
+        """Show the progress of the replay, if the view is due."""
         if self.view.due():
             self.view.update(record_table(self.log, decisions[-SHOWN_BATCHES:]), self.counts)
 
@@ -258,14 +258,14 @@ def replay_trace(
     servers: Sequence[str] = (),
     local: Path | None = None,
 ) -> int:
-    """Replay a trace and show predicted, came and chosen; 0 when batches were decided.
+    """Replay a trace and show predictions, latencies and choices; return 0 when batches were decided.
 
     Predictions come from `servers` in order of preference (default: the local stack's Triton), or from the
     engine on the artifact `local`.
 
     Raises:
-        ValueError: a parameter out of range, or no batch in the table.
-        FileNotFoundError: no such trace.
+        ValueError: a parameter is out of range, or the table has no batch.
+        FileNotFoundError: there is no such trace.
         RuntimeError: the agent ended with an error.
 
     """

@@ -1,4 +1,4 @@
-"""What a replay shows while it runs: predicted against what came, and the queues chosen."""
+"""The display of a running replay: predictions against outcomes, and the chosen queues."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from serving.agent.predictors.reference_client import DecisionCounts
 
 BARS: Final = "▁▂▃▄▅▆▇█"
 SHOWN_BATCHES: Final = 60
-LIVE_S: Final = 0.25  # between updates on a terminal
-LINE_S: Final = 2.0  # between lines elsewhere
+LIVE_S: Final = 0.25  # seconds between updates on a terminal
+LINE_S: Final = 2.0  # seconds between lines elsewhere
 
 
 def sparkline(values: Sequence[float | None], low: float, high: float) -> str:
-    """One character a value, between `low` and `high`; a dot where there is none."""
+    """Return one character a value, between `low` and `high`, with a dot for each missing value."""
     span = max(high - low, 1e-9)
     return "".join(
         "·" if v is None else BARS[round(min(max((v - low) / span, 0.0), 1.0) * (len(BARS) - 1))]
@@ -32,7 +32,7 @@ def sparkline(values: Sequence[float | None], low: float, high: float) -> str:
 
 
 class View:
-    """Live table on a terminal, a line now and then elsewhere, nothing when quiet."""
+    """The display of a replay: a live table on a terminal, lines elsewhere, nothing when quiet."""
 
     def __init__(self, trace: str, batches: int, speed: float, *, quiet: bool) -> None:
         self._quiet = quiet
@@ -56,7 +56,7 @@ class View:
             self._live.stop()
 
     def say(self, line: str) -> None:
-        """One line of text; on standard error when the output is for a program."""
+        """Print one line of text, on standard error when the output is for a program."""
         if self._live:
             self._live.console.print(line, highlight=False)
         else:
@@ -125,7 +125,7 @@ class View:
 def _by_batch(
     recent: pl.DataFrame,
 ) -> tuple[list[float | None], list[float | None], list[float | None]]:
-    """Mean predicted latency, mean latency that came, and share moved, of each batch."""
+    """Return mean predicted latency, mean latency that came, and share moved, of each batch."""
     batches = recent.group_by(pl.col("packet") // HORIZON, maintain_order=True).agg(
         pl.col("predicted_us").mean(),
         pl.col("latency_us").mean(),

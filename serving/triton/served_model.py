@@ -1,6 +1,6 @@
-"""Whether a sender can ask the model that a server serves, from Triton's configuration of it.
+"""Checks from Triton's configuration whether a sender can ask the model that a server serves.
 
-The C++ agent makes the same check and says the same line (serving/agent/predictors/usable_model.h).
+The C++ agent makes the same check and prints the same line (serving/agent/predictors/usable_model.h).
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from feature_store.events.definition import EVENTS
 from feature_store.events.event_window import check_tokens
 from feature_store.packets.schema import HORIZON
 
-WINDOWS: Final = 2  # of a question: one for each candidate queue
+WINDOWS: Final = 2  # windows of a question: one for each candidate queue
 _OLD_ARCHITECTURES: Final = ("transformer-encoder", "bilstm")
 _OLD_SCHEMA_HASH: Final = "ed5cfb08984c5aee135616b101e817c99cfe962ea8aaabdd3d98516674f4bed3"
 
 
 def why_old(architecture: str, schema_hash: str) -> str:
-    """Return why a model is not served that is of the form before this one; empty unless it is.
+    """Return why a model of the form before this one is not served; empty for other models.
 
-    Either may be empty, where it is not known. serving/engine/old_form.h says the same line.
+    Either argument may be empty, where it is unknown. serving/engine/old_form.h has the same line.
     """
     if architecture not in _OLD_ARCHITECTURES and schema_hash != _OLD_SCHEMA_HASH:
         return ""
@@ -32,7 +32,7 @@ def why_old(architecture: str, schema_hash: str) -> str:
 
 
 def why_not_usable(config: Any) -> str:
-    """One line, why event windows made here are not for this model (a `ModelConfig`); empty if they are."""
+    """Return why event windows made here do not fit this model (`ModelConfig`); empty if they do."""
     theirs = _schema_hash(config)
     if old := why_old("", theirs):
         return f"the served model {old}"
