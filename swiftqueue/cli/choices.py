@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class LatencySource(StrEnum):
-    """Where latencies come from: cumulative ACKs, or any, seen at the sender; or TCP timestamps."""
+    """The source of latencies: cumulative ACKs or any ACKs seen at the sender, or TCP timestamps."""
 
     acks = "acks"
     selective = "selective"
@@ -14,7 +14,7 @@ class LatencySource(StrEnum):
 
 
 class ModelKind(StrEnum):
-    """Which of the served models: of latencies, of a TCP connection's rate, or of a flow's limit (LFQ)."""
+    """A kind of served model: of latencies, of a TCP connection's rate, or of a flow's limit (LFQ)."""
 
     latency = "latency"
     rate = "rate"
@@ -30,7 +30,7 @@ class SliceProtocol(StrEnum):
 
 
 class TraceProtocol(StrEnum):
-    """The same, of one trace: with `teach` the whole of it is pre-trained on, and nothing tests it."""
+    """The slice lengths of one trace; `teach` pre-trains on the whole trace and tests nothing."""
 
     short = "short"
     small = "small"
@@ -39,7 +39,7 @@ class TraceProtocol(StrEnum):
 
 
 class BatchKnowledge(StrEnum):
-    """What a sender says of packets 2 to 8 of a batch; `replay_events` checks the same names."""
+    """The sender's knowledge of packets 2 to 8 of a batch; `replay_events` checks the same names."""
 
     all = "all"
     flows = "flows"
@@ -47,7 +47,7 @@ class BatchKnowledge(StrEnum):
 
 
 class Visibility(StrEnum):
-    """Which earlier latencies are known at a decision: those acknowledged, or all (the paper's)."""
+    """The earlier latencies known at a decision: the acknowledged ones, or all (the paper's protocol)."""
 
     acked = "acked"
     previous = "previous"
