@@ -93,7 +93,7 @@ def _row(rounds: int) -> Row:
 def _encoding_row(rounds: int) -> Row:
     from benchmarks.inference_references import save
     from models.networks import artifact
-    from pipelines.live.encoding import ByPyTorch, Encoder, Encoding
+    from pipelines.live.encoding import Encoding, PyTorchEncoder, WindowEncoder
     from serving.engine import Engine
 
     packets = _packets(ENCODED)
@@ -101,14 +101,14 @@ def _encoding_row(rounds: int) -> Row:
         folder = save(Path(root) / "event-stream")
         found = artifact.load(folder)
 
-        def encoding_s(encoder: Encoder) -> float:
+        def encoding_s(encoder: WindowEncoder) -> float:
             started = time.perf_counter()
             with Encoding(packets, encoder, found.description.tokens, 0) as encoding:
                 encoding.take(ENCODED // HORIZON)
             return time.perf_counter() - started
 
         ours, reference = interleaved_medians(
-            rounds, lambda: encoding_s(Engine(folder)), lambda: encoding_s(ByPyTorch(found))
+            rounds, lambda: encoding_s(Engine(folder)), lambda: encoding_s(PyTorchEncoder(found))
         )
     return Row(
         name=f"a live round encodes {ENCODED:,} packets: the engine, windows made",

@@ -9,7 +9,7 @@ from typing import Annotated, Final
 import typer
 
 from common.given import check_folder, given
-from swiftqueue.cli.choices import Protocol
+from swiftqueue.cli.choices import SliceProtocol
 
 lab_app = typer.Typer(
     no_args_is_help=True, help="Run the L4S laboratory: simulations with controls, and the report."
@@ -117,7 +117,7 @@ def lab_paper(
 def lab_train(
     context: typer.Context,
     scenario: Annotated[str, typer.Argument(help="scenario's name, or a YAML file")],
-    protocol: Annotated[Protocol, typer.Option(help="slice lengths")] = Protocol.small,
+    protocol: Annotated[SliceProtocol, typer.Option(help="slice lengths")] = SliceProtocol.small,
     set_: Annotated[
         list[str] | None, typer.Option("--set", help="override of a parameter, SECTION.KEY=VALUE")
     ] = None,
