@@ -88,7 +88,7 @@ def walk(table: pl.DataFrame) -> Iterator[dict[str, Any]]:
     from models.training.head import FinetuneParams
     from pipelines.live.minute import Minute, tune
     from pipelines.live.rounds_log import DeclinedError
-    from pipelines.live.watch import Pair, compare
+    from pipelines.live.watch import HeadPair, compare
 
     params = read(PARAMS_FILE, FinetuneParams)
     pretrained = dict(read_files(PRETRAINED))
@@ -128,7 +128,7 @@ def walk(table: pl.DataFrame) -> Iterator[dict[str, Any]]:
         after, known_after = between(at_s - LEAD_IN_S, at_s + EVERY_S)
         one: dict[str, Any] = {"at_s": at_s, "refused": {name: arm.refused for name, arm in arms.items()}}
         for name in ARMS:
-            pair = Pair(after, known_after, newest_ns, arms[name].served, arms[WITHOUT].served)
+            pair = HeadPair(after, known_after, newest_ns, arms[name].served, arms[WITHOUT].served)
             with contextlib.suppress(DeclinedError):
                 found = compare(pair).figures
                 one |= {name: found.get("head"), WITHOUT: found.get("other")}

@@ -56,7 +56,7 @@ from models.registry.bars import Verdict
 from models.registry.retention import collect_garbage
 from models.training.head import FinetuneParams
 from pipelines.live.command import round_params
-from pipelines.live.minute import Tuned
+from pipelines.live.minute import TuningResult
 from pipelines.live.rounds import Rounds
 from pipelines.live.rounds_log import RoundRecord
 
@@ -134,7 +134,7 @@ class Compressed(Rounds):
         record.sender = SENDER
         return latest
 
-    def _tune(self, latest: Latest, parent: Path, *_: object) -> Tuned:
+    def _tune(self, latest: Latest, parent: Path, *_: object) -> TuningResult:
         found = artifact.load(parent)
         torch.manual_seed(self.number)
         with torch.no_grad():
@@ -145,7 +145,7 @@ class Compressed(Rounds):
             artifact.save(folder, found.model, found.description.protocol)
             files = artifact.read_files(folder)
         figures = asdict(gate.Figures(0.5, 0.08, 4.0, 10_000, 100, 120, 30))
-        return Tuned(
+        return TuningResult(
             files=files,
             verdict=Verdict(True, "a head of the soak is not judged", ()),
             figures=dict.fromkeys(PREDICTORS, figures),

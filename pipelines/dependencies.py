@@ -1,7 +1,7 @@
-"""Keeps what each stage of DVC depends on equal to what it imports, and to the sections that it reads.
+"""The dependencies of each DVC stage in dvc.yaml, derived from its imports and the sections that it reads.
 
-Run it where a test says that they differ: `python -m pipelines.dependencies`.
-What a stage reads under data/, simulation/ and testbed/ stands in its file by hand.
+Run it where a test finds a difference: `python -m pipelines.dependencies`. A stage's dependencies under
+data/, simulation/ and testbed/ are kept by hand.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ BY_HAND = ("data", "simulation", "testbed", "${item.file}")
 
 
 def dependencies(stage: Any) -> list[str]:
-    """Return what a stage depends on: its command's code, then what stands there by hand."""
+    """Return the dependencies of a stage: the code of its command, then the entries kept by hand."""
     named = stage["cmd"].split()[1]
     code = [str(path) for path in files_of(named if "." in named else f"pipelines.{named}")]
     return [*code, "pipelines/run", *(dep for dep in stage["deps"] if dep.startswith(BY_HAND))]
 
 
 def trained_by(project: Path) -> list[str]:
-    """Return the sections that stage pretrain reads: the choice, and all that may be chosen."""
+    """Return the sections that stage pretrain reads: the choice, and every section that may be chosen."""
     own = read_all(project / "params.yaml")
     return ["architecture", "change", *(name for name in own if name in kinds())]
 
 
 def main() -> None:
-    """Write what every stage depends on into its file, and leave the rest as it is."""
+    """Write the dependencies of every stage into its file, and leave the rest as it is."""
     from ruamel.yaml import YAML
 
     yaml = YAML()
@@ -39,7 +39,7 @@ def main() -> None:
     for path in map(Path, FILES):
         document = yaml.load(path)
         for stage in document["stages"].values():
-            each = stage.get("do", stage)  # of a stage for each trace
+            each = stage.get("do", stage)  # a stage for each trace has its command under `do`
             each["deps"] = dependencies(each)
         if pretrain := document["stages"].get("pretrain"):
             pretrain["params"][:] = trained_by(Path())

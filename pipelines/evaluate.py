@@ -45,11 +45,11 @@ from models.training.protocol import ROUND_S
 from models.trees.forecaster import Trees, TreesParams
 from pipelines.stage import Given, run_stage
 
-BY_ROUND: Final = ("average_precision", "mae_ms")  # logged by round
+BY_ROUND: Final = ("average_precision", "mae_ms")  # scores that are logged by round
 
 
 class EvaluateParams(Section):
-    """What the predictor is compared with."""
+    """How the predictor is scored and compared with its baselines."""
 
     section: ClassVar = "evaluate"
     seed: Annotated[int, Field(ge=0)]
@@ -59,8 +59,8 @@ class EvaluateParams(Section):
     false_alarm_rate: Annotated[float, Field(gt=0, lt=1)]
     """Share of false alarms at which the recall of late packets is reported."""
     round_s: Annotated[float, Field(ge=0, default=ROUND_S)]
-    """Seconds that a live round on a minute takes until its head answers; before that an earlier head does. A
-    shorter fine-tuning slice takes as much less."""
+    """Seconds from the end of a live round's minute until its head answers; an earlier head answers before.
+    They scale with the length of a shorter fine-tuning slice."""
 
 
 def evaluate(
@@ -74,9 +74,9 @@ def evaluate(
     truth: Path | None = None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> tuple[dict[str, Any], list[TracePredictions]]:
-    """Predict every test slice with every method and score it; returns scores.json and the predictions.
+    """Predict every test slice with every method and score it; return scores.json and the predictions.
 
-    Where the truth of a trace lies in folder `truth`, the choice between the queues is scored, too.
+    The choice between the queues is scored where a trace has its truth in folder `truth`.
     """
     traces = read_traces(packets, split, change)
     base = load(pretrained)
@@ -87,7 +87,7 @@ def evaluate(
         name: Repeated.fit(parts, RepeatedParams(input=latency), params.seed, progress)
         for name, latency in {EWMA: "mean8_latency_flow_us", **LAST_VISIBLE}.items()
     }
-    how = FinetuneParams(  # of the trees, which take none of it: a round adds trees
+    how = FinetuneParams(  # the trees use none of these: a round adds trees
         seed=params.seed, workers=1, epochs=1, batch_size=1, learning_rate=1.0, sharp_weight=1.0
     )
     predictions = []
@@ -116,10 +116,10 @@ def evaluate(
 
 
 def heads_of(base: Forecaster, finetuned: Path, trace: Trace) -> dict[int, Forecaster]:
-    """Load the heads of a trace's rounds, with what they were tuned from as round -1.
+    """Load the heads of a trace's rounds; round -1 is the model that they were tuned from.
 
     Raises:
-        ValueError: a round's encoder is not the pre-trained one: then it is not the head that was tuned.
+        ValueError: a round's encoder is not the pre-trained one, so its head was tuned from another model.
     """
     heads = {-1: base}
     for k in range(len(trace.slices.rounds)):
@@ -131,7 +131,7 @@ def heads_of(base: Forecaster, finetuned: Path, trace: Trace) -> dict[int, Forec
 
 
 def write(output: Path, metrics: dict[str, Any], predictions: list[TracePredictions], command: str) -> None:
-    """Write metrics.json, plots/*.csv and report/, with all scores, under `output`, each when complete."""
+    """Write metrics.json, plots/*.csv and report/, with all scores, under `output`, each atomically."""
     from models.scoring import plots, report
 
     over_time = {p.trace: plot_tables.score_over_time_table(p) for p in predictions}
@@ -144,7 +144,7 @@ def write(output: Path, metrics: dict[str, Any], predictions: list[TracePredicti
     output.mkdir(parents=True, exist_ok=True)
     with new_folder(output / "plots") as folder:
         for name, table in tables.items():
-            # They are committed: beyond these digits, machines differ.
+            # The plots are committed: machines differ beyond these digits.
             table.with_columns(cs.float().round_sig_figs(DIGITS)).write_csv(folder / f"{name}.csv")
     with new_folder(output / "report") as folder:
         drawn = plots.draw(

@@ -1,4 +1,4 @@
-"""Stage `extract`: a trace that params.yaml names becomes a packet table."""
+"""Stage `extract`: makes a packet table of a trace that params.yaml names."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Text = Annotated[str, typer.Option()]
 Word = Annotated[str | None, typer.Option()]
 
 
-class Trace(BaseModel):
+class TraceSource(BaseModel):
     """A capture that becomes a packet table."""
 
     model_config = Section.model_config
@@ -28,18 +28,18 @@ class Trace(BaseModel):
 
 
 class ExtractParams(Section):
-    """Which captures become packet tables."""
+    """The captures that become packet tables."""
 
     section: ClassVar = "extract"
-    traces: Annotated[dict[str, Trace], Field(min_length=1)]
-    """By name: `file`; `sender` (null: the heaviest); `latency` (acks, selective, timestamps); `protocol`."""
+    traces: Annotated[dict[str, TraceSource], Field(min_length=1)]
+    """Captures by name, with `file`, `sender` (null: heaviest), `latency` (its source) and `protocol`."""
 
 
 def main(
     output: Given, trace: Text, file: Text, latency: Text, sender: Word = None, protocol: Word = None
 ) -> None:
     """Extract the trace that the options describe, as a trace of section `extract`; print a line."""
-    null = None if sender == "None" else sender  # as DVC spells it
+    null = None if sender == "None" else sender  # DVC writes null as None
     given: Any = {"file": file, "sender": null, "latency": latency}
     named = ExtractParams(traces={trace: given | {"protocol": protocol}}).traces[trace]
     print(summary_line(extract_trace(Job(Path(named.file), trace, named.sender, named.latency), output)))

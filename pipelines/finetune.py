@@ -35,7 +35,7 @@ def main(params: Given, packets: Given, split: Given, pretrained: Given, output:
         rounds_dir = finetune(data, pretrained, section, say)
         with new_folder(output) as partial:
             shutil.copytree(rounds_dir, partial, dirs_exist_ok=True)
-        for trace in traces:  # the last head of each; DVC has them all
+        for trace in traces:  # only the last head of each; DVC has them all
             heads = sorted((output / trace).glob("round-*"), key=lambda one: int(one.name.partition("-")[2]))
             if heads:
                 run.keep(heads[-1], f"model/{trace}")

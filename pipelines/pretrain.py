@@ -1,4 +1,4 @@
-"""Stage `pretrain`: the whole forecaster on the pre-training slices of all traces."""
+"""Stage `pretrain`: trains the whole forecaster on the pre-training slices of all traces."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def main(params: Given, packets: Given, split: Given, output: Given) -> None:
 
         print(f"pretrain: {variant.name} on {len(traces)} traces", flush=True)
         trained = pretrain(data, variant, lambda line: print(line, flush=True), epoch)
-        for record in trained.epochs:  # of a run that was stopped, too
+        for record in trained.epochs:  # the epochs of an interrupted run are among them
             if record["epoch"] not in logged:
                 run.log(record, step=record["epoch"])
         with new_folder(output) as folder:

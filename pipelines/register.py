@@ -1,6 +1,6 @@
-"""Stage `register`: the last fine-tuned head becomes a registry version, judged against the champion.
+"""Stage `register`: registers the last fine-tuned head as a version, judged against the champion.
 
-The decision falls here and is carried out by `swiftqueue deploy`, once the push has succeeded.
+The decision falls here; `swiftqueue deploy` carries it out once the push has succeeded.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ from models.sharp import change_of
 from models.training.protocol import Slice
 from pipelines.stage import Given, StageError, run_stage
 
-LAST_SLICES: Final = 12  # as in a live round
+LAST_SLICES: Final = 12  # slices that judge, as many as in a live round
 
 
 def last_round(finetuned: Path, trace: str) -> Path:
-    """Artifact of the trace's last fine-tuning round.
+    """Return the artifact folder of the trace's last fine-tuning round.
 
     Raises:
         StageError: there is none.
@@ -57,7 +57,7 @@ def last_round(finetuned: Path, trace: str) -> Path:
 
 
 def judging(trace: Trace) -> NDArray[np.int64]:
-    """Return the decisions (B,) that judge: of the last test slices those that no head was tuned on."""
+    """Return the decisions (B,) that judge: those of the last test slices that no head was tuned on."""
     rounds = trace.slices.rounds
     tested = [np.arange(one.test.lo, one.test.hi) for one in rounds[-LAST_SLICES:]]
     taught = [np.arange(one.finetune.lo, one.finetune.hi) for one in rounds]
@@ -65,7 +65,7 @@ def judging(trace: Trace) -> NDArray[np.int64]:
 
 
 def held_out_slices(trace: Trace, judging_B: NDArray[np.int64]) -> tuple[gate.HeldOut, float]:
-    """Return what came of the decisions that judge, and the median latency (µs) before them."""
+    """Return the outcomes of the decisions that judge, and the median latency (µs) before them."""
     whole = trace.to_predict(Slice(0, trace.packets.height // HORIZON))
     y_us_BH = whole.latencies_us()
     before = y_us_BH[: judging_B[0]][np.isfinite(y_us_BH[: judging_B[0]])]
@@ -80,13 +80,13 @@ def held_out_slices(trace: Trace, judging_B: NDArray[np.int64]) -> tuple[gate.He
 
 
 def training_inputs(traces: Iterable[Trace]) -> NDArray[np.float32]:
-    """Return a sample (N, F) of the queries of all traces' pre-training slices, to measure drift from."""
+    """Return a sample (N, F) of the queries of all traces' pre-training slices, for measuring drift."""
     x_DHF = [replayed(trace.to_predict(trace.slices.pretrain)).x_DHF for trace in traces]
     return sample_inputs(as_rows(np.concatenate(x_DHF)))
 
 
 def predictions(found: Forecaster, trace: Trace, judging_B: NDArray[np.int64]) -> NDArray[np.float32]:
-    """Return what any version says (B, H) of the packets that judge, µs, from the packets."""
+    """Return a version's predictions (B, H), in µs, for the decisions that judge."""
     runs = np.split(judging_B, np.flatnonzero(np.diff(judging_B) != 1) + 1)
     parts = [trace.to_predict(Slice(int(run[0]), int(run[-1]) + 1)) for run in runs]
     return np.concatenate([found.predict(part) for part in parts])
@@ -102,10 +102,10 @@ def register(
     all_params: dict[str, Any],
     lock: Path,
 ) -> dict[str, Any]:
-    """Register (or find again) the version, judge it, point `challenger` at it; returns registered.json.
+    """Register (or find again) the version, judge it, point `challenger` at it; return registered.json.
 
     Raises:
-        StageError: there is no such trace, or it cannot be served.
+        StageError: there is no such trace, or the version cannot be served.
     """
     if params.trace not in traces:
         raise StageError(f"no trace {params.trace!r} (there are: {', '.join(traces)})")
@@ -169,7 +169,7 @@ def register(
 
 
 def served_level(params: Mapping[str, Any]) -> Level:
-    """Return which of several quantiles the chosen forecaster's section has served."""
+    """Return which of several quantiles the chosen forecaster's section serves."""
     chosen = (params.get(ArchitectureParams.section) or {}).get("name")
     section = params.get(str(chosen)) or {}
     level: Level = section.get("served_level")
@@ -177,7 +177,7 @@ def served_level(params: Mapping[str, Any]) -> Level:
 
 
 def headline_figures(evaluation: Path) -> dict[str, float]:
-    """What `dvc metrics` shows, as metrics of the version's run; all scores stay in the file logged there."""
+    """Return the figures of `dvc metrics` as metrics of the version's run; its files have all scores."""
     path = evaluation / "metrics.json"
     if not path.is_file():
         raise StageError(f"{path} is missing; run the stage `evaluate`")
@@ -188,7 +188,7 @@ def main(
     params: Given, packets: Given, split: Given, finetuned: Given, evaluation: Given, output: Given
 ) -> None:
     """Read paths from the command line and values from section `register`."""
-    private_files()  # what the local registry gets is its owner's alone
+    private_files()  # the local registry belongs to its owner alone
     section = read(params, RegisterParams)
     if why := section.why_nothing():
         nothing = {"version": None, "model": section.model_name, "trace": section.trace, "why": why}

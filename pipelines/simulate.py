@@ -22,10 +22,10 @@ from feature_store.packets.truth import write_truth
 from pipelines.simulators import Runs, build_simulator
 from pipelines.stage import Given, run_stage
 
-FIRST_PORT: Final = 5000  # of a receiver; the flow of port p goes to receiver p modulo their number
-ACCESS_MS: Final = 0.1  # delay of an access link
-RECEIVER_STEP_MS: Final = 4  # each receiver's base round trip is that much longer
-QUEUE_BYTES: Final = 1_000_000  # limit of each queue
+FIRST_PORT: Final = 5000  # port of the first flow; the flow of port p goes to receiver p modulo their number
+ACCESS_MS: Final = 0.1  # delay of an access link, ms
+RECEIVER_STEP_MS: Final = 4  # further base round trip of each next receiver, ms
+QUEUE_BYTES: Final = 1_000_000  # limit of each queue, bytes
 # ns-3 has no RACK. An explored packet arrives tens of ms out of order, which the usual 3 duplicate ACKs would
 # take for a loss; no other flow is reordered.
 EXPLORED_DUPACKS: Final = 12
@@ -39,31 +39,31 @@ def _distinct(seeds: list[int]) -> list[int]:
 
 
 class SimulateParams(Section):
-    """What the simulated traces are like."""
+    """The simulated traces: their network and their traffic."""
 
     section: ClassVar = "simulate"
     seeds: Annotated[list[Seed], Field(min_length=1), AfterValidator(_distinct)]
-    """One trace each, named dumbbell-SEED."""
+    """Seeds of the simulated traces; seed N makes trace dumbbell-N."""
     duration_s: Annotated[float, Field(ge=1, le=86_400)]
     """Simulated seconds of a trace."""
     bottleneck_mbps: Annotated[float, Field(ge=1, le=1_000)]
-    """Rate of the bottleneck; the access links have 1 Gbit/s, or four times this rate if that is more."""
+    """Rate of the bottleneck in Mbit/s; access links have 1 Gbit/s, or four times it if that is more."""
     rtt_ms: Annotated[float, Field(ge=1, le=1_000)]
-    """Base round trip through the bottleneck."""
+    """Base round trip through the bottleneck, in ms."""
     receivers: Annotated[int, Field(ge=1, le=100)]
-    """Hosts that the captured sender sends to."""
+    """Number of hosts that the captured sender sends to."""
     dctcp_flows: Annotated[int, Field(ge=0, le=1_000)]
-    """L4S flows of the captured sender, ECT(1)."""
+    """Number of L4S flows of the captured sender, ECT(1)."""
     cubic_flows: Annotated[int, Field(ge=0, le=1_000)]
-    """Classic flows of the captured sender."""
+    """Number of classic flows of the captured sender."""
     cross_flows: Annotated[int, Field(ge=0, le=100)]
-    """Flows of other senders through the same bottleneck, a node each."""
+    """Number of flows of other senders through the same bottleneck, a node each."""
     flow_mbps: Annotated[float, Field(ge=0.01, le=1_000)]
-    """Offered load of a flow, in Poisson messages."""
+    """Offered load of a flow in Mbit/s, in Poisson messages."""
     explore_share: Annotated[float, Field(ge=0, le=1)]
     """Share of the captured sender's batches of 8 whose L4S packets are sent as classic."""
     l_step_ms: Annotated[float, Field(ge=0, le=1_000)]
-    """Waiting time above which the L queue marks (RFC 9332: 1)."""
+    """Waiting time in ms above which the L queue marks (RFC 9332: 1)."""
 
     @model_validator(mode="after")
     def _something_to_capture(self) -> SimulateParams:
@@ -72,7 +72,7 @@ class SimulateParams(Section):
         return self
 
     def run(self, seed: int) -> dict[str, Any]:
-        """Return `run.json` of the trace of a seed: what the program simulates (simulation/doc/lab.md)."""
+        """Return `run.json` of the trace of a seed, which the program simulates (simulation/doc/lab.md)."""
         flows = [*["dctcp"] * self.dctcp_flows, *["cubic"] * self.cubic_flows]
         flows += ["cubic" if i % 2 else "dctcp" for i in range(self.cross_flows)]
         own = self.dctcp_flows + self.cubic_flows
@@ -120,7 +120,7 @@ class SimulateParams(Section):
         }
 
     def description(self, seed: int) -> str:
-        """Return what stands beside the capture, as JSON: all parameters, whole numbers without a point."""
+        """Return the JSON file beside the capture: all parameters, whole numbers without a point."""
         values = self.model_dump(exclude={"seeds", "explore_share"})
         described = {"format": 1, "seed": seed, **values, "explore": self._explore(seed)}
         described["dctcp_dupack_threshold"] = EXPLORED_DUPACKS
@@ -145,9 +145,9 @@ def simulate(
 
     Args:
         params: section `simulate`.
-        output_dir: existing folder for `dumbbell-SEED.pcap`, `.json` with what was simulated, and `.parquet`
-            with what is true of its packets.
-        program: what `build_simulator` returned.
+        output_dir: existing folder for `dumbbell-SEED.pcap`, `.json` with the simulated parameters, and
+            `.parquet` with the truth of its packets.
+        program: result of `build_simulator`.
         report: called with a trace's name and its simulated seconds as they pass.
 
     Raises:
@@ -193,7 +193,7 @@ def main(params: Given, output: Given, seed: Annotated[int | None, typer.Option(
         section = SimulateParams(**section.model_dump() | {"seeds": [seed]})
     program = build_simulator()
     names = [f"dumbbell-{number}" for number in section.seeds]
-    done = output / f".done-{section.seeds[0]}"  # beside those that others make meanwhile
+    done = output / f".done-{section.seeds[0]}"  # a file beside those that other seeds make meanwhile
     with new_folder(done) as partial, _progress_bars(names, section.duration_s) as report:
         simulate(section, partial, program, report)
     for made in done.iterdir():

@@ -1,4 +1,4 @@
-"""Programs of `simulation/`: built where they are missing, run as many at a time as there are cores.
+"""Runs programs of `simulation/`: builds them where they are missing, runs one per core at a time.
 
 They are started, never imported: they link ns-3 and are GPL-2.0-only.
 """
@@ -47,7 +47,7 @@ def build_simulator(project: Path = PROJECT, program: str = "lab") -> Path:
         )
     if made.returncode != 0:
         lines = made.stderr.strip().splitlines() or [f"make ended with {made.returncode}"]
-        if len(lines) > 2:  # a compiler's own account
+        if len(lines) > 2:  # a compiler's own report
             print(made.stderr, file=sys.stderr)
         raise StageError(f"simulation/ could not be built: {lines[0]}")
     return build / "simulation" / program
@@ -57,22 +57,22 @@ class Runs:
     """Runs of one program."""
 
     def __init__(self, program: Path) -> None:
-        """Take what `build_simulator` returned."""
+        """Keep the path that `build_simulator` returned."""
         self._program = program
         self._running: list[subprocess.Popen[str]] = []
 
     def run(
         self, options: Sequence[str], what: str, hear: Callable[[str], None] = lambda _line: None
     ) -> None:
-        """Run it once, to its end.
+        """Run the program once, to its end.
 
         Args:
-            options: of the command line.
-            what: names the run in an error.
+            options: words of the command line.
+            what: name of the run in an error.
             hear: called with each line that the program prints.
 
         Raises:
-            StageError: it ended with an error; the first line of it is said.
+            StageError: the program failed; the message has its first line of error.
         """
         with tempfile.TemporaryFile("w+") as errors:
             command = [str(self._program), *options]
@@ -87,10 +87,10 @@ class Runs:
                 raise StageError(f"{self._program.name}, {what}: {said[0]}")
 
     def each(self, make: Callable[[Of], Made], of: Iterable[Of]) -> list[Made]:
-        """Call `make` for each, as many at a time as there are cores; return what they gave, in order.
+        """Call `make` for each item, as many at a time as there are cores; return the results in order.
 
         Raises:
-            Exception: that of the first that failed; the others' programs are ended.
+            Exception: the first failure; the others' programs are ended.
         """
         with ThreadPoolExecutor(cores()) as pool:
             futures = [pool.submit(make, one) for one in of]
@@ -108,5 +108,5 @@ class Runs:
 
 
 def cores() -> int:
-    """How many cores this process may use."""
+    """Return how many cores this process may use."""
     return len(os.sched_getaffinity(0))

@@ -1,4 +1,4 @@
-"""Stage `split`: each trace's decisions divided by time."""
+"""Stage `split`: divides each trace's decisions by time."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class SplitParams(Section):
 
     section: ClassVar = "split"
     protocol: Annotated[str, Field(json_schema_extra={"enum": list(PROTOCOLS)}), AfterValidator(_protocol)]
-    """Lengths of the slices of traces that name none: models/training/protocol.py."""
+    """Protocol, which sets the slice lengths, of traces that name none: models/training/protocol.py."""
 
 
 def split(
@@ -38,16 +38,16 @@ def split(
     own: Mapping[str, str] | None = None,
     wanted: Sequence[str] | None = None,
 ) -> dict[str, Any]:
-    """Divide the traces under `packets`; returns the content of data/split.json.
+    """Divide the traces under `packets`; return the content of data/split.json.
 
     Args:
         params: the protocol.
         packets: folder of packet tables.
-        own: the protocol of each trace that has one of its own; it may name others.
-        wanted: traces; None: all. DVC leaves the table of one that params.yaml no longer names.
+        own: by trace, a protocol of its own; it may name further traces.
+        wanted: names of the traces; None means all. DVC leaves the table of a trace that left params.yaml.
 
     Raises:
-        StageError: there is no packet table of a trace, or no trace that tests.
+        StageError: a trace has no packet table, or no trace tests.
         ValueError: a trace is too short for the protocol; the line names it and one that fits.
     """
     found = traces_in(packets)

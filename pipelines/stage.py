@@ -1,4 +1,4 @@
-"""What every stage's program needs: its options, and one clear line where it cannot go on."""
+"""The main function of every stage's program: its options, and one clear line where it cannot go on."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import typer
 from common import program
 
 Given = Annotated[Path, typer.Option()]
-"""A path that a stage must be given, as `--NAME`."""
+"""A required path option of a stage, as `--NAME`."""
 
 
 class StageError(ValueError):
@@ -23,17 +23,17 @@ class StageError(ValueError):
 
 
 def run_stage(name: str, main: Callable[..., None]) -> None:
-    """Run a stage's main with the command line's options; what nobody foresaw keeps its traceback."""
+    """Run a stage's main with the command line's options; only unforeseen errors keep their traceback."""
     _end_with_dvc()
     program.run(name, main, (ValueError, OSError))
 
 
 def _end_with_dvc() -> None:
-    """See to it that this stage and the programs it started end when the DVC that runs it is gone.
+    """Make this stage and the programs it started end when the DVC that runs it is gone.
 
-    Else they would go on where only DVC was killed, and write what the next `dvc repro` makes.
+    Otherwise they would outlive a killed DVC, and write files that the next `dvc repro` makes.
     """
-    if "DVC_STAGE" not in os.environ:  # which DVC sets
+    if "DVC_STAGE" not in os.environ:  # DVC sets it
         return
     import psutil
 

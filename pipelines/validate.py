@@ -1,4 +1,4 @@
-"""Stage `validate`: packet tables and events meet their expectations, or the pipeline stops here."""
+"""Stage `validate`: stops the pipeline where packet tables or events do not meet their expectations."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from pipelines.stage import Given, StageError, run_stage
 
 
 class ValidateParams(Section):
-    """Where the data is so odd that the pipeline stops."""
+    """Limits beyond which the data is so odd that the pipeline stops."""
 
     section: ClassVar = "validate"
     max_unknown_latency: Annotated[float, Field(ge=0, le=1)]
     """Highest share of packets without a latency."""
     max_latency_s: Annotated[float, Field(ge=0.001, le=3600)]
-    """Highest latency that can be true."""
+    """Highest latency that can be true, in seconds."""
     max_shift_psi: Annotated[float, Field(ge=0.01, le=100)]
     """Highest population stability index of an input, test slices against the training slice."""
 
@@ -38,8 +38,8 @@ class ValidateParams(Section):
 def validate(packets_dir: Path, split: Path, params: ValidateParams) -> ex.Validation:
     """Run every check on the tables under `packets_dir`, their events and the queries of their decisions.
 
-    Where columns are missing or of another type, or a packet table is wrong, the checks that build on it
-    have nothing to stand on and are not run.
+    Where columns are missing or of another type, or a packet table is wrong, the checks that build on it are
+    not run.
 
     Raises:
         StageError: the division is of other traces than the packet tables.
@@ -85,7 +85,7 @@ def validate(packets_dir: Path, split: Path, params: ValidateParams) -> ex.Valid
 
 
 def write(validation: ex.Validation, output: Path) -> None:
-    """Write `report.json` and `docs/` into `output`, in one step."""
+    """Write `report.json` and `docs/` into `output`, atomically."""
     run = experiment_name() or settings().study or "the working folder"
     with new_folder(output) as partial:
         validation.write_docs(partial / "docs", run)
@@ -94,10 +94,10 @@ def write(validation: ex.Validation, output: Path) -> None:
 
 
 def main(params: Given, packets: Given, split: Given, output: Given) -> None:
-    """Validate; on failure say what and where, one line each, and stop the pipeline."""
+    """Validate; on failure print each failed expectation in a line, and stop the pipeline."""
     limits = read(params, ValidateParams)
     validation = validate(packets, split, limits)
-    failed = state_dir() / "validation"  # of a failed run; `--output` is for passed ones
+    failed = state_dir() / "validation"  # a failed run's report; `--output` is for passed ones
     write(validation, failed if validation.failures else output)
     if validation.failures:
         private_dir(failed)

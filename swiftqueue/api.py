@@ -4,7 +4,7 @@
     forecasts = swiftqueue.load_model("champion").predict(packets)
     swiftqueue.plot(forecasts, seconds=2).savefig("forecasts.png")
 
-Importing it loads none of the libraries behind it, and nothing here makes a folder or starts a server.
+Importing the package loads none of the libraries behind it; nothing here makes a folder or starts a server.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ NS_PER_S: Final = 1e9
 def read_capture(path: str | Path, *, sender: str | None = None, latency: str = "acks") -> pl.DataFrame:
     """Read a capture's packet table: a row per data packet that the sender sent, in send order.
 
-    Columns as in docs/PACKETS.md, among them `sent_ns` (since the epoch), `size_bytes`, `flow_id`, `queue`
-    (`classic` or `l4s`), `acked_ns` and `latency_us`; the last two are null where unknown.
+    The columns are those of docs/PACKETS.md, among them `sent_ns` (since the epoch), `size_bytes`, `flow_id`,
+    `queue` (`classic` or `l4s`), `acked_ns` and `latency_us`; the last two are null where unknown.
 
     Args:
-        path: pcap or pcapng, gzip too.
-        sender: the sender's address; None is who sent most TCP payload.
+        path: a pcap or pcapng file, plain or gzip.
+        sender: the sender's address; None takes the one that sent most TCP payload.
         latency: `acks`, or `timestamps` for a capture made at the receiver.
 
     Raises:
-        ValueError: it is no capture, or no latency can come from it.
-        OSError: it cannot be read.
+        ValueError: the file is no capture, or no latency can come from it.
+        OSError: the file cannot be read.
 
     """
     import tempfile
@@ -59,10 +59,10 @@ def load_model(
     Args:
         which: a version's number, `champion`, `challenger`, a folder that holds `model.json`, or one that
             `swiftqueue forecasts` kept (`forecaster.json`: any network, trees, a repeated latency).
-        name: of the model in the registry.
-        project: folder of the project whose registry is asked; None is the working folder if it has one,
-            else the checkout that this library lies in. MLFLOW_TRACKING_URI and SWIFTQUEUE_STATE have the
-            last word, as everywhere.
+        name: name of the model in the registry.
+        project: folder of the project whose registry is asked; None takes the working folder if it has one,
+            else the checkout that this library lies in. MLFLOW_TRACKING_URI and SWIFTQUEUE_STATE override it,
+            as everywhere.
 
     Raises:
         ValueError: there is no such registry, version or folder, the model takes other features, or
@@ -104,12 +104,12 @@ def plot(forecasts: pl.DataFrame, *, start_s: float = 0.0, seconds: float = 2.0)
     """Draw true and predicted latency (ms) of the packets sent in some seconds of a trace.
 
     Args:
-        forecasts: what `Model.predict` gives.
-        start_s: from so long after the trace's first packet.
-        seconds: so long.
+        forecasts: result of `Model.predict`.
+        start_s: seconds from the trace's first packet to the beginning of the plot.
+        seconds: length of the plot in seconds.
 
     Raises:
-        ValueError: it holds no forecast, or no packet was sent then.
+        ValueError: there is no forecast, or no packet was sent in that time.
 
     """
     import polars as pl
@@ -131,7 +131,7 @@ def plot(forecasts: pl.DataFrame, *, start_s: float = 0.0, seconds: float = 2.0)
 
 
 def _state_of(project: str | Path | None) -> Path:
-    """Run-time state of a project."""
+    """Return the folder of a project's run-time state."""
     if project is not None:
         return Path(project) / "var"
     here = Path.cwd() / "var"

@@ -1,6 +1,6 @@
-"""The ingest as Ray Serve on a cluster builds it (`import_path` in ray.yaml): one pod, several replicas.
+"""The ingest as Ray Serve builds it on a cluster (`import_path` in ray.yaml): one pod with several replicas.
 
-The pod's volume is the folder of their metrics and of what they store.
+The replicas keep their metrics and the telemetry store on the pod's volume.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ def build(settings: dict[str, int]) -> Application:
     """Return the application.
 
     Args:
-        settings: `args` of the application in ray.yaml; `replicas`: processes that take batches.
+        settings: `args` of the application in ray.yaml; `replicas` is the number of processes for batches.
     """
     from feature_store.telemetry.log import check_format
     from serving.ingest.app import application

@@ -1,9 +1,9 @@
-"""Probes of a Triton pod, whose HTTP only the pod itself reaches; 0 where all is well, 1 otherwise.
+"""Probes of a Triton pod, whose HTTP port only the pod itself reaches. Exit code 0 means well, 1 means not.
 
-    ready.py live       it answers
-    ready.py serving    it answers a real inference with finite latencies
+    ready.py live       Triton answers at all
+    ready.py serving    Triton answers a real inference with finite latencies
 
-Runs inside NVIDIA's container, so it needs only Python's own library.
+The probes run inside NVIDIA's container, so they need only Python's own library.
 """
 
 import json
@@ -19,14 +19,14 @@ TIMEOUT_S = 2
 
 
 def ask(path: str, body: object = None) -> Any:
-    """Answer of Triton's HTTP interface."""
+    """Return the JSON answer of Triton's HTTP interface."""
     data = None if body is None else json.dumps(body).encode()
     with urllib.request.urlopen(URL + path, data, TIMEOUT_S) as response:  # noqa: S310 - loopback http
         return json.load(response)
 
 
 def live() -> int:
-    """Ask whether the server answers at all."""
+    """Return 0 if the server answers at all, else 1."""
     try:
         with urllib.request.urlopen(URL + "/health/live", timeout=TIMEOUT_S):  # noqa: S310 - loopback http
             return 0
@@ -36,7 +36,7 @@ def live() -> int:
 
 
 def serving() -> int:
-    """Ask for one window of padding, which every version takes."""
+    """Return 0 if the served version answers a window of padding, which every version takes, else 1."""
     try:
         tokens, features = ask(MODEL)["inputs"][0]["shape"][1:]
         window = {"name": "window", "datatype": "FP32", "shape": [1, int(tokens), int(features)]}

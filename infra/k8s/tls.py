@@ -1,9 +1,9 @@
-"""TLS before the ingest, in its pod: senders' tokens cross the network inside it.
+"""A TLS proxy before the ingest, in its pod: senders' tokens cross the network inside TLS.
 
     python -m infra.k8s.tls --listen 0.0.0.0:8443 --to 127.0.0.1:8000 --certificate tls.crt --key tls.key
 
-Serve's proxy itself stays in clear: KubeRay asks it for its health so. What comes inside TLS is passed on
-as it is. A certificate that was renewed is shown to who connects next.
+Serve's own proxy stays in clear, because KubeRay asks it for its health that way. The decrypted bytes are
+passed on unchanged. After a renewal the next client that connects sees the new certificate.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ READ_BYTES: Final = 1 << 16
 
 
 class Certificates:
-    """What is shown, read anew whenever the files are others."""
+    """The server's certificate, which is read again whenever its files change."""
 
     def __init__(self, certificate: Path, key: Path) -> None:
-        """Read them.
+        """Load the certificate and its key.
 
         Raises:
-            OSError: they cannot be read, or do not fit each other.
+            OSError: a file cannot be read, or certificate and key do not fit each other.
         """
         self._certificate, self._key = certificate, key
         self._read: tuple[int, int] | None = None
@@ -46,14 +46,14 @@ class Certificates:
         return self.context
 
     def _greet(self, connection: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:
-        with contextlib.suppress(OSError):  # half a renewal: what was there before is shown still
+        with contextlib.suppress(OSError):  # a half-finished renewal: the previous certificate stays
             connection.context = self._look()
 
 
 async def serve(
     listen: tuple[str, int], to: tuple[str, int], certificates: Certificates, most: int = MOST
 ) -> asyncio.base_events.Server:
-    """Begin to take connections, `most` of them at once: more are closed.
+    """Accept connections and return. At most `most` connections are open at once; further ones are closed.
 
     Raises:
         OSError: the port is taken.
@@ -94,11 +94,11 @@ def _address(text: str) -> tuple[str, int]:
 
 def main(
     listen: Annotated[str, typer.Option(help="HOST:PORT")],
-    to: Annotated[str, typer.Option(help="HOST:PORT of what speaks in clear")],
-    certificate: Annotated[Path, typer.Option(help="PEM file, with the chain")],
+    to: Annotated[str, typer.Option(help="HOST:PORT of the server that speaks without TLS")],
+    certificate: Annotated[Path, typer.Option(help="PEM file of the certificate and its chain")],
     key: Annotated[Path, typer.Option(help="PEM file")],
 ) -> None:
-    """Speak TLS before a server in clear, until told to end."""
+    """Speak TLS in front of a server without TLS, until SIGTERM."""
 
     async def run() -> None:
         async with await serve(_address(listen), _address(to), Certificates(certificate, key)) as server:

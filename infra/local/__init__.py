@@ -1,1 +1,1 @@
-"""The live loop's parts on this machine: started, judged by what they do, healed, stopped."""
+"""The parts of the live loop on this machine: started, judged by what they do, healed and stopped."""

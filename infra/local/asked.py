@@ -1,4 +1,4 @@
-"""What `swiftqueue up --live` was asked for, what ought to run, and where the parts meet."""
+"""The options of `swiftqueue up --live`, the record of them, and the files where the parts meet."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from common.json_file import read_object
 from common.state import make_scratch, private_dir, scratch, state_dir
 from pipelines.live import DRIFT
 
-BED: Final = "bed"  # on the test bed the sender's connections are BED-0, BED-1, ...; there is one
+BED: Final = "bed"  # the sender's connections on the test bed are BED-0, BED-1, ...; there is one
 
 
 @dataclass(frozen=True)
-class Live:
-    """What `up --live` was asked for."""
+class LiveOptions:
+    """The options of `swiftqueue up --live`."""
 
-    trace: str  # a trace of data/packets, or a packet-table folder
-    speed: float  # of the replay, times real time
+    trace: str  # name of a trace of data/packets, or a packet-table folder
+    speed: float  # replay speed as a multiple of real time
     every_s: float
     learn_s: float
     judge_s: float
     drift: float = DRIFT
-    retrain: bool = False  # when the inputs have drifted; else it is only proposed
-    bed: bool = False  # a TCP connection through the test bed instead of the replayed trace
+    retrain: bool = False  # whether drift starts a full re-train; otherwise the re-train is only proposed
+    bed: bool = False  # whether a TCP connection through the test bed sends, instead of the replayed trace
 
     def __post_init__(self) -> None:
         """Raise ValueError where a number is not above zero."""
@@ -42,29 +42,29 @@ class Live:
                 raise ValueError(f"{option} {value}: must be above 0")
 
 
-def asked() -> Live | None:
-    """What the last `up --live` was asked for; None when there was none since the last `down`."""
+def asked() -> LiveOptions | None:
+    """Return the options of the last `up --live`, or None if a `down` came after it."""
     try:
-        return Live(**read_object(asked_file()))
+        return LiveOptions(**read_object(asked_file()))
     except FileNotFoundError:
         return None
     except (ValueError, TypeError) as error:
         raise ValueError(f"{asked_file()}: not what `up --live` writes ({error}); remove it") from error
 
 
-def write_asked(live: Live) -> None:
-    """Write down what `up --live` was asked for, in one step: keeper and `status` read it at any time."""
+def write_asked(live: LiveOptions) -> None:
+    """Write the options of `up --live` atomically: the keeper and `status` read them at any time."""
     private_dir(asked_file().parent)
     write_durably(asked_file(), (json.dumps(asdict(live)) + "\n").encode())
 
 
 def temporary() -> Path:
-    """Folder for the parts' temporary files, so that those of a killed part go with the loop.
+    """Return the folder for the parts' temporary files, so that those of a killed part go with the loop.
 
-    It is made with each part that is started: whoever cleans the system's may have removed all of it.
+    The folder is made again whenever a part starts, because a cleaner of /tmp may have removed it.
 
     Raises:
-        OSError: somebody else has our place there.
+        OSError: another user owns that path.
     """
     folder = make_scratch() / "tmp"
     folder.mkdir(mode=0o700, exist_ok=True)
@@ -72,15 +72,15 @@ def temporary() -> Path:
 
 
 def asked_file() -> Path:
-    """Where it is written down, from `up --live` to `down`."""
+    """Return the file that holds the options from `up --live` to `down`."""
     return state_dir() / "live" / "up.json"
 
 
 def heartbeat(name: str) -> Path:
-    """File that a part touches while it lives; the keeper looks at it."""
+    """Return the file that a part touches while it lives; the keeper looks at it."""
     return scratch() / f"{name}.alive"
 
 
 def telemetry_socket() -> Path:
-    """Where the agent meets the forwarder."""
+    """Return the socket at which the agent meets the forwarder."""
     return scratch() / "telemetry.sock"

@@ -26,14 +26,14 @@ from testbed.host.run import PROFILES
 RATE_MBPS: Final = 20.0
 DELAY_MS: Final = 10.0
 CROSS_MBPS: Final = 5.0
-PROFILE: Final = "uncoupled"  # both queues have something to wait for
+PROFILE: Final = "uncoupled"  # both queues have waiting packets
 FOR_EVER_S: Final = 1e9
 LOOK_S: Final = 0.2
-RETRY_S: Final = 1.0  # after a program that ended by itself
+RETRY_S: Final = 1.0  # pause before a restart after a program ended by itself
 
 
 def _agent(listen: Path, telemetry: str, metrics_port: int) -> list[str]:
-    """Command of the agent at a socket, with the local Triton's models; it ends with this process."""
+    """Return the command of an agent with the local Triton's models; the agent ends with this process."""
     options = [f"--listen={listen}", *agent_process.server_options(grpc_addresses())]
     options += [f"--telemetry={telemetry}", f"--metrics-port={metrics_port}"]
     options += agent_process.heartbeat_options()
@@ -41,7 +41,7 @@ def _agent(listen: Path, telemetry: str, metrics_port: int) -> list[str]:
 
 
 def send_until_something_ends(telemetry: str, metrics_port: int) -> str:
-    """Start agent, bed, marker and connection; returns which of them ended, in a line."""
+    """Run agent, bed, marker and connection until one of them ends; return a line that names it."""
     listen = make_scratch() / "bed-agent.sock"
     bed = Bed(rate_mbps=RATE_MBPS, delay_ms=DELAY_MS, cross_mbps=CROSS_MBPS, queue=PROFILES[PROFILE])
     with (
@@ -65,10 +65,10 @@ def send_until_something_ends(telemetry: str, metrics_port: int) -> str:
 
 
 def main(
-    telemetry: Annotated[str, typer.Option(help="unix:PATH of the forwarder's socket")],
+    telemetry: Annotated[str, typer.Option(help="forwarder's socket as unix:PATH")],
     metrics_port: LoopbackPort,
 ) -> None:
-    """Send TCP through the test bed, decided by the C++ agent, until SIGTERM.
+    """Send TCP through the test bed, marked as the C++ agent decides, until SIGTERM.
 
     Example: swiftqueue part bed --telemetry unix:var/telemetry.sock --metrics-port 9101
     """

@@ -1,4 +1,4 @@
-"""The disk of the state folder: whether there is room left, and what is to be said where there is none."""
+"""The free space on the disk of the state folder, and the line for a full disk."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from typing import Final
 from common.state import state_dir
 
 FULL_BYTES: Final = 64 << 20
-FULL_SHARE: Final = 0.01  # of a small disk
+FULL_SHARE: Final = 0.01  # share of a small disk
 
 
 @dataclass(frozen=True)
 class Disk:
-    """Bytes of the disk of the state folder."""
+    """The size and free space, in bytes, of the disk of the state folder."""
 
     free: int
     size: int
 
     @property
     def full(self) -> bool:
-        """Whether the next file may find no room."""
+        """Return whether the next file may find no room."""
         return self.free < min(FULL_BYTES, FULL_SHARE * self.size)
 
     def __str__(self) -> str:

@@ -1,7 +1,7 @@
 """`python -m infra.local.heal PART`: ends what is left of a part of the live loop and starts it again.
 
-The keeper starts this, a process for each part: what hangs or takes minutes holds up no other part, and what
-a start needs (serving the champion: PyTorch and MLflow, 700 MB) goes with it.
+The keeper runs this as a process for each part, so a start that hangs or takes minutes delays no other part.
+The memory that a start needs (PyTorch and MLflow for serving the champion, 700 MB) ends with the process.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ from infra.local import asked, loop, processes, servers, under_way
 from infra.local.parts import PARTS, TRITON
 
 PROGRAM: Final = "heal"
-LONGEST_S: Final = 600.0  # beyond any part's own time-out
+LONGEST_S: Final = 600.0  # longer than any part's own time-out
 END_S: Final = 10.0
 
 
 class Healing:
-    """A start that is under way."""
+    """A start of a part that is under way."""
 
     def __init__(self, part: str, *, idle: bool) -> None:
-        """Start a part again; one that is `idle` runs, and gets back the work that it has lost."""
+        """Start a part again. An `idle` part keeps running and only gets its lost work back."""
         self._begin_s = time.monotonic()
         self._said = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115 - till its end
         command = [sys.executable, "-m", "infra.local.heal", part, *(["--idle"] if idle else [])]
-        # A keeper that is killed takes it along.
+        # A keeper that is killed takes the start along.
         self._process = subprocess.Popen(
             ["setpriv", "--pdeathsig", "TERM", *command], stdout=self._said, stderr=self._said
         )
 
     def outcome(self) -> str | None:
-        """Why it failed, in one line; empty if the part is up; None while nobody knows."""
+        """Return why the start failed, in one line; empty if the part is up; None while it is under way."""
         code = self._process.poll()
         if code is None and time.monotonic() - self._begin_s > LONGEST_S:
             self.end()
@@ -50,7 +50,7 @@ class Healing:
         return "" if code == 0 else (lines or [f"ended with code {code}"])[-1].removeprefix(f"{PROGRAM}: ")
 
     def end(self) -> None:
-        """End it, with what it has begun."""
+        """End the start and everything that it has begun."""
         self._process.terminate()
         try:
             self._process.wait(END_S)
@@ -59,7 +59,7 @@ class Healing:
 
 
 def main(
-    part: str, idle: Annotated[bool, typer.Option(help="it runs, and has lost only its work")] = False
+    part: str, idle: Annotated[bool, typer.Option(help="the part runs and has lost only its work")] = False
 ) -> None:
     """Start a part of the live loop again."""
     if part not in PARTS:

@@ -1,16 +1,16 @@
-"""What `swiftqueue status` says of a part."""
+"""The judgement of a part, as `swiftqueue status` prints it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Final
 
-BOUND_S: Final = 3.0  # for an answer
+BOUND_S: Final = 3.0  # longest wait for an answer
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """What became of a part's request."""
+    """The result of asking a part whether it is well."""
 
     well: bool
     line: str
@@ -18,7 +18,7 @@ class Judgement:
 
 
 def duration(seconds: float) -> str:
-    """Seconds in words."""
+    """Return seconds in words, with the largest fitting unit."""
     for size, unit in ((86_400, "d"), (3_600, "h"), (60, "min")):
         if seconds >= size:
             return f"{seconds / size:.1f} {unit}"

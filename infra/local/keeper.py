@@ -1,14 +1,14 @@
-"""`swiftqueue part keeper`: starts again what the live loop has lost, until SIGTERM.
+"""`swiftqueue part keeper`: restarts parts of the live loop that died or hang, until SIGTERM.
 
-Somebody keeps the keeper, too: systemd where it started the loop (units.py), else supervisor.py.
+systemd keeps the keeper itself where it started the loop (units.py); elsewhere supervisor.py does.
 
-A part whose process is gone is started as `swiftqueue up --live` does; one that answers nothing for
-PATIENCE_S, as when it is stopped (SIGSTOP), is ended first. It is judged by what no stranger reaches, its
-heartbeat, or by an answer at its port. No answer counts for nothing while other users hold connections there,
-or the disk is full. A Triton that answers and serves nothing goes on, and the champion is loaded into it.
-Parts on a Ray head that died are started on the next one. What cannot be started is tried again, ever more
-seldom. Each start is a process of its own (heal.py), and each request to a part has a thread, so that no part
-waits for another. `up` starts the keeper last, `down` stops it first.
+A part whose process is gone is started as `swiftqueue up --live` does. A part that answers nothing for
+PATIENCE_S, for example because it is stopped (SIGSTOP), is ended first. The keeper judges a part by its
+heartbeat, which no stranger reaches, or by an answer at its port. A missing answer counts for nothing while
+other users hold connections there, or while the disk is full. A Triton that answers but serves nothing keeps
+running, and the champion is loaded into it. Parts on a dead Ray head are started on the next. A start that
+fails is tried again, ever more seldom. Each start is a process of its own (heal.py) and each request has its
+own thread, so no part waits for another. `up` starts the keeper last; `down` stops it first.
 """
 
 from __future__ import annotations
@@ -43,41 +43,41 @@ from infra.local.tidy import Tidy
 from serving.triton.endpoint import LOOPBACK, Triton
 
 LOOK_S: Final = 1.0
-ASK_S: Final = 10.0  # between two requests to a part
+ASK_S: Final = 10.0  # seconds between two requests to a part
 PATIENCE_S: Final = 60.0  # longer than any part is busy with something else
-STILL_S: Final = 5.0  # of a heartbeat, which is touched every second
+STILL_S: Final = 5.0  # age of a heartbeat, which is touched every second, at which its part counts as silent
 STRANGERS: Final = 16  # connections of other users with which a part's silence says nothing about it
 FIRST_PAUSE_S: Final = 1.0
 LONGEST_PAUSE_S: Final = 60.0
-LOCK_WAIT_S: Final = 0.0  # for an `up` or `down`: at the next look it is tried again
+LOCK_WAIT_S: Final = 0.0  # no wait for an `up` or `down`; the next look tries again
 CALM_S: Final = 10.0  # a part that ran so long is not one that ends at its start
 
 
 @dataclass
-class Part:
-    """What the keeper remembers of a part, in seconds of the monotonic clock."""
+class PartState:
+    """The keeper's memory of a part; times are seconds of the monotonic clock."""
 
-    silent_since_s: float | None = None  # the first request that was not answered, and none since was
-    idle: bool = False  # it runs and answers, and does not do its work: its start does the rest
-    failed: bool = False  # it was not started whole
+    silent_since_s: float | None = None  # time of the first request in an unbroken row without an answer
+    idle: bool = False  # whether the part answers and does not do its work: its start only restores the work
+    failed: bool = False  # whether its last start failed half-way
     started_s: float = 0.0
-    pause_s: float = 0.0  # before the next start
+    pause_s: float = 0.0  # pause before the next start
     due_s: float = 0.0
 
 
 class Start(Protocol):
-    """A start that is under way."""
+    """The interface of a start that is under way (heal.py)."""
 
     def outcome(self) -> str | None:
-        """Why it failed, in one line; empty if the part is up; None while nobody knows."""
+        """Return why the start failed, in one line; empty if the part is up; None while it is under way."""
 
     def end(self) -> None:
         """End it."""
 
 
 @dataclass
-class Answer:
-    """What came of a request."""
+class PartAnswer:
+    """The answer of a part to one request."""
 
     asked_s: float
     well: bool
@@ -85,44 +85,44 @@ class Answer:
 
 
 class Keeper:
-    """Looks at the parts and starts what is lost, each at the first look that finds it so."""
+    """The loop that looks at the parts and starts each lost part at the first look that finds it lost."""
 
     def __init__(
         self,
         start: Callable[[str, bool], Start],
-        answers: Mapping[str, Callable[[processes.Server], bool]],
+        answers: Mapping[str, Callable[[processes.ServerProcess], bool]],
         patience_s: float,
         ended: Callable[[str, bool], None],
-        idle: Mapping[str, Callable[[processes.Server], bool]] | None = None,
+        idle: Mapping[str, Callable[[processes.ServerProcess], bool]] | None = None,
         pool: Executor | None = None,
-        spared: Callable[[processes.Server], str] = lambda server: "",
+        spared: Callable[[processes.ServerProcess], str] = lambda server: "",
     ) -> None:
         """Keep a loop.
 
         Args:
             start: begins to start a part; the second argument says that it has only lost its work.
-            answers: whether a running part answers, for those that can be asked.
-            patience_s: a part that answered nothing for so long is ended and started.
-            ended: is told of each start that failed, and of each part that is up again and had ended.
-            idle: whether a part that does not answer is well and has only lost what `start` brings it.
-            pool: asks the parts.
-            spared: why a part that answers nothing is not to be ended, in words; empty if it is.
+            answers: by part, a function that returns whether the running part answers.
+            patience_s: seconds without an answer after which a part is ended and started.
+            ended: called for each failed start, and for each part that is up again after it had ended.
+            idle: by part, a function that returns whether the part is well and has only lost its work.
+            pool: the executor that runs the requests to the parts.
+            spared: returns why a silent part is not to be ended, in words; empty if it may be.
         """
         self._spared, self._said_spared = spared, dict[str, str]()
         self._idle = idle or {}
         self._start, self._answers, self._patience_s, self._ended = start, answers, patience_s, ended
-        self._parts: dict[str, Part] = {}
+        self._parts: dict[str, PartState] = {}
         self._asked_s = -ASK_S
         self._pool = pool or ThreadPoolExecutor(len(PARTS), "ask")
-        self._asking: dict[str, Future[Answer]] = {}
-        self._healing: dict[str, tuple[Start, bool]] = {}  # and whether the part is idle
+        self._asking: dict[str, Future[PartAnswer]] = {}
+        self._healing: dict[str, tuple[Start, bool]] = {}  # each start, and whether its part is idle
         self._lock: contextlib.ExitStack | None = None  # held while something is being started
 
     def look(self) -> None:
-        """Look once, and begin to start what is lost and due.
+        """Look once, and begin the starts that are due.
 
         Raises:
-            OSError, ValueError: something cannot be read; the next look tries again.
+            OSError, ValueError: a file cannot be read; the next look tries again.
         """
         for name, (start, _) in list(self._healing.items()):
             if (failure := start.outcome()) is not None:
@@ -132,7 +132,7 @@ class Keeper:
             self._ask()
             self._asked_s = time.monotonic()
         for name in parts.wanted():
-            part = self._parts.setdefault(name, Part())
+            part = self._parts.setdefault(name, PartState())
             if name == KEEPER or name in self._healing or time.monotonic() < part.due_s:
                 continue
             if self._lost(name, part):
@@ -145,18 +145,18 @@ class Keeper:
             self._lock = None
 
     def well(self, name: str) -> bool:
-        """Whether a part runs, is not being started, and answered the last request."""
+        """Return whether a part runs, is not being started, and answered the last request."""
         part = self._parts.get(name)
         silent = part is not None and part.silent_since_s is not None
         return name not in self._healing and not silent and processes.running(name) is not None
 
     def close(self) -> None:
-        """End what is being started."""
+        """End the starts that are under way."""
         for start, _ in self._healing.values():
             start.end()
 
     def _may_start(self) -> bool:
-        """Whether nobody else starts or stops parts now; nobody else does until the starts have ended."""
+        """Return whether nobody else starts or stops parts; the lock stays held until the starts end."""
         if self._lock is None:
             lock = contextlib.ExitStack()
             try:
@@ -166,10 +166,10 @@ class Keeper:
             self._lock = lock
         return True
 
-    def _lost(self, name: str, part: Part) -> str:
-        """Why a part is to be started; empty if it is not, or not yet."""
+    def _lost(self, name: str, part: PartState) -> str:
+        """Return why a part is to be started; empty if it is well or not due yet."""
         if name in loop.ON_RAY and not loop.ray_elsewhere() and not self._ray_runs():
-            return ""  # it is started on the next Ray
+            return ""  # the start waits for the next Ray
         server = processes.running(name)
         if server is None:
             return "is gone"
@@ -196,7 +196,7 @@ class Keeper:
     def _ray_runs(self) -> bool:
         return ray_head.NAME not in self._healing and processes.running(ray_head.NAME) is not None
 
-    def _heal(self, name: str, part: Part, why: str) -> None:
+    def _heal(self, name: str, part: PartState, why: str) -> None:
         say(f"{name} {why}: {'loading it again' if part.idle else 'starting it'}")
         if not part.failed and time.monotonic() - part.started_s > CALM_S:
             part.pause_s = 0.0
@@ -208,14 +208,14 @@ class Keeper:
         took_s = time.monotonic() - part.started_s
         part.failed, part.idle = bool(failure), idle and bool(failure)
         if not failure:
-            for other in self._parts.values():  # they may have waited for this one
+            for other in self._parts.values():  # the other parts may have waited for this one
                 other.silent_since_s = None
-        elif not idle:  # else its patience runs on: it is started whole in the end
+        elif not idle:  # otherwise its patience runs on, and in the end the whole part is started
             part.silent_since_s = None
         part.started_s = time.monotonic()
         part.pause_s = min(max(FIRST_PAUSE_S, 2 * part.pause_s), LONGEST_PAUSE_S)
         part.due_s = part.started_s + part.pause_s
-        if failure or not idle:  # what only got its work back had not ended
+        if failure or not idle:  # a part that only got its work back had not ended
             self._ended(name, not failure)
         up = f"is up after {took_s:.1f} s"
         say(f"{name} {f'cannot be started, and is tried again: {failure}' if failure else up}")
@@ -225,13 +225,13 @@ class Keeper:
             if (server := processes.running(name)) is not None:
                 self._asking[name] = self._pool.submit(self._answer, name, server, time.monotonic())
 
-    def _answer(self, name: str, server: processes.Server, now_s: float) -> Answer:
+    def _answer(self, name: str, server: processes.ServerProcess, now_s: float) -> PartAnswer:
         well = self._answers[name](server)
-        return Answer(now_s, well, not well and name in self._idle and self._idle[name](server))
+        return PartAnswer(now_s, well, not well and name in self._idle and self._idle[name](server))
 
     def _hear(self) -> None:
         for name in [name for name, future in self._asking.items() if future.done()]:
-            answer, part = self._asking.pop(name).result(), self._parts.setdefault(name, Part())
+            answer, part = self._asking.pop(name).result(), self._parts.setdefault(name, PartState())
             part.idle = answer.idle
             if answer.well:
                 part.silent_since_s = None
@@ -239,37 +239,37 @@ class Keeper:
                 part.silent_since_s = answer.asked_s
 
 
-def _serves(server: processes.Server) -> bool:
-    """Whether Triton answers an inference, by whichever version."""
+def _serves(server: processes.ServerProcess) -> bool:
+    """Return whether Triton answers an inference, by whichever version."""
     with Triton(f"{LOOPBACK}:{server.ports['grpc']}") as triton:
         return triton.served_version() is not None
 
 
-def _serves_nothing(server: processes.Server) -> bool:
-    """Whether a Triton that does not answer an inference is alive: its model was unloaded, or never came."""
+def _serves_nothing(server: processes.ServerProcess) -> bool:
+    """Return whether a Triton that answers no inference is alive; its model was unloaded or never loaded."""
     with Triton(f"{LOOPBACK}:{server.ports['grpc']}") as triton:
         return triton.live() and triton.served_version() is None
 
 
-def _page(path: str, port: str) -> Callable[[processes.Server], bool]:
+def _page(path: str, port: str) -> Callable[[processes.ServerProcess], bool]:
     return lambda server: pages.answers(f"http://{LOOPBACK}:{server.ports[port]}{path}")
 
 
-def _ingest(server: processes.Server) -> bool:
+def _ingest(server: processes.ServerProcess) -> bool:
     return status.ingest_check(f"http://{LOOPBACK}:{server.ports['http']}")
 
 
-def _ray(server: processes.Server) -> bool:
+def _ray(server: processes.ServerProcess) -> bool:
     return ray_head.alive(f"{LOOPBACK}:{server.ports['gcs']}")
 
 
 class _Beats:
-    """Whether a part's heartbeat goes on, which no stranger can stop."""
+    """A check whether a part's heartbeat goes on, which no stranger can stop."""
 
     def __init__(self) -> None:
         self._seen_ns, self._since_s = 0, -math.inf
 
-    def __call__(self, server: processes.Server) -> bool:
+    def __call__(self, server: processes.ServerProcess) -> bool:
         with contextlib.suppress(FileNotFoundError):
             seen_ns = asked.heartbeat(server.name).stat().st_mtime_ns
             if seen_ns != self._seen_ns:
@@ -277,7 +277,7 @@ class _Beats:
         return time.monotonic() - self._since_s < STILL_S
 
 
-ANSWERS: Final[dict[str, Callable[[processes.Server], bool]]] = {
+ANSWERS: Final[dict[str, Callable[[processes.ServerProcess], bool]]] = {
     MLFLOW: _page("/health", "http"),
     TRITON: _serves,
     ray_head.NAME: _ray,
@@ -289,8 +289,8 @@ ANSWERS: Final[dict[str, Callable[[processes.Server], bool]]] = {
 }
 
 
-def _spared(server: processes.Server) -> str:
-    """Why a part is not to be ended for its silence; a paused one is ended whatever else there is."""
+def _spared(server: processes.ServerProcess) -> str:
+    """Return why a silent part is not to be ended; a paused part is never spared."""
     process = server.process()
     if process is not None and process.status() == psutil.STATUS_STOPPED:
         return ""
@@ -302,14 +302,14 @@ def _spared(server: processes.Server) -> str:
 
 
 def _ended(starts: Counter, failures: Counter, name: str, well: bool) -> None:
-    """Count a start; a part that is up again is to be scraped again."""
+    """Count a start, and update the scrape targets when a part is up again."""
     (starts if well else failures).labels(name).inc()
     if well:
         prometheus.update_targets()
 
 
 def lost_supervisor(parent: int, down: str) -> bool:
-    """Whether the supervisor that started this process was killed, and no `down` came since."""
+    """Return whether the supervisor that started this process was killed and no `down` came since."""
     if os.getppid() == parent:
         return False
     own = processes.running(KEEPER)
@@ -317,9 +317,9 @@ def lost_supervisor(parent: int, down: str) -> bool:
 
 
 def become_supervisor(metrics_port: int) -> None:
-    """Be the supervisor of another keeper, in the place of the one that was killed."""
+    """Become the supervisor of another keeper, in place of the killed one."""
     say("the supervisor of the keeper is gone: this process takes its place")
-    with contextlib.suppress(PermissionError):  # it leads a session already
+    with contextlib.suppress(PermissionError):  # this process leads a session already
         os.setsid()
     processes.record(KEEPER, os.getpid(), {"metrics": metrics_port})
     words = loop.keeper_command(metrics_port)
@@ -328,12 +328,12 @@ def become_supervisor(metrics_port: int) -> None:
 
 def main(
     metrics_port: LoopbackPort,
-    patience: Annotated[float, typer.Option(help="seconds without an answer")] = PATIENCE_S,
+    patience: Annotated[float, typer.Option(help="seconds without an answer before a restart")] = PATIENCE_S,
     restarts: Annotated[
-        int | None, typer.Option(min=0, help="of its supervisor: how often it was started again before")
+        int | None, typer.Option(min=0, help="how often the supervisor has restarted the keeper")
     ] = None,
 ) -> None:
-    """Start again what the live loop has lost, until SIGTERM.
+    """Restart parts of the live loop that died or hang, until SIGTERM.
 
     Example: swiftqueue part keeper --metrics-port 9103
     """
@@ -382,7 +382,7 @@ def main(
             try:
                 keeper.look()
                 tidy.look()
-            except (OSError, ValueError) as error:  # a full disk, a record that somebody changed
+            except (OSError, ValueError) as error:  # a full disk, or a record that somebody changed
                 say(f"cannot look: {error}")
     finally:
         keeper.close()

@@ -1,10 +1,10 @@
-"""`swiftqueue up --live`: every part of the live loop on this machine, and what `down` has to clean up.
+"""`swiftqueue up --live`: starts every part of the live loop on this machine; `down` stops and cleans up.
 
     mlflow, triton, ray head, ingest, forwarder, agent with a replaying sender, scheduler, prometheus, keeper
 
-The keeper starts again what ends without having been told to. Each part has its record and log in
-`var/NAME/`. What was asked for is in `var/live/up.json`: keeper and a second `up --live` start what is
-missing of it, `status` misses what does not run, `down` removes it.
+The keeper restarts parts that end without being told to. Each part has its record and log in `var/NAME/`.
+The options stand in `var/live/up.json`: the keeper and a second `up --live` start missing parts by it,
+`status` reports the missing ones, and `down` removes it.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from pipelines.live import DRIFT
 
 ON_RAY: Final = ("ingest", "scheduler")
 PARAMS_FILE: Final = Path("params.yaml")
-TIMEOUT_S: Final = 420.0  # of a part's start; 302 s were seen on two cores that 35 programs wanted
+TIMEOUT_S: Final = 420.0  # longest start of a part; 302 s were seen on two cores that 35 programs wanted
 PORT_WAIT_S: Final = 3.0  # a killed part's child needs a moment to let go of its port
 
 
 class NoChampionError(OSError):
-    """There is nothing to serve yet."""
+    """The registry has no champion to serve yet."""
 
 
 def start_loop(
@@ -56,18 +56,18 @@ def start_loop(
 ) -> None:
     """Start every part that does not run, in order, each when the one before it answers.
 
-    The numbers are those of `asked.Live`; without a trace it is the one of section `register`. Where there
-    is no champion, `make_champion` makes and serves the first one. Without `keeper` the caller will be it.
+    The numbers are those of `asked.LiveOptions`. Without a trace, the one of section `register` is replayed.
+    Without a champion, `make_champion` makes and serves one. Without `keeper` the caller becomes the keeper.
 
     Raises:
-        ValueError: a number out of range.
-        NoChampionError: there is none, and nobody to make it; nothing was started.
-        OSError: no trace or agent, or a port is taken; the line says what to do.
-        RuntimeError: a part did not start; those before it stay, `down` stops them.
+        ValueError: a number is out of range.
+        NoChampionError: there is no champion and no `make_champion`; nothing was started.
+        OSError: trace or agent is missing, or a port is taken; the line says what to do.
+        RuntimeError: a part did not start; the parts before it stay up until `down`.
     """
     sections = read_all(PARAMS_FILE)
     params, makes = sections["register"], sections["extract"]["traces"]
-    live = asked.Live(trace or params["trace"], speed, every_s, learn_s, judge_s, drift, retrain, bed)
+    live = asked.LiveOptions(trace or params["trace"], speed, every_s, learn_s, judge_s, drift, retrain, bed)
     with under_way.under_way():
         before = asked.asked()
         if before not in (None, live) and any(map(processes.running, ("agent", "scheduler"))):
@@ -98,11 +98,11 @@ def start_loop(
     )
 
 
-def start_part(name: str, live: asked.Live) -> None:
-    """Start one part unless it runs, or is elsewhere; those that it needs are to run.
+def start_part(name: str, live: asked.LiveOptions) -> None:
+    """Start one part unless it runs or is elsewhere; the parts that it needs must run.
 
     Raises:
-        OSError: its port is taken, or something is not here.
+        OSError: its port is taken, or a program or file is missing.
         RuntimeError: it did not start.
     """
     starters: dict[str, Callable[[], object]] = {
@@ -120,19 +120,19 @@ def start_part(name: str, live: asked.Live) -> None:
 
 
 def outlived(name: str) -> bool:
-    """Whether a part was started on a Ray head that is gone, and another runs by now."""
+    """Return whether a part was started on a Ray head that is gone while another runs by now."""
     server, ray = processes.running(name), processes.running(ray_head.NAME)
     on_ray = name in ON_RAY and not ray_elsewhere()
     return on_ray and server is not None and ray is not None and server.ticks < ray.ticks
 
 
 def ray_elsewhere() -> bool:
-    """Whether RAY_ADDRESS names a Ray, so that none is started here."""
+    """Return whether RAY_ADDRESS names a Ray, so that none is started here."""
     return settings().ray_address is not None
 
 
 def stop_stack() -> None:
-    """Stop whatever `up` started, the newest part first, and nothing else; end an `up` that is under way.
+    """Stop everything that `up` started, the newest part first, and end an `up` that is under way.
 
     Raises:
         HeldError: another `down` does not end.
@@ -152,14 +152,14 @@ def stop_stack() -> None:
 
 
 def clean_up() -> None:
-    """Remove what is not to stay once every part has been stopped."""
+    """Remove the files of the loop once every part has been stopped."""
     drop_scratch()
     (state_dir() / "agent" / "pass.frames").unlink(missing_ok=True)
     asked.asked_file().unlink(missing_ok=True)
 
 
 def ray_environment() -> dict[str, str]:
-    """What leads a part to the Ray that the loop uses: RAY_ADDRESS, or the head of this machine."""
+    """Return the variables that lead a part to the loop's Ray: RAY_ADDRESS, or the head of this machine."""
     if address := settings().ray_address:
         return {"RAY_ADDRESS": address}
     server = processes.running("ray")
@@ -168,14 +168,14 @@ def ray_environment() -> dict[str, str]:
     return {"RAY_ADDRESS": f"{LOOPBACK}:{number}", **ALONE, **ours}
 
 
-def _check_what_it_needs(live: asked.Live, model: str, makes: Container[str]) -> None:
-    """Look for champion, trace, agent and an ingest elsewhere before anything is started.
+def _check_what_it_needs(live: asked.LiveOptions, model: str, makes: Container[str]) -> None:
+    """Check champion, trace, agent and an ingest elsewhere before anything is started.
 
-    The champion comes last: to make it takes minutes, and makes the traces `makes`.
+    The champion is checked last: making it takes minutes, and makes the traces `makes`.
 
     Raises:
-        NoChampionError: nothing else is missing.
-        OSError: one of them is missing.
+        NoChampionError: only the champion is missing.
+        OSError: something else is missing.
     """
     from models.registry.registry import Registry
     from models.registry.store import registry_exists
@@ -220,7 +220,7 @@ def _start_process(
 
 
 def _environment(name: str) -> dict[str, str]:
-    """What every part gets."""
+    """Return the environment variables that every part gets."""
     return {
         "PYTHONUNBUFFERED": "1",
         "OMP_NUM_THREADS": "1",
@@ -230,10 +230,10 @@ def _environment(name: str) -> dict[str, str]:
 
 
 def _port(name: str, setting: str) -> int:
-    """Port of a part, by its setting; where the part does not run, one that is free.
+    """Return the port of a part by its setting. If the part does not run, the port is checked to be free.
 
     Raises:
-        OSError: another program has it.
+        OSError: another program has the port.
     """
     number: int = getattr(settings(), setting)
     deadline = time.monotonic() + PORT_WAIT_S
@@ -257,7 +257,7 @@ def _start_ray() -> None:
         print(f"ray is up already (pid {server.pid})")
         return
     folder = make_scratch() / "ray"
-    processes.stop(ray_head.NAME)  # what a killed head left
+    processes.stop(ray_head.NAME)  # a killed head may have left processes
     shutil.rmtree(folder, ignore_errors=True)
     _port(ray_head.NAME, "ray_port")
     server = ray_head.start(folder, asked.temporary())
@@ -279,7 +279,7 @@ def _start_ingest() -> None:
         return
     _stop_outlived("ingest")
     number = settings().ingest_port
-    # Ray Serve goes on where only the program that started it was killed. Another loop's may answer, too.
+    # Ray Serve outlives the program that started it. Another loop's ingest may answer, too.
     ours = ray_elsewhere() or processes.listens(ray_head.NAME, number)
     if not (ours and status.ingest_check(url)):
         number = _port("ingest", "ingest_port")
@@ -307,7 +307,7 @@ def _start_forwarder() -> None:
     )
 
 
-def _start_agent(live: asked.Live) -> None:
+def _start_agent(live: asked.LiveOptions) -> None:
     port = _port("agent", "agent_metrics")
     url = f"http://{LOOPBACK}:{port}/metrics"
     options = [f"--telemetry=unix:{asked.telemetry_socket()}", f"--metrics-port={port}"]
@@ -321,7 +321,7 @@ def _start_agent(live: asked.Live) -> None:
     )
 
 
-def _start_scheduler(live: asked.Live) -> None:
+def _start_scheduler(live: asked.LiveOptions) -> None:
     from serving.agent.io.frames import heard_name
     from serving.agent.io.packet_log import open_log
     from serving.ingest.forwarder import sender_id
@@ -346,7 +346,7 @@ def _start_scheduler(live: asked.Live) -> None:
         ports={"metrics": port},
         env={**ray_environment(), variable("metrics_address"): ""},
         ready=lambda: answers(f"http://{LOOPBACK}:{port}/metrics"),
-        nice=processes.BEHIND,  # as Ray is: a round takes every core for seconds
+        nice=processes.BEHIND,  # like Ray: a round takes every core for seconds
     )
 
 
@@ -369,9 +369,9 @@ def keeper_command(metrics_port: int) -> list[str]:
 
 
 def stay_as_keeper(child: int) -> NoReturn:
-    """Wait for the process that brings the loop up, then be its keeper, in the place of this process.
+    """Wait for the child that brings the loop up, then become its keeper in this process.
 
-    Told to end before the loop is up, stop what there is of it.
+    A signal before the loop is up stops the parts that run.
     """
     told: list[int] = []
 
@@ -388,7 +388,7 @@ def stay_as_keeper(child: int) -> NoReturn:
         sys.exit(os.waitstatus_to_exitcode(ended) or 1)
     from infra.local import prometheus
 
-    processes.stop(KEEPER)  # of an `up` without systemd
+    processes.stop(KEEPER)  # the keeper of an `up` without systemd
     ports = {"metrics": _port(KEEPER, "keeper_metrics")}
     processes.record(KEEPER, os.getpid(), ports)
     prometheus.update_targets()

@@ -1,4 +1,4 @@
-"""The main job behind `make run`: pipeline, deploy, replay, and where to look next."""
+"""The main job behind `make run`: it runs the pipeline, deploys, replays a trace, says where to look next."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ REPLAY_SECONDS = 20.0  # long enough to see sharp changes, short enough for a se
 
 
 def run_main_job(*, speed: float) -> int:
-    """Run every step in order and return the exit code of the first that fails, or 0.
+    """Run every step in order; return the exit code of the first that fails, or 0.
 
     Each step is idempotent: DVC skips stages whose inputs did not change, `up` leaves a running server
     alone, and a version that is served already is not pushed again.
@@ -38,7 +38,7 @@ def run_main_job(*, speed: float) -> int:
     duration_s = json.loads((root / "data/split.json").read_text())["traces"][trace]["duration_s"]
     console.rule("4/4  a sender replays the end of a trace against it, at the trace's own pace")
     start = max(0.0, duration_s - REPLAY_SECONDS)  # past the slices that the encoder was trained on
-    # The agent asks its deadline before a batch is due: the sooner, the less it sees of what came before.
+    # The agent asks one deadline before a batch is due: the shorter the deadline, the more ACKs it has seen.
     deadline_us = PYTHON_DEADLINE_US if agent_process.why_not_built() else AGENT_DEADLINE_US
     code = replay_trace(
         trace, speed=speed, deadline_us=deadline_us, start=start, seconds=REPLAY_SECONDS, as_json=False
@@ -49,14 +49,14 @@ def run_main_job(*, speed: float) -> int:
 
 
 def make_first_champion() -> None:
-    """Run the main job up to a served champion; exit with what the pipeline ended with, if not 0."""
+    """Run the main job up to a served champion; exit with the pipeline's code if it fails."""
     print("the registry has no champion: the main job makes the first one (minutes)", flush=True)
     if code := _make_and_serve(Console(), Path.cwd(), steps=3):
         sys.exit(code)
 
 
 def _make_and_serve(console: Console, root: Path, steps: int) -> int:
-    """Pipeline, server and deployment, the first three of so many steps."""
+    """Run pipeline, server and deployment, which are the first three of `steps` steps."""
     from infra.local.servers import start_stack
     from pipelines.experiments.dvc_command import run_dvc
     from serving.deploy.deployment import deploy_version
@@ -76,7 +76,7 @@ def _make_and_serve(console: Console, root: Path, steps: int) -> int:
 
 
 def what_served_it() -> str:
-    """Return a line: which backend answered, which agent asked, and why where it is not the usual one."""
+    """Return a line that names the backend that answered and the agent that asked, with each fallback."""
     from serving.agent import process as agent_process
     from serving.deploy import log as deploy_log
     from serving.triton.config import Backend

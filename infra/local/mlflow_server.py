@@ -1,9 +1,9 @@
-"""`swiftqueue part mlflow`: MLflow's server, for who knows its password.
+"""`swiftqueue part mlflow`: MLflow's server behind a password.
 
-MLflow's server lets every local user read, write and, through its assistant, run commands. Here no request
-but the question for its health passes without user `swiftqueue` and the password in `var/secrets/mlflow`; a
-browser asks for both. Its own basic-auth app keeps accounts in one more database, whose password stays when
-that file is made anew, computes a slow hash for each request, and leaves some of the routes open.
+MLflow's server lets every local user read, write and, through its assistant, run commands. So every request
+except the health check needs user `swiftqueue` and the password in `var/secrets/mlflow`; a browser asks for
+both. MLflow's own basic-auth app is no replacement: it keeps accounts in one more database, whose password
+stays when that file is made anew, computes a slow hash for each request, and leaves some routes open.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from infra.local.ports import LoopbackPort
 from models.registry.store import PASSWORD, USER, local_store
 from serving.triton.endpoint import LOOPBACK
 
-HEALTH: Final = "/health"  # says OK, to anybody
+HEALTH: Final = "/health"  # answers OK to anybody
 
 
 class Guard:
-    """An ASGI application that lets only requests with the password through to another."""
+    """An ASGI application that lets only requests with the password through to another application."""
 
     def __init__(self, app: Any) -> None:
         self._app = app
         self._wanted = b"Basic " + base64.b64encode(f"{USER}:{secret(PASSWORD)}".encode())
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Answer one request (ASGI)."""
+        """Handle one request (ASGI)."""
         if scope["type"] == "lifespan" or self._knows(scope):
             await self._app(scope, receive, send)
         elif scope["type"] == "http":
@@ -60,9 +60,9 @@ def main(port: LoopbackPort) -> None:
 
     store, artifacts = local_store()
     os.environ[constants.BACKEND_STORE_URI_ENV_VAR] = store
-    # Artifacts by path, not through the server: versions registered either way can be read either way.
+    # Artifacts are stored by path, not through the server: versions registered either way can be read.
     os.environ[constants.ARTIFACT_ROOT_ENV_VAR] = artifacts.as_uri()
-    os.environ["MLFLOW_SERVER_ENABLE_JOB_EXECUTION"] = "false"  # we start no jobs in it
+    os.environ["MLFLOW_SERVER_ENABLE_JOB_EXECUTION"] = "false"  # we start no jobs in MLflow
     from mlflow.server.fastapi_app import app
     from mlflow.server.handlers import initialize_backend_stores
 

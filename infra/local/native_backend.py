@@ -1,7 +1,7 @@
-"""Where Triton finds the native backend: a backend directory of links, the environment's backends and ours.
+"""The backend directory of Triton with our native backend: links to the environment's backends and to ours.
 
-Triton takes one backend directory. Nothing is written into `.venv-triton`: the directory made here links to
-what lies there and, as `swiftqueue/libtriton_swiftqueue.so`, to what `make` built.
+Triton takes one backend directory. `.venv-triton` stays untouched: the directory made here links to its
+backends and, as `swiftqueue/libtriton_swiftqueue.so`, to the library that `make` built.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ LIBRARY: Final = SOURCES / "_build" / f"libtriton_{Backend.NATIVE}.so"
 
 
 def with_native_backend(environment: TritonEnvironment, folder: Path) -> TritonEnvironment:
-    """Make backend directory `folder` and return the environment with it; harmless when it is there.
+    """Make backend directory `folder` and return the environment with it; a directory that is there is kept.
 
     Raises:
         OSError: the backend is not built; the line says what to do.

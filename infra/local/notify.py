@@ -8,7 +8,7 @@ import socket
 
 
 def notify(state: str) -> None:
-    """Tell the service manager a state, such as READY=1; do nothing where there is none, or it is deaf."""
+    """Tell systemd a state, such as READY=1; do nothing where no systemd asked for it or listens."""
     address = os.environ.get("NOTIFY_SOCKET", "")
     if not address.startswith(("/", "@")):
         return

@@ -14,13 +14,13 @@ from serving.triton import endpoint
 TRITON: Final = "triton"
 MLFLOW: Final = "mlflow"
 PROMETHEUS: Final = "prometheus"  # the loop runs without it
-KEEPER: Final = "keeper"  # starts what is gone; stopped first
-# Everything that may run on this machine, in the order of its start; the names of `var/NAME/server.json`.
+KEEPER: Final = "keeper"  # restarts lost parts; it is stopped first
+# Everything that may run on this machine, in the order of its start; the names are those of `var/NAME/`.
 PARTS: Final = (MLFLOW, TRITON, "ray", "ingest", "forwarder", "agent", "scheduler", PROMETHEUS, KEEPER)
 
 
 def wanted() -> list[str]:
-    """Parts that run when the loop is whole, in the order of their start."""
+    """Return the names of the parts of a whole loop, in the order of their start."""
     elsewhere = {
         "mlflow": settings().mlflow_tracking_uri,
         "triton": endpoint.elsewhere(),
@@ -32,6 +32,6 @@ def wanted() -> list[str]:
 
 
 def end_when_told() -> None:
-    """Let this part's process leave by an exception at SIGTERM and SIGINT, and end with 0."""
+    """Make SIGTERM and SIGINT end this part's process by an exception, with exit code 0."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: sys.exit(0))

@@ -1,4 +1,4 @@
-"""Ports, as options of commands."""
+"""Types of command-line options that take a port."""
 
 from __future__ import annotations
 

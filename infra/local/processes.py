@@ -1,8 +1,8 @@
-"""Servers that outlive the command that started them: started, recognised and stopped by their own record.
+"""Servers that outlive the command that started them, recognised and stopped by their own record.
 
-The record (`var/NAME/server.json`) holds the process id and when, since which boot, it was started, so a
-reused id is never taken for ours, whatever the clock is set to, and `stop` ends exactly what `start` started.
-Where a record is damaged, as by a power cut, its process is known by its environment.
+The record (`var/NAME/server.json`) holds the process id, the boot and the start time. So a reused id is never
+taken for ours, whatever the clock is set to, and `stop` ends exactly the process that `start` started.
+Where a record is damaged, for example by a power cut, the process is known by its environment.
 """
 
 from __future__ import annotations
@@ -32,29 +32,29 @@ from infra.local.ports import MOST_PORT
 from serving.triton.endpoint import LOOPBACK
 
 STOP_TIMEOUT_S: Final = 15.0  # Triton takes 3-6 s to unload its models
-CHILDREN_TIMEOUT_S: Final = 3.0  # for what a server started and left, once it has ended itself
+CHILDREN_TIMEOUT_S: Final = 3.0  # for the children that a server left, once the server has ended
 POLL_S: Final = 0.1
 ENDED_POLL_S: Final = 0.02
 AHEAD: Final = -10  # niceness of a session whose part must answer within milliseconds
-BEHIND: Final = 5  # and of one whose part can wait
-FORMAT: Final = 2  # of a record; the first had neither `boot` nor `ticks`
-MARK: Final = variable("part")  # in the environment of what was started: of which state, its name, its ports
-# What systemd tells the process that it started, and nobody else.
+BEHIND: Final = 5  # niceness of a session whose part can wait
+FORMAT: Final = 2  # version of a record's format; the first had neither `boot` nor `ticks`
+MARK: Final = variable("part")  # variable in a part's environment: state folder, name and ports
+# Variables that systemd sets for the process that it started, and for no other.
 NOTIFY: Final = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")
-SAME_S: Final = 1.0  # two readings of when a process was started, by the wall clock
-LOG_BYTES: Final = 8 << 20  # a log that is longer when its server is started again becomes `server.log.1`
+SAME_S: Final = 1.0  # largest difference of two readings of a start time, by the wall clock
+LOG_BYTES: Final = 8 << 20  # a log that is longer when its server starts again becomes `server.log.1`
 
 
 @dataclass(frozen=True)
-class Server:
-    """A server this project started: its process and where it listens."""
+class ServerProcess:
+    """A server that this project started: its process and the ports where it listens."""
 
     name: str
     pid: int
-    created: float  # when it was started, in seconds since the epoch: what records of the first format go by
+    created: float  # start in seconds since the epoch: the first format's records are known by it
     ports: dict[str, int]
     boot: str  # the kernel's id of the boot
-    ticks: int  # when the process was started, in the kernel's ticks since then
+    ticks: int  # start time in the kernel's ticks since that boot
 
     def __post_init__(self) -> None:
         """Raise ValueError where a value cannot be that of a process."""
@@ -66,16 +66,16 @@ class Server:
 
     @property
     def log(self) -> Path:
-        """Where its output goes."""
+        """Return the file of its output."""
         return log_path(self.name)
 
     @property
     def age_s(self) -> float:
-        """Seconds since it was started, whatever the wall clock was set to."""
+        """Return the seconds since it was started, whatever the wall clock was set to."""
         return time.clock_gettime(time.CLOCK_BOOTTIME) - self.ticks / os.sysconf("SC_CLK_TCK")
 
     def process(self) -> psutil.Process | None:
-        """The running process, or None when it has ended (or its id now belongs to another)."""
+        """Return the running process, or None when it has ended (or its id now belongs to another)."""
         with contextlib.suppress(psutil.NoSuchProcess):
             process = psutil.Process(self.pid)
             if _start_of(self.pid) == (self.boot, self.ticks) and _runs(process):
@@ -84,17 +84,17 @@ class Server:
 
 
 def record_path(name: str) -> Path:
-    """File that says which process serves as `name`."""
+    """Return the file that records which process serves as `name`."""
     return state_dir() / name / "server.json"
 
 
 def log_path(name: str) -> Path:
-    """Log of server `name`."""
+    """Return the log file of server `name`."""
     return state_dir() / name / "server.log"
 
 
-def running(name: str) -> Server | None:
-    """The server `name` if its process runs."""
+def running(name: str) -> ServerProcess | None:
+    """Return the server `name` if its process runs."""
     server = _recorded(name)
     return server if server and server.process() else None
 
@@ -109,7 +109,7 @@ def check_port(port: int, setting: str) -> None:
 
 
 def is_free(port: int) -> bool:
-    """Whether a port of loopback can be listened at."""
+    """Return whether a loopback port is free to listen at."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # TIME_WAIT leftovers do not count
         try:
@@ -120,9 +120,9 @@ def is_free(port: int) -> bool:
 
 
 def listens(name: str, port: int) -> bool:
-    """Whether a process of the session that server `name` leads listens at a port."""
+    """Return whether a process of the session that server `name` leads listens at a port."""
     server = running(name)
-    with contextlib.suppress(ProcessLookupError):  # it ended meanwhile
+    with contextlib.suppress(ProcessLookupError):  # the process ended meanwhile
         return server is not None and any(
             os.getsid(one.pid) == server.pid
             for one in psutil.net_connections("tcp")
@@ -132,7 +132,7 @@ def listens(name: str, port: int) -> bool:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports of loopback that nobody listens on now."""
+    """Return loopback ports at which nobody listens now."""
     probes = [socket.socket() for _ in range(count)]
     for probe in probes:
         probe.bind((LOOPBACK, 0))
@@ -151,21 +151,21 @@ def start(
     timeout_s: float,
     *,
     nice: int = 0,
-) -> Server:
+) -> ServerProcess:
     """Start a server in a session of its own and wait until `ready` says that it answers.
 
-    `nice` is that of its session among the others (AHEAD, BEHIND), where the kernel has it so and we may ask;
-    what comes behind others does so once it answers, because somebody waits for its start.
+    `nice` is the niceness of its session among the others (AHEAD, BEHIND), where kernel and our rights allow
+    it. A positive one is set once the server answers, because somebody waits for its start.
 
     Raises:
         RuntimeError: it ended or did not answer in time; it is stopped, its last log line is in the message.
     """
-    stop(name)  # of one that was killed, children may have stayed
+    stop(name)  # a killed server may have left children
     inherited = {name: value for name, value in os.environ.items() if name not in NOTIFY}
     private_dir(log_path(name).parent)
     if log_path(name).is_file() and log_path(name).stat().st_size > LOG_BYTES:
         log_path(name).replace(log_path(name).with_name("server.log.1"))
-    with private_file(log_path(name)).open("ab") as log:  # what the one before it said is kept: why it ended
+    with private_file(log_path(name)).open("ab") as log:  # the log before it is kept, which says why it ended
         log.write(f"--- {name} started {time.strftime('%F %T %z')}\n".encode())
         log.flush()
         begin = log.tell()
@@ -178,12 +178,12 @@ def start(
             start_new_session=True,
             umask=PRIVATE,
         )
-    with contextlib.suppress(OSError):  # it has ended
+    with contextlib.suppress(OSError):  # the process has ended
         _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.prlimit(child.pid, resource.RLIMIT_NOFILE, (most, most))  # connections of many strangers
+        resource.prlimit(child.pid, resource.RLIMIT_NOFILE, (most, most))  # many strangers may connect
     try:
         server = record(name, child.pid, ports)
-    except BaseException:  # as on a full disk: without its record nobody would ever stop it
+    except BaseException:  # for example a full disk: without its record nobody would ever stop it
         child.kill()
         raise
     deadline = time.monotonic() + timeout_s
@@ -206,28 +206,28 @@ def start(
     return server
 
 
-def record(name: str, pid: int, ports: Mapping[str, int]) -> Server:
-    """Write down which process serves as `name`; it is the one that `stop` ends.
+def record(name: str, pid: int, ports: Mapping[str, int]) -> ServerProcess:
+    """Record which process serves as `name`, so that `stop` ends it.
 
     Raises:
         OSError: the disk is full.
-        psutil.NoSuchProcess: it has ended.
+        psutil.NoSuchProcess: the process has ended.
     """
-    server = Server(name, pid, time.time(), dict(ports), *_start_of(pid))
+    server = ServerProcess(name, pid, time.time(), dict(ports), *_start_of(pid))
     private_dir(record_path(name).parent)
     content = json.dumps({"format": FORMAT, **asdict(server)}) + "\n"
     write_durably(record_path(name), content.encode(), mode=0o600)
     return server
 
 
-def forget(server: Server) -> None:
-    """Remove a server's record, unless it is another's by now."""
+def forget(server: ServerProcess) -> None:
+    """Remove a server's record, unless another server has replaced it."""
     if _recorded(server.name) == server:
         record_path(server.name).unlink(missing_ok=True)
 
 
 def set_niceness(pid: int, nice: int) -> None:
-    """Give a process' session another weight than others have, where it may: below 0 needs CAP_SYS_NICE.
+    """Set the niceness of a process' session among all sessions, where allowed: below 0 needs CAP_SYS_NICE.
 
     The kernel shares the cores among sessions first (sched(7), autogroup). A `nice` in one says nothing to
     another: however low the priority of a push in its session, Triton's threads in theirs waited for it.
@@ -236,14 +236,14 @@ def set_niceness(pid: int, nice: int) -> None:
         Path(f"/proc/{pid}/autogroup").write_text(str(nice))
 
 
-def stop(name: str) -> Server | None:
-    """Stop server `name` and what it started; return it, or None when none ran.
+def stop(name: str) -> ServerProcess | None:
+    """Stop server `name` and its children; return it, or None when none ran.
 
-    Of a server that was killed, what it started and left is stopped, and what it made is removed.
+    The children and files that a killed server left are removed, too.
     """
     server = _recorded(name)
     if server is None:
-        record_path(name).unlink(missing_ok=True)  # a damaged one
+        record_path(name).unlink(missing_ok=True)  # a damaged record
         return None
     process = server.process()
     family = _family(server, process)
@@ -267,7 +267,7 @@ def stop(name: str) -> Server | None:
 
 
 def wait_ended(processes: Sequence[psutil.Process], timeout_s: float) -> list[psutil.Process]:
-    """Wait until they have ended and return those that have not.
+    """Wait until the processes have ended and return those that have not.
 
     A zombie has ended. `psutil.wait_procs` waits on until its parent has taken note, and the first process of
     some containers, the parent of what outlived its own, does so every two seconds only.
@@ -275,19 +275,19 @@ def wait_ended(processes: Sequence[psutil.Process], timeout_s: float) -> list[ps
     deadline = time.monotonic() + timeout_s
     while (left := [one for one in processes if _runs(one)]) and time.monotonic() < deadline:
         time.sleep(ENDED_POLL_S)
-    psutil.wait_procs(processes, 0)  # takes note of those that this process started
+    psutil.wait_procs(processes, 0)  # takes note of the processes that this one started
     return left
 
 
 def _runs(process: psutil.Process) -> bool:
-    """Whether it has not ended. A zombie has when its last thread is gone: until then its ports are taken."""
+    """Return whether a process runs. A zombie with live threads still runs: it holds its ports."""
     with contextlib.suppress(psutil.NoSuchProcess, FileNotFoundError, ProcessLookupError):
         return process.status() != psutil.STATUS_ZOMBIE or len(os.listdir(f"/proc/{process.pid}/task")) > 1
     return False
 
 
-def _recorded(name: str) -> Server | None:
-    """The server that was started last as `name` and not stopped since."""
+def _recorded(name: str) -> ServerProcess | None:
+    """Return the server that was last started as `name` and not stopped since."""
     try:
         return read_record(record_path(name))
     except FileNotFoundError:
@@ -296,19 +296,19 @@ def _recorded(name: str) -> Server | None:
         return _marked(name)
 
 
-def read_record(path: Path) -> Server:
-    """The server of a record; what another version wrote beside it is left out.
+def read_record(path: Path) -> ServerProcess:
+    """Return the server of a record; fields that another version wrote are left out.
 
     Raises:
         FileNotFoundError: there is no record.
-        ValueError: it is none.
+        ValueError: the file is no record.
     """
     found = read_object(path)
-    known = {field.name: found[field.name] for field in fields(Server) if field.name in found}
+    known = {field.name: found[field.name] for field in fields(ServerProcess) if field.name in found}
     try:
         if "ticks" in known:
-            return Server(**known)
-        server = Server(**known, boot="", ticks=0)  # of the first format: by the wall clock alone
+            return ServerProcess(**known)
+        server = ServerProcess(**known, boot="", ticks=0)  # the first format knew the wall clock alone
     except (ValueError, TypeError, AttributeError) as error:
         raise ValueError(f"{path}: not a server record ({error})") from error
     with contextlib.suppress(psutil.NoSuchProcess, TypeError):
@@ -324,12 +324,12 @@ def marked(name: str, ports: Mapping[str, int]) -> dict[str, str]:
 
 
 def _mark(name: str) -> str:
-    """How the mark of what is started as `name` begins; its ports follow."""
+    """Return the beginning of the mark of server `name`; its ports follow."""
     return f"{state_dir()} {name} "
 
 
-def _marked(name: str) -> Server | None:
-    """The oldest session's leader that was started as `name` here, by its environment."""
+def _marked(name: str) -> ServerProcess | None:
+    """Return the oldest session leader that was started as `name` here, by its environment."""
     mark, found = f"{MARK}={_mark(name)}".encode(), []
     for folder in Path("/proc").glob("[1-9]*"):
         with contextlib.suppress(OSError, psutil.Error, ValueError, StopIteration):
@@ -337,19 +337,19 @@ def _marked(name: str) -> Server | None:
             pid = int(folder.name)
             if os.getsid(pid) == pid:
                 ports = json.loads(said.removeprefix(mark))
-                found.append(Server(name, pid, time.time(), ports, *_start_of(pid)))
+                found.append(ServerProcess(name, pid, time.time(), ports, *_start_of(pid)))
     return min(found, key=lambda server: server.ticks, default=None)
 
 
-def _family(server: Server, process: psutil.Process | None) -> list[psutil.Process]:
-    """The server's process, if it runs, and whatever it started.
+def _family(server: ServerProcess, process: psutil.Process | None) -> list[psutil.Process]:
+    """Return the server's process, if it runs, and all its descendants.
 
-    It leads a session, whose number the kernel gives to no other process while the session has members.
+    The server leads a session, whose number the kernel gives to no other process while it has members.
     """
     family = {process, *_children(process, _leaders() - {server.pid})} if process else set()
     with contextlib.suppress(psutil.NoSuchProcess):
         if _start_of(server.pid) != (server.boot, server.ticks):
-            return []  # the number belongs to somebody else by now
+            return []  # the number belongs to another process by now
     for pid in psutil.pids():
         with contextlib.suppress(OSError, psutil.Error):
             if os.getsid(pid) == server.pid:
@@ -358,13 +358,13 @@ def _family(server: Server, process: psutil.Process | None) -> list[psutil.Proce
 
 
 def _leaders() -> set[int]:
-    """Processes that were started as servers: one may have been started by another."""
+    """Return the ids of processes that were started as servers; one server may have started another."""
     names = [path.parent.name for path in state_dir().glob("*/server.json")]
     return {server.pid for name in names if (server := running(name))}
 
 
 def _children(process: psutil.Process, others: set[int]) -> Iterator[psutil.Process]:
-    """What a process started, and these, and so on; but not `others` and what they started."""
+    """Yield the descendants of a process, without `others` and their descendants."""
     for child in process.children():
         if child.pid not in others:
             yield child
@@ -372,13 +372,13 @@ def _children(process: psutil.Process, others: set[int]) -> Iterator[psutil.Proc
                 yield from _children(child, others)
 
 
-def _began(server: Server) -> float:
-    """When a server was started, in seconds since the epoch as the kernel dates files."""
+def _began(server: ServerProcess) -> float:
+    """Return when a server was started, in seconds since the epoch as the kernel dates files."""
     return psutil.boot_time() + server.ticks / os.sysconf("SC_CLK_TCK")
 
 
 def _start_of(pid: int) -> tuple[str, int]:
-    """When a process was started: the boot, and ticks since then.
+    """Return when a process was started: the boot's id, and the kernel's ticks since then.
 
     Raises:
         psutil.NoSuchProcess: there is no such process.
@@ -391,7 +391,7 @@ def _start_of(pid: int) -> tuple[str, int]:
 
 
 def _last_error(name: str, begin: int) -> str:
-    """Last line of the log, from byte `begin` on, that looks like an error, or the last line."""
+    """Return the last line of the log from byte `begin` on that looks like an error, or the last line."""
     said = log_path(name).read_bytes()[begin:].decode(errors="replace")
     lines = [line for line in said.splitlines() if line.strip()]
     errors = [line for line in lines if line.startswith("E") or "rror" in line]

@@ -1,14 +1,14 @@
-"""A local Prometheus that scrapes whatever of the loop runs here, on loopback only.
+"""A local Prometheus that scrapes every part of the loop that runs here, on loopback only.
 
     swiftqueue monitor prometheus start|targets|stop
 
-What to scrape comes from the servers' own records (`var/NAME/server.json`, infra/local/processes.py): each
-one that lists a port named `metrics` is a target, and the ingest. `targets` writes the list anew; Prometheus
-sees it within 10 s. The port is SWIFTQUEUE_PROMETHEUS_PORT (9090), state and log lie under `var/prometheus`.
-Alerts go to the Alertmanager that SWIFTQUEUE_ALERTMANAGER names (HOST:PORT).
+The scrape targets come from the servers' own records (`var/NAME/server.json`, infra/local/processes.py): each
+record with a port named `metrics` is a target, and so is the ingest. `targets` writes the list anew, and
+Prometheus sees it within 10 s. SWIFTQUEUE_PROMETHEUS_PORT sets the port (9090); state and log lie under
+`var/prometheus`. Alerts go to the Alertmanager that SWIFTQUEUE_ALERTMANAGER names (HOST:PORT).
 
-It answers only who knows the password in `var/secrets/prometheus`, user `swiftqueue`: there is no option
-without its `/debug/pprof`, which gives any user of the machine its memory, and a query may take all of that.
+Prometheus answers only requests with user `swiftqueue` and the password in `var/secrets/prometheus`: its
+`/debug/pprof` cannot be switched off and shows its memory to any user, and a query may take all memory.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ from serving.triton.endpoint import LOOPBACK
 CONFIGURATION: Final = Path(__file__).resolve().parents[1] / "monitoring"
 ALERTMANAGER: Final = re.compile(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9.-]+):([1-9][0-9]{0,4})")
 START_TIMEOUT_S: Final = 60.0
-WEB: Final = "web.yaml"  # who may ask
-PART: Final = "__part"  # a label that Prometheus drops, as any that begins so
+WEB: Final = "web.yaml"  # file with the user and the password's hash
+PART: Final = "__part"  # a label that Prometheus drops, like any label with this prefix
 
 
 def start() -> str:
     """Start Prometheus if it is not up, and return its address.
 
     Raises:
-        OSError: it is not installed, or its port is taken.
+        OSError: Prometheus is not installed, or its port is taken.
         ValueError: SWIFTQUEUE_ALERTMANAGER is no address.
-        RuntimeError: it ended or did not answer.
+        RuntimeError: Prometheus ended or did not answer.
     """
     if server := processes.running(PROMETHEUS):
         write_targets()
@@ -67,7 +67,7 @@ def start() -> str:
         "--storage.tsdb.retention.time=7d",
         f"--web.listen-address={LOOPBACK}:{port}",
         f"--web.config.file={folder / WEB}",
-        "--web.read-timeout=10s",  # so long a client may say nothing
+        "--web.read-timeout=10s",  # longest silence of a client
         "--log.level=warn",
     ]
     processes.start(PROMETHEUS, command, {"http": port}, {}, lambda: is_ready(url), START_TIMEOUT_S)
@@ -75,12 +75,12 @@ def start() -> str:
 
 
 def is_ready(url: str) -> bool:
-    """Whether our Prometheus at an address answers."""
+    """Return whether our Prometheus at an address answers."""
     return answers(own_request(f"{url}/-/ready"))
 
 
 def write_configuration(port: int) -> Path:
-    """Put configuration and rules into `var/prometheus`; returns that folder.
+    """Write configuration and rules into `var/prometheus`, and return that folder.
 
     Raises:
         ValueError: SWIFTQUEUE_ALERTMANAGER is no address.
@@ -100,14 +100,14 @@ def write_configuration(port: int) -> Path:
 
 
 def _bcrypt(password: str) -> str:
-    """Hash a password as Prometheus wants it; a random one of 256 bits needs no slow hash.
+    """Return a password's bcrypt hash for Prometheus; a random password of 256 bits needs no slow hash.
 
     Raises:
         OSError: this machine's libcrypt has no bcrypt.
     """
     library = ctypes.CDLL("libcrypt.so.1")
     library.crypt.restype = ctypes.c_char_p
-    salt = b"$2b$04$" + secrets.token_hex(11).encode()[:21] + b"u"  # its last digit has two bits that count
+    salt = b"$2b$04$" + secrets.token_hex(11).encode()[:21] + b"u"  # the last digit has two bits that count
     hashed: bytes | None = library.crypt(password.encode(), salt)
     if hashed is None or not hashed.startswith(salt[:7]):
         raise OSError("libcrypt.so.1 has no bcrypt, which Prometheus' password needs; Debian: libcrypt1")
@@ -115,7 +115,7 @@ def _bcrypt(password: str) -> str:
 
 
 def _alerting() -> str:
-    """The section of the configuration that says where alerts go; empty where nobody said."""
+    """Return the configuration's section about alerts; empty where no Alertmanager is named."""
     address = settings().alertmanager
     if not address:
         return ""
@@ -126,14 +126,14 @@ def _alerting() -> str:
     )
 
 
-def targets() -> list[tuple[processes.Server, str]]:
-    """The servers that run here and can be scraped, each with its address."""
+def targets() -> list[tuple[processes.ServerProcess, str]]:
+    """Return the servers that run here and can be scraped, each with its address."""
     found = []
     for record in sorted(state_dir().glob("*/server.json")):
         server = processes.running(record.parent.name)
         if server is None or server.name == PROMETHEUS:
             continue
-        # The ingest answers scrapes at the port where it takes telemetry.
+        # The ingest answers scrapes at its telemetry port.
         kind = "http" if _job(server.name) == "ingest" and "metrics" not in server.ports else "metrics"
         if kind in server.ports:
             found.append((server, f"{LOOPBACK}:{server.ports[kind]}"))
@@ -143,8 +143,8 @@ def targets() -> list[tuple[processes.Server, str]]:
 def write_targets(*, keep: bool = False) -> list[dict[str, object]]:
     """Write `targets.json` from the records of the servers that run, and return its content.
 
-    With `keep` those that were in it stay: what has ended is scraped still, so that an alert says so;
-    but not at the old port of what runs again, nor at one that another has now.
+    With `keep` the previous targets stay: an ended server is still scraped, so that an alert reports it. A
+    port is dropped when its server runs again elsewhere, or when another server has it now.
     """
     file = state_dir() / PROMETHEUS / "targets.json"
     up = targets()
@@ -161,18 +161,18 @@ def write_targets(*, keep: bool = False) -> list[dict[str, object]]:
 
 
 def update_targets() -> None:
-    """Add what has started since the list was written, if Prometheus runs."""
+    """Add the servers that started since the list was written, if Prometheus runs."""
     if processes.running(PROMETHEUS):
         write_targets(keep=True)
 
 
 def _job(name: str) -> str:
-    """Job of a server: `agent-2` and `agent` are both agents."""
+    """Return the job of a server: `agent-2` and `agent` both belong to job `agent`."""
     return name.split("-")[0]
 
 
 class Action(StrEnum):
-    """What can be done with it."""
+    """An action of `swiftqueue monitor prometheus`."""
 
     start = "start"
     targets = "targets"
@@ -180,9 +180,9 @@ class Action(StrEnum):
 
 
 def main(
-    action: Annotated[Action, typer.Argument(help="`targets`: after a server was started or stopped")],
+    action: Annotated[Action, typer.Argument(help="action; `targets` follows a server's start or stop")],
 ) -> None:
-    """Start or stop the local Prometheus, or write the list of what it scrapes anew.
+    """Start or stop the local Prometheus, or rewrite its list of targets.
 
     Example: swiftqueue monitor prometheus start
     """

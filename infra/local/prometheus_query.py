@@ -17,15 +17,15 @@ from serving.triton.endpoint import LOOPBACK
 
 TIMEOUT_S: Final = 30.0
 USER: Final = "swiftqueue"
-PASSWORD: Final = "prometheus"  # noqa: S105 - the name of its file under `var/secrets`
+PASSWORD: Final = "prometheus"  # noqa: S105 - the name of the password's file under `var/secrets`
 
 
 class QueryError(OSError):
-    """Prometheus does not answer, another server does, or it refused a query; the message has its reason."""
+    """Prometheus does not answer, another server does, or it refused a query; the message says which."""
 
 
 def own_request(url: str) -> urllib.request.Request:
-    """Return a request, with the password where it goes to the Prometheus that we started, and only there."""
+    """Return a request that carries the password only if it goes to the Prometheus that we started."""
     request = urllib.request.Request(url)  # noqa: S310 - http, to the user's own server
     server, where = processes.running(PROMETHEUS), urllib.parse.urlsplit(url)
     ours = server is not None and (where.hostname, where.port) == (LOOPBACK, server.ports.get("http"))
@@ -36,16 +36,16 @@ def own_request(url: str) -> urllib.request.Request:
 
 
 def ask(server: str, path: str, *, timeout_s: float = TIMEOUT_S, **parameters: str) -> Any:
-    """`data` of Prometheus' answer to `/api/v1/PATH`.
+    """Return `data` of Prometheus' answer to `/api/v1/PATH`.
 
     Args:
         server: address, such as http://127.0.0.1:9090.
         path: below `/api/v1/`.
-        timeout_s: how long to wait for it.
-        parameters: of the query.
+        timeout_s: longest wait for the answer, in seconds.
+        parameters: the query's parameters by name.
 
     Raises:
-        QueryError: see there.
+        QueryError: Prometheus did not answer or refused the query.
     """
     url = f"{server}/api/v1/{path}?{urllib.parse.urlencode(parameters)}"
     try:

@@ -1,8 +1,8 @@
 """The live loop's own Ray head: started on loopback with a token, judged by a real write and read.
 
-    python -m infra.local.ray_head ADDRESS     # the judgement: one line, exit code 0 when it is well
+    python -m infra.local.ray_head ADDRESS     # prints the judgement in one line; exit code 0 means well
 
-The judgement is a program of its own: Ray ends a process whose head does not answer.
+The judgement is a program of its own, because Ray ends a process whose head does not answer.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ from serving.ingest.server import SERVE_PATIENCE
 NAME: Final = "ray"
 START_TIMEOUT_S: Final = 240.0
 CHECK_TIMEOUT_S: Final = 20.0
-# To import Ray takes five seconds of a core: where a busy machine gives it a tenth of one, a judgement that
-# is ended after 20 s and begun anew never comes.
+# Importing Ray takes five seconds of a core. On a busy machine that gives it a tenth of one, a judgement with
+# a limit of 20 s would never finish.
 START_CHECK_TIMEOUT_S: Final = 120.0
 CALL_TIMEOUT_S: Final = 5.0
-# No record of each task for a dashboard that nobody starts: the head's memory rose by 250 MiB an hour.
+# Task records would serve only the dashboard, which is off; with them the head grew by 250 MiB an hour.
 SYSTEM_CONFIG: Final = {"task_events_report_interval_ms": 0}
 
 
-def start(folder: Path, temporary: Path) -> processes.Server:
+def start(folder: Path, temporary: Path) -> processes.ServerProcess:
     """Start a Ray head whose files lie in `folder` (a short path), and wait until it answers.
 
-    What its workers put away for a moment lies in `temporary`: one that is killed leaves it there.
+    Workers' temporary files lie in `temporary`; a killed worker leaves them there.
 
     Raises:
-        OSError: its port is taken.
-        RuntimeError: it did not start.
+        OSError: the port is taken.
+        RuntimeError: the head did not start.
     """
     number = settings().ray_port
     processes.check_port(number, "ray_port")
@@ -53,11 +53,11 @@ def start(folder: Path, temporary: Path) -> processes.Server:
         *(f"--node-ip-address={LOOPBACK}", f"--port={number}", f"--temp-dir={folder}"),
         *("--include-dashboard=false", f"--num-cpus={max(2, os.cpu_count() or 1)}"),
         f"--object-store-memory={OBJECT_STORE_BYTES}",
-        # Else these are fixed ports and ranges, and a second Ray on the machine would meet them.
+        # By default these are fixed ports and ranges, which a second Ray on the machine would share.
         *("--min-worker-port=0", "--max-worker-port=0", "--dashboard-agent-listen-port=0"),
         f"--system-config={json.dumps(SYSTEM_CONFIG)}",
         f"--ray-client-server-port={_free_port()}",
-        # No autoscaler for one machine, and no copies of workers' lines for drivers, which show none of them.
+        # One machine needs no autoscaler, and no driver shows copies of workers' lines.
         *("--no-monitor", "--include-log-monitor=false"),
     ]
     environment = {
@@ -82,7 +82,7 @@ def start(folder: Path, temporary: Path) -> processes.Server:
 
 
 def alive(address: str, timeout_s: float = CALL_TIMEOUT_S) -> bool:
-    """Whether a Ray head answers anything at all; cheap, and no judgement of what it does."""
+    """Return whether a Ray head answers anything at all; the check is cheap and judges nothing else."""
     with grpc.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)]) as channel:
         ask = channel.unary_unary("/grpc.health.v1.Health/Check")
         try:
@@ -93,7 +93,7 @@ def alive(address: str, timeout_s: float = CALL_TIMEOUT_S) -> bool:
 
 
 def check(address: str, timeout_s: float = CHECK_TIMEOUT_S) -> tuple[bool, str]:
-    """Whether a Ray head takes a write, gives it back and has a node to work on; and a line about it."""
+    """Return whether a Ray head stores a write, gives it back and has a node; and a line about it."""
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host, int(port)), CALL_TIMEOUT_S).close()
@@ -119,7 +119,7 @@ def _free_port() -> int:
 
 def main(address: str) -> None:
     """Judge the head at an address."""
-    # No process need be started for it, as `ray.init` does. A compiled module: mypy cannot look inside.
+    # GcsClient starts no process, unlike `ray.init`. It is a compiled module: mypy cannot look inside.
     from ray._raylet import GcsClient  # type: ignore[attr-defined]
 
     begin = time.perf_counter()
@@ -139,5 +139,5 @@ def main(address: str) -> None:
 if __name__ == "__main__":
     try:
         main(sys.argv[1])
-    except Exception as error:  # Ray's own classes, without a common one
+    except Exception as error:  # Ray's error classes have no common base
         sys.exit(" ".join(str(error).split())[:200] or type(error).__name__)

@@ -1,7 +1,7 @@
-"""`swiftqueue part agent TRACE`: the C++ agent and a sender that never ends, of one packet table.
+"""`swiftqueue part agent TRACE`: the C++ agent and an endless sender, which replays one packet table.
 
-A pass is the table again and again, for ten minutes or so, as one sender's session; then a new pass begins.
-Its times are now: a trace's own would step back with each pass, which no sender's clock does.
+A pass repeats the table for about ten minutes, as one sender's session; then a new pass begins. Its times
+are the present: the trace's own would step back with each pass, which no sender's clock does.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from infra.local.parts import end_when_told
 from infra.local.ports import LoopbackPort
 from serving.agent import process as agent_process
 from serving.agent.io import frames
-from serving.agent.io.packet_log import Log, open_log
+from serving.agent.io.packet_log import PacketLog, open_log
 from serving.triton.endpoint import grpc_addresses
 
-PASS_S: Final = 600.0  # a session's first seconds teach nothing, so there are few of them
-DEADLINE_US: Final = 5_000  # beside training on the same cores
+PASS_S: Final = 600.0  # seconds of a pass; a session's first seconds teach nothing, so there are few passes
+DEADLINE_US: Final = 5_000  # longer than usual: training runs on the same cores
 FIRST_MODEL_S: Final = 5.0
-RETRY_S: Final = 1.0  # after an agent that ended by itself
+RETRY_S: Final = 1.0  # pause before a restart after an agent ended by itself
 
 
-def laps(log: Log, count: int, begin_ns: int) -> Log:
-    """Return a log with its packets `count` times one after the other, the first sent at `begin_ns`.
+def laps(log: PacketLog, count: int, begin_ns: int) -> PacketLog:
+    """Return a log with its packets repeated `count` times, the first sent at `begin_ns`.
 
-    Each lap's flows are new ones, so that their ages are those of the trace.
+    Each lap has new flows, so that their ages are those of the trace.
     """
     packets = len(log.sent_ns)
     span_ns = int(log.sent_ns.max() - log.sent_ns[0])
@@ -44,7 +44,7 @@ def laps(log: Log, count: int, begin_ns: int) -> Log:
     shift_ns = begin_ns - int(log.sent_ns[0]) + lap * lap_ns
     acked_ns = (shift_ns + log.acked_ns).ravel()
     ack_packet = (lap * packets + log.ack_packet).ravel()
-    order = np.lexsort((ack_packet, acked_ns))  # a lap's last ACKs come in the next one
+    order = np.lexsort((ack_packet, acked_ns))  # a lap's last ACKs come in the next lap
     flows = np.int32(log.flow_id.max() + 1)
     return replace(
         log,
@@ -61,14 +61,14 @@ def laps(log: Log, count: int, begin_ns: int) -> Log:
     )
 
 
-def laps_of_a_pass(log: Log, pass_s: float) -> int:
-    """How many laps fill a pass."""
+def laps_of_a_pass(log: PacketLog, pass_s: float) -> int:
+    """Return how many laps fill a pass of `pass_s` seconds."""
     return max(1, math.ceil(pass_s * 1e9 / max(1, int(log.sent_ns.max() - log.sent_ns[0]))))
 
 
 def run_pass(file: Path, options: list[str]) -> int:
     """Let the agent replay a file of frames, which is removed once it is mapped; return its exit code."""
-    # A killed (-9) sender takes its agent along: it would hold the metrics port until its pass ends.
+    # A killed (-9) sender takes its agent along: the agent would hold the metrics port until its pass ends.
     command = ["setpriv", "--pdeathsig", "TERM", str(agent_process.BINARY), f"--replay={file}", *options]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as agent:
         try:
@@ -84,7 +84,7 @@ def run_pass(file: Path, options: list[str]) -> int:
     return agent.returncode
 
 
-def send_for_ever(log: Log, speed: float, telemetry: str, metrics_port: int) -> None:
+def send_for_ever(log: PacketLog, speed: float, telemetry: str, metrics_port: int) -> None:
     """Replay passes one after the other until a signal ends the program.
 
     Raises:
@@ -115,10 +115,10 @@ def send_for_ever(log: Log, speed: float, telemetry: str, metrics_port: int) -> 
 
 
 def main(
-    trace: Annotated[str, typer.Argument(metavar="TRACE", help="of data/packets, or a packet-table folder")],
-    telemetry: Annotated[str, typer.Option(help="unix:PATH of the forwarder's socket")],
+    trace: Annotated[str, typer.Argument(metavar="TRACE", help="trace of data/packets, or a packet folder")],
+    telemetry: Annotated[str, typer.Option(help="forwarder's socket as unix:PATH")],
     metrics_port: LoopbackPort,
-    speed: Annotated[float, typer.Option(help="times real time")] = 1.0,
+    speed: Annotated[float, typer.Option(help="replay speed as a multiple of real time")] = 1.0,
 ) -> None:
     """Replay a packet table again and again by the C++ agent, until SIGTERM.
 

@@ -1,4 +1,4 @@
-"""What serves a model, judged: the Tritons by an inference, the registry by a read, its alias by the gate."""
+"""Judgements of serving: each Triton by an inference, the registry by a read, the alias by the gate."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from serving.triton.servers import connected, each
 
 
 def judge_tritons(kind: str) -> list[Judgement]:
-    """What each Triton answers of a model; all are well where they answer with one version."""
+    """Judge each Triton by a real inference of a model; all are well if they answer with one version."""
     part = TRITON if kind == LATENCY else f"{TRITON}, {kind}"
     with connected() as servers:
         judged = each(servers, partial(_judge_triton, kind))
@@ -48,7 +48,7 @@ def judge_tritons(kind: str) -> list[Judgement]:
 
 
 def _judge_triton(kind: str, triton: Triton) -> tuple[int | None, str]:
-    """Version that answers a real inference, if one does, and a line about the server."""
+    """Return the version that answers a real inference, or None, and a line about the server."""
     try:
         triton.require_live()
     except TritonError as error:
@@ -74,7 +74,7 @@ def _deploy(kind: str) -> str:
 
 
 def _mlflow_url() -> str | None:
-    """Address of the MLflow server, if there is one."""
+    """Return the address of the MLflow server, if there is one."""
     if settings().mlflow_tracking_uri:
         url = tracking_uri().rstrip("/")
         return url if url.startswith("http") else None
@@ -102,7 +102,7 @@ def _is_own(url: str) -> bool:
 
 
 def _asking(url: str, what: str, **options: str | int) -> Request:
-    """Make a request about registered models, with what the server at `url` asks for."""
+    """Make a request about registered models, with the credentials that the server at `url` needs."""
     path = f"api/2.0/mlflow/registered-models/{what}?{urlencode(options)}"
     return _with_credentials(f"{url}/{path}", _is_own(url))
 
@@ -125,13 +125,13 @@ def _with_credentials(url: str, own: bool) -> Request:
 
 
 def judge_alias(kind: str) -> list[Judgement]:
-    """Where the alias champion names a version that may not be served."""
+    """Return a bad judgement where the champion alias names a version that may not be served."""
     served = last_served(kind=kind)
     if served is None or "model" not in served or not registry_exists():
         return []
     if (url := _mlflow_url()) and _may_be_served(url, served["model"]):
         return []
-    from models.registry.registry import Registry  # brings MLflow, for seconds
+    from models.registry.registry import Registry  # importing MLflow takes seconds
     from serving.deploy.champion import find_champion
 
     try:
@@ -142,11 +142,11 @@ def judge_alias(kind: str) -> list[Judgement]:
 
 
 def _may_be_served(url: str, model: str) -> bool:
-    """Whether the alias champion names a version that the gate passed, asked of a server without MLflow."""
+    """Return whether the champion alias names a version that the gate passed, by HTTP without MLflow."""
     try:
         asking = _asking(url, "alias", name=model, alias=CHAMPION)
         named = json.loads(page(asking, BOUND_S) or "")["model_version"]
         tags = {tag["key"]: tag["value"] for tag in named["tags"]}
         return not decision.refusal(model, int(named["version"]), tags)
     except (ValueError, KeyError, TypeError, OSError):
-        return False  # whoever asks by MLflow learns why
+        return False  # a request through MLflow says why

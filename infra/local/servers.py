@@ -38,12 +38,12 @@ from serving.triton.endpoint import (
 )
 from serving.triton.repository import LATENCY, LIMIT, MODELS, RATE, ModelRepository
 
-# What a sender has no use for: loading (with files of its own in the request: code), another program's
-# memory, figures, traces, and the log. It asks for the model's configuration, and for inferences.
+# Calls that a sender does not need: loading (a request may bring files, and so code), shared memory of other
+# programs, statistics, traces and the log. A sender asks for the model's configuration and for inferences.
 RESTRICTED: Final = ("model-repository", "shared-memory", "statistics", "trace", "logging")
-# gRPC's own default, which Triton sets to 2 GiB: 64 windows of 256 tokens are 1.6 MB.
+# gRPC's own default, which Triton sets to 2 GiB. 64 windows of 256 tokens are 1.6 MB.
 MAX_MESSAGE_BYTES: Final = 4 << 20
-# Of inputs that wait or are computed: 500 questions of two event windows.
+# Most bytes of inputs that wait or are computed: 500 questions of two event windows.
 MAX_WAITING_BYTES: Final = 32 << 20
 TRITON_TIMEOUT_S: Final = 60.0
 PAGE_TIMEOUT_S: Final = 30.0
@@ -61,7 +61,7 @@ def start_stack() -> None:
     from serving.deploy.deployment import (
         PARAMS_FILE,
         SECTIONS,
-        serve_champion,  # brings PyTorch and MLflow, which `down` does not need
+        serve_champion,  # imports PyTorch and MLflow, which `down` does not need
     )
 
     version = serve_champion()
@@ -71,20 +71,20 @@ def start_stack() -> None:
         print(f"champion version {version} is served by the {served_backend().label}")
     sections = read_all(PARAMS_FILE) if PARAMS_FILE.is_file() else {}
     for kind, wanted in ((RATE, "forecasts of rates"), (LIMIT, "limits of flows")):
-        if SECTIONS[kind].section not in sections:  # older projects have none
+        if SECTIONS[kind].section not in sections:  # older projects have no such section
             continue
         try:
             if (version := serve_champion(kind)) is not None:
                 print(f"version {version} of {MODELS[kind]} is served by the {served_backend(kind).label}")
-        except (OSError, RuntimeError) as error:  # latencies are predicted without it
+        except (OSError, RuntimeError) as error:  # latencies are predicted without this model
             print(f"no {wanted}: {error}")
 
 
 def start_triton_again() -> bool:
-    """Start Triton with what it served last; whether it serves that again.
+    """Start Triton with the version that it served last; return whether it serves that again.
 
-    Then nothing is to be looked up in the registry, for which PyTorch and MLflow are imported: a minute on a
-    busy machine. The next round asks whether it is the champion, too.
+    No registry is asked: importing PyTorch and MLflow takes a minute on a busy machine. The next round
+    checks whether that version is still the champion.
 
     Raises:
         OSError, RuntimeError: as `start_stack`.
@@ -100,13 +100,13 @@ def start_triton_again() -> bool:
 
 
 def say_who_runs_this() -> None:
-    """Print a line where everything is about to run as root, which nothing here needs."""
+    """Print a warning if this process runs as root, which nothing here needs."""
     if os.geteuid() == 0:
         print("running as root, which nothing here needs: a user of its own limits what a fault can reach")
 
 
 def served_backend(kind: str = LATENCY) -> Backend:
-    """Backend of the version of a model that Triton serves, by its first server: all of them serve it alike.
+    """Return the backend of the version of a model that the first Triton serves; all use the same one.
 
     Raises:
         OSError: no Triton answers, or it serves nothing.
@@ -146,7 +146,8 @@ def _start_triton() -> None:
     for kind in MODELS:
         ModelRepository(kind=kind).drop_candidate()
     command = triton_command(environment, repository.embedded, ports)
-    # What was served last, at once; one of the Python backend is pushed anew: the native one may take it now.
+    # The last served version is loaded at once. One of the Python backend is pushed anew: the native backend
+    # may take it now.
     for model in MODELS.values():
         configuration = repository.embedded / model / "config.pbtxt"
         if configuration.is_file() and f'backend: "{Backend.NATIVE}"' in configuration.read_text():
@@ -162,20 +163,20 @@ def _backends_folder() -> Path:
     return state_dir() / TRITON / "backends"
 
 
-def _knows_native_backend(server: processes.Server) -> bool:
-    """Whether a running Triton was started with the backend directory that holds ours."""
+def _knows_native_backend(server: processes.ServerProcess) -> bool:
+    """Return whether a running Triton was started with the backend directory that holds ours."""
     process = server.process()
     return process is not None and f"--backend-directory={_backends_folder()}" in process.cmdline()
 
 
 def triton_command(environment: TritonEnvironment, repository: Path, ports: Mapping[str, int]) -> list[str]:
-    """Return the command of a Triton on loopback that loads only what it is told to, by who has the secret.
+    """Return the command of a Triton on loopback that loads models only for the holder of the secret.
 
-    `ports` has `grpc` and `metrics`. What the command says to serving/triton/front, which the environment's
-    variables put before Triton: the file of the secret after `=@`, the bounds, and the ports for other users.
+    `ports` has `grpc` and `metrics`. The flags after the model control are for serving/triton/front, which is
+    preloaded before Triton: the file of the secret after `=@`, the bounds, and the ports open to other users.
 
     Raises:
-        OSError: the secret cannot be made, or others may read it; or the front is not built.
+        OSError: the secret cannot be made, others may read it, or the front is not built.
     """
     check_front()
     return [
@@ -183,14 +184,14 @@ def triton_command(environment: TritonEnvironment, repository: Path, ports: Mapp
         f"--model-repository={repository}",
         f"--backend-directory={environment.backends}",
         "--model-control-mode=explicit",
-        "--disable-auto-complete-config",  # ours are whole: what is missing is an error, not a guess
+        "--disable-auto-complete-config",  # ours are whole: a missing value is an error, not a guess
         # With the default of 8, a stream with hundreds of requests under way ends the server: its front end
-        # uses a request's state after it was freed (docs/SERVING.md). Up to so many are kept instead.
+        # uses a request's state after it was freed (docs/SERVING.md). So this many are kept instead.
         "--grpc-infer-allocation-pool-size=16384",
-        "--allow-http=false",  # nobody needs it, and a body of 6 MB ends the server there
+        "--allow-http=false",  # nobody needs HTTP, and a body of 6 MB ends the server there
         f"--grpc-max-message-bytes={MAX_MESSAGE_BYTES}",
         f"--max-waiting-bytes={MAX_WAITING_BYTES}",
-        # With TLS a certificate says who may ask; else it is this user, and root.
+        # With TLS a certificate says who may ask; otherwise only this user and root may.
         f"--open-ports={ports['grpc'] if tls_flags() else ''}",
         f"--grpc-restricted-protocol={','.join(RESTRICTED)}:{CONTROL_KEY}=@{control_secret_file()}",
         *(f"--{kind}-address={LOOPBACK}" for kind in ports),
@@ -206,7 +207,7 @@ def start_mlflow() -> None:
 
     Raises:
         OSError: its port is in use.
-        RuntimeError: it ended or did not answer.
+        RuntimeError: the server ended or did not answer.
     """
     if settings().mlflow_tracking_uri:
         print(f"MLFLOW_TRACKING_URI is set, so no local MLflow server is started: {redacted(tracking_uri())}")
@@ -233,9 +234,9 @@ def start_mlflow() -> None:
 
 
 def pages_of(url: str) -> str:
-    """Return lines that say where the pages of MLflow's server are: the runs of the stages, the versions.
+    """Return lines with the addresses of MLflow's pages: the runs of the stages and the versions.
 
-    MLflow opens an experiment in its view of generative models, which shows no runs; the address chooses.
+    MLflow opens an experiment in its view of generative models, which shows no runs; the address avoids that.
     """
     lines = []
     asking = f"{url}/api/2.0/mlflow/experiments/get-by-name?{urlencode({'experiment_name': TRAINING})}"
@@ -249,12 +250,12 @@ def pages_of(url: str) -> str:
 
 
 def with_login(url: str, user: str, password: str) -> Request:
-    """Make a request with a user's name and password."""
+    """Return a request with a user's name and password."""
     request = Request(url)  # noqa: S310 - http(s)
     request.add_header("Authorization", f"Basic {b64encode(f'{user}:{password}'.encode()).decode()}")
     return request
 
 
 def how_to_log_in() -> str:
-    """What a person needs for the page of MLflow's server."""
+    """Return a line with the user and password for the page of MLflow's server."""
     return f"user {USER}, password in {state_dir() / 'secrets' / PASSWORD}"

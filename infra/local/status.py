@@ -1,4 +1,4 @@
-"""`swiftqueue status`: each part judged by what it does, not by being there."""
+"""`swiftqueue status`: judges each part by what it does, not by its presence."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from serving.triton.endpoint import LOOPBACK
 from serving.triton.repository import LATENCY, MODELS
 
 FLOWS: Final = {"agent": "batches decided", "forwarder": "events stored by the ingest"}
-NEEDS: Final = {"forwarder": ("ray", "ingest")}  # of a flow: what stores it
+NEEDS: Final = {"forwarder": ("ray", "ingest")}  # parts that store what a flow counts
 GROWTH_WAIT_S: Final = 8.0  # a new pass of the sender takes a second or two to begin
-# Beyond BOUND_S: what is watched grow, and the program that judges Ray, which a busy machine starts slowly.
+# Wait beyond BOUND_S for counts that must grow, and for Ray's judge, which a busy machine starts slowly.
 LONGER_S: Final = {**dict.fromkeys(FLOWS, GROWTH_WAIT_S), ray_head.NAME: ray_head.CHECK_TIMEOUT_S}
 LOOK_S: Final = 1.0
-# What a part cannot do without, the causes first: of what is unwell, the line at the top names the first.
+# Parts that a part depends on, the causes first: the top line names the first unwell one.
 RESTS_ON: Final[dict[str, tuple[str, ...]]] = {
     TRITON: (),
     MLFLOW: (),
@@ -46,7 +46,7 @@ RESTS_ON: Final[dict[str, tuple[str, ...]]] = {
     "prometheus": (),
     KEEPER: (),
 }
-CAUSE: Final = "first"  # of the line that explains others
+CAUSE: Final = "first"  # part name of the line that explains the others
 ALERT: Final = "alert"
 SEVERITIES: Final = ("page", "ticket")
 # Alerts that others follow from, as the rest of the table in docs/OPERATIONS.md follows from these.
@@ -59,24 +59,24 @@ CAUSES: Final = (
     "DiskFills",
     "NoTelemetry",
 )
-SCRAPED_S: Final = 30.0  # six scrapes: one that took too long is no failure
+SCRAPED_S: Final = 30.0  # six scrapes: a single slow one is no failure
 ROUND_LATE_S: Final = 600.0  # a round waits up to 300 s for its workers and 120 s for their work
 
 
 def print_status(*, as_json: bool = False, kind: str = "") -> int:
-    """Print what each part answers to a real request; 0: all that run are well and a version is served.
+    """Print each part's judgement; return 0 if all that run are well and a version is served.
 
-    With a `kind`, `latency` or `rate`, only what serves that model.
+    With a `kind`, `latency` or `rate`, only the parts that serve that model are judged.
     """
     kinds = [kind] if kind else [one for one in MODELS if one == LATENCY or last_served(kind=one)]
     asking: list[Callable[[], list[Judgement]]] = []
     for which in kinds:
         asking += [partial(judge_tritons, which), partial(_hold, which)]
     asking += [judge_mlflow] if kind else [_under_way, judge_mlflow, judge_parts, _firing]
-    with ThreadPoolExecutor() as pool:  # no one's silence adds to another's
+    with ThreadPoolExecutor() as pool:  # no silent part delays another
         asked_all = [pool.submit(ask_one) for ask_one in asking]
         judged = [one for answer in asked_all for one in answer.result()]
-    if all(one.well for one in judged if one.part == MLFLOW):  # without an answer nobody knows
+    if all(one.well for one in judged if one.part == MLFLOW):  # without an answer the alias is unknown
         judged += [one for which in kinds for one in judge_alias(which)]
     well = all(one.well for one in judged)
     judged = ([] if kind else explain(judged)) + judged
@@ -89,7 +89,7 @@ def print_status(*, as_json: bool = False, kind: str = "") -> int:
 
 
 def explain(judged: list[Judgement]) -> list[Judgement]:
-    """Return the one line that explains the rest, where something is unwell: a full disk, or a part below."""
+    """Return one line that explains the rest where something is unwell: a full disk, or a part below."""
     unwell = {one.part for one in judged if not one.well}
     here = disk()
     if here.full:
@@ -110,7 +110,7 @@ def _rests_on(part: str, other: str) -> bool:
 def judge_parts() -> list[Judgement]:
     """Judge each part that runs or ought to, all at the same time.
 
-    What does not answer is waited for BOUND_S; LONGER_S more what is to grow, and Ray if it is there at all.
+    A silent part is waited for BOUND_S; counts that must grow, and a Ray that is there, get LONGER_S more.
     """
     live = asked.asked()
     running = {name: server for name in PARTS if (server := processes.running(name))}
@@ -141,7 +141,7 @@ def _why_missing(name: str, kept: bool) -> str:
 
 
 def _stolen(name: str) -> str:
-    """Which of the ports of a part that is gone another program has, to be read after "is gone"."""
+    """Return which ports of a lost part another program has, as the end of a sentence; empty if none."""
     try:
         ports = processes.read_record(processes.record_path(name)).ports
     except (OSError, ValueError):
@@ -151,7 +151,7 @@ def _stolen(name: str) -> str:
 
 
 def _in_time(judges: Mapping[str, Callable[[], Judgement]]) -> dict[str, Judgement]:
-    """Ask every judge at the same time; one that has not answered within its bound has found nothing well."""
+    """Run all judges at the same time; a judge without an answer within its bound counts as unwell."""
     found: dict[str, Judgement] = {}
 
     def judge(name: str, one: Callable[[], Judgement]) -> None:
@@ -161,7 +161,7 @@ def _in_time(judges: Mapping[str, Callable[[], Judgement]]) -> dict[str, Judgeme
     for thread in threads.values():
         thread.start()
     deadline = time.monotonic() + BOUND_S
-    for name in sorted(threads, key=lambda name: name in FLOWS):  # they watch something grow
+    for name in sorted(threads, key=lambda name: name in FLOWS):  # these judges watch a count grow
         asked_too = [other for other in NEEDS.get(name, ()) if other in judges]
         stuck = [other for other in asked_too if not found[other].well]
         wait_s = 0.0 if stuck else LONGER_S.get(name, 0.0)
@@ -169,13 +169,13 @@ def _in_time(judges: Mapping[str, Callable[[], Judgement]]) -> dict[str, Judgeme
         late = f"no answer within {BOUND_S + wait_s:g} s"
         if stuck:
             late = f"cannot be judged while {stuck[0]} does not answer"
-        # An answer that comes while others are waited for takes its place.
+        # A late answer that comes while others are waited for takes its place.
         found.setdefault(name, Judgement(False, late))
     return {name: replace(found[name], part=name) for name in judges}
 
 
 def number(url: str, series: str) -> float | None:
-    """A series' value on a page of metrics; None where page or series is not there."""
+    """Return a series' value on a page of metrics; None where page or series is missing."""
     return _value(page(url) or "", series)
 
 
@@ -188,23 +188,23 @@ def _value(text: str, series: str) -> float | None:
 
 
 def last_round() -> dict[str, Any] | None:
-    """The last finished round of `var/live/rounds.jsonl`."""
+    """Return the last finished round of `var/live/rounds.jsonl`."""
     return next(newest_first(state_dir() / "live" / LOG_FILE), None)
 
 
 def ingest_check(url: str, timeout_s: float = 10) -> bool:
-    """Whether the ingest writes into its store and reads it back."""
+    """Return whether the ingest writes into its store and reads it back."""
     return answers(urllib.request.Request(f"{url}/v1/check", b"", method="POST"), timeout_s)  # noqa: S310
 
 
-def _ray(server: processes.Server) -> Judgement:
+def _ray(server: processes.ServerProcess) -> Judgement:
     address = f"{LOOPBACK}:{server.ports['gcs']}"
     if not ray_head.alive(address, BOUND_S):
         return Judgement(False, f"no answer at {address}")
     return Judgement(*ray_head.check(address))
 
 
-def _ingest(server: processes.Server) -> Judgement:
+def _ingest(server: processes.ServerProcess) -> Judgement:
     url = f"http://{LOOPBACK}:{server.ports['http']}"
     begin = time.perf_counter()
     well = ingest_check(url, BOUND_S)
@@ -212,13 +212,13 @@ def _ingest(server: processes.Server) -> Judgement:
     return Judgement(well, f"{f'a write and a read in {took_ms:.0f} ms' if well else 'no answer'} at {url}")
 
 
-def _scheduler(server: processes.Server) -> Judgement:
+def _scheduler(server: processes.ServerProcess) -> Judgement:
     url = f"http://{LOOPBACK}:{server.ports['metrics']}/metrics"
     told = page(url)
     if told is None or _value(told, "swiftqueue_served_version") is None:
         return Judgement(False, f"no answer at {url} (log {server.log})")
     ended = sum(_value(told, f'swiftqueue_rounds_total{{outcome="{outcome}"}}') or 0 for outcome in OUTCOMES)
-    last = last_round() if ended else None  # else it is of a scheduler before this one
+    last = last_round() if ended else None  # otherwise the last round belongs to an earlier scheduler
     live = asked.asked()
     if last is None or last.get("ended_boot_s") is None:
         late = live is not None and server.age_s > live.every_s + ROUND_LATE_S
@@ -230,8 +230,8 @@ def _scheduler(server: processes.Server) -> Judgement:
     return Judgement(last["outcome"] != "failed" and not late, line)
 
 
-def _prometheus(server: processes.Server) -> Judgement:
-    """Whether every part that can be scraped was, of late; one that was just started has time."""
+def _prometheus(server: processes.ServerProcess) -> Judgement:
+    """Judge whether every target was scraped of late; a Prometheus that has just started has time."""
     url = f"http://{LOOPBACK}:{server.ports['http']}"
     try:
         query = f"max_over_time(up[{SCRAPED_S:.0f}s])"
@@ -251,7 +251,7 @@ def _prometheus(server: processes.Server) -> Judgement:
     return Judgement(not down, f"{line}; not scraped: {', '.join(down)}" if down else line)
 
 
-def _keeper(server: processes.Server) -> Judgement:
+def _keeper(server: processes.ServerProcess) -> Judgement:
     url = f"http://{LOOPBACK}:{server.ports['metrics']}/metrics"
     series = [f'swiftqueue_part_restarts_total{{part="{name}"}}' for name in parts.wanted()]
     told = page(url)
@@ -261,7 +261,7 @@ def _keeper(server: processes.Server) -> Judgement:
     return Judgement(True, f"{restarts:.0f} parts started again so far (log {server.log})")
 
 
-_JUDGES: Final[dict[str, Callable[[processes.Server], Judgement]]] = {
+_JUDGES: Final[dict[str, Callable[[processes.ServerProcess], Judgement]]] = {
     "ray": _ray,
     "ingest": _ingest,
     "scheduler": _scheduler,
@@ -271,16 +271,16 @@ _JUDGES: Final[dict[str, Callable[[processes.Server], Judgement]]] = {
 
 
 class _Growth:
-    """A count of a page, looked at until it has grown."""
+    """A watch on counts of a metrics page until one of them has grown."""
 
     def __init__(self, url: str, *series: str) -> None:
         self._url, self._series = url, series
         self._base: float | None = None
         self._since = 0.0
-        self.per_s = math.nan  # until it has grown
+        self.per_s = math.nan  # NaN until it has grown
 
     def look(self) -> None:
-        """Look once more; a count that is smaller belongs to a process that was started again."""
+        """Read the page once more; a smaller count belongs to a restarted process."""
         told = page(self._url, BOUND_S) or ""
         found = [value for one in self._series if (value := _value(told, one)) is not None]
         now = time.monotonic()
@@ -293,12 +293,12 @@ class _Growth:
 
     @property
     def seen(self) -> bool:
-        """Whether the page answered at all."""
+        """Return whether the page answered at all."""
         return self._base is not None
 
 
-def _judge_flow(name: str, running: Mapping[str, processes.Server]) -> Judgement:
-    """Agent and forwarder serve nobody but each other: are batches decided, do events reach the store?"""
+def _judge_flow(name: str, running: Mapping[str, processes.ServerProcess]) -> Judgement:
+    """Judge agent or forwarder by a count that must grow: decided batches, or stored events."""
     what, url = FLOWS[name], ""
     series: tuple[str, ...] = ()
     agent, local = running.get("agent"), running.get("ingest")
@@ -326,13 +326,13 @@ def _judge_flow(name: str, running: Mapping[str, processes.Server]) -> Judgement
 
 
 def _last_stored() -> str:
-    """How long ago telemetry was stored last; empty where nothing is, or where it is stored elsewhere."""
+    """Return how long ago telemetry was stored last; empty where none is, or the store is elsewhere."""
     manifests = (ingest.telemetry_dir() / "packets").glob("trace=*/manifest.json")
     stored_s = [file.stat().st_mtime for file in manifests]
     return f"{duration(max(0.0, time.time() - max(stored_s)))} ago" if stored_s else ""
 
 
-def _version(running: Mapping[str, processes.Server], name: str) -> str:
+def _version(running: Mapping[str, processes.ServerProcess], name: str) -> str:
     if name != "agent":
         return ""
     page = f"http://{LOOPBACK}:{running[name].ports['metrics']}/metrics"
@@ -355,9 +355,9 @@ def _hold(kind: str) -> list[Judgement]:
 
 
 def _firing() -> list[Judgement]:
-    """Alerts that fire, by the local Prometheus, the worst first: of one severity those that name a cause.
+    """Return the firing alerts of the local Prometheus, the worst first and causes before their effects.
 
-    They do not change what the parts themselves answer.
+    Alerts do not change the parts' own judgements.
     """
     server = processes.running("prometheus")
     if server is None:
@@ -374,12 +374,12 @@ def _firing() -> list[Judgement]:
             )
             for one in firing
         ]
-    except (QueryError, LookupError, TypeError):  # its own line says so
+    except (QueryError, LookupError, TypeError):  # Prometheus' own line says so
         return []
 
 
 def _rank(alert: Mapping[str, Any]) -> tuple[int, int, str]:
-    """Order of an alert: its severity, then whether it is a cause of others, then its name."""
+    """Return an alert's sort key: its severity, whether it is a cause of others, then its name."""
     labels = alert["labels"]
     severity, name = labels.get("severity"), labels["alertname"]
     worst = SEVERITIES.index(severity) if severity in SEVERITIES else len(SEVERITIES)

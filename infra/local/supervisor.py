@@ -1,9 +1,9 @@
 """`python -m infra.local.supervisor WHILE ALIVE COMMAND...`: starts the keeper, again and again.
 
-COMMAND is the keeper's. WHILE is the file of what `up --live` was asked for: where it is gone nothing is to
-be kept any more. ALIVE is the keeper's heartbeat: a keeper that is still for STILL_S is ended. Where systemd
-started the loop, it does all this itself. A keeper whose supervisor was killed becomes one (keeper.py), so
-that either may go. This module imports no other of ours: it stays small, and there is little that could fail.
+COMMAND is the keeper's. WHILE is the file of the options of `up --live`: once it is gone, nothing is kept any
+more. ALIVE is the keeper's heartbeat: a keeper that is still for STILL_S is ended. Where systemd started the
+loop, it does all this itself. A keeper whose supervisor was killed becomes one (keeper.py), so either may be
+lost. This module imports no other of ours: it stays small, and little in it could fail.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import time
 from types import FrameType
 from typing import Final
 
-STILL_S: Final = 90.0  # a look takes milliseconds, on a machine that swaps seconds
+STILL_S: Final = 90.0  # a look takes milliseconds, or seconds on a machine that swaps
 LOOK_S: Final = 0.5
 CALM_S: Final = 10.0  # a keeper that ran so long is not one that ends at its start
 LONGEST_PAUSE_S: Final = 30.0
-END_S: Final = 12.0  # a keeper ends what it is starting
+END_S: Final = 12.0  # a keeper needs time to end the starts under way
 
 
 def supervise(wanted: str, alive: str, command: list[str]) -> None:
@@ -48,7 +48,7 @@ def supervise(wanted: str, alive: str, command: list[str]) -> None:
 
 
 def _wait(child: subprocess.Popen[bytes], alive: str) -> str:
-    """Wait until the keeper has ended, or end it where it is still; returns what happened."""
+    """Wait until the keeper has ended, or end it where it is still; return what happened, in words."""
     seen, since_s = 0, time.monotonic()
     while child.poll() is None:
         time.sleep(LOOK_S)

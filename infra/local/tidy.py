@@ -1,4 +1,4 @@
-"""What the keeper does so that a loop without end fills no disk and loses no file."""
+"""The keeper's housekeeping, so that an endless loop fills no disk and loses no file."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from common.state import private_file, scratch, state_dir
 from infra.local import processes
 
 LOG_BYTES: Final = processes.LOG_BYTES
-TOUCH_S: Final = 6 * 3600.0  # systemd-tmpfiles removes what lay in /tmp untouched for ten days
+TOUCH_S: Final = 6 * 3600.0  # systemd-tmpfiles removes files in /tmp that are untouched for ten days
 
 
 class Tidy:
-    """Looks at the logs of running parts, and now and then at the scratch folder."""
+    """The housekeeping of running parts' logs and of the scratch folder."""
 
     def __init__(self) -> None:
         self._touched_s = time.monotonic()
 
     def look(self) -> None:
-        """Do what is due; a file that is gone meanwhile is nobody's business."""
+        """Do the work that is due; a file that disappears meanwhile is skipped."""
         for log in state_dir().glob("*/server.log"):
             with contextlib.suppress(FileNotFoundError):
                 if log.stat().st_size > LOG_BYTES:
@@ -34,10 +34,10 @@ class Tidy:
 
 
 def turn_over(log: Path) -> None:
-    """Put what a log holds aside as `server.log.1`, while its program goes on writing.
+    """Copy a log to `server.log.1` and truncate it, while its program goes on writing.
 
-    Programs append (O_APPEND), so the next line is the first one. What is written between the copy and the
-    cut, some milliseconds, is lost.
+    Programs append (O_APPEND), so the next line is the first one. Lines written between the copy and the cut,
+    some milliseconds, are lost.
     """
     partial = log.with_name(".server.log.partial")
     private_file(partial)
@@ -47,7 +47,7 @@ def turn_over(log: Path) -> None:
 
 
 def touch(folder: Path) -> None:
-    """Make a folder and all in it look used, so that no cleaner of the system takes it away."""
+    """Update the times of a folder and its files, so that no cleaner of the system removes it."""
     for path in (folder, *folder.rglob("*")):
-        with contextlib.suppress(OSError):  # gone, or another's
+        with contextlib.suppress(OSError):  # the file is gone, or another user's
             os.utime(path, follow_symlinks=False)

@@ -1,6 +1,6 @@
 """The embedded Triton server: the binaries of a PyPI wheel in `.venv-triton`, run without a container.
 
-Run as a module it checks that environment (`make setup` does).
+Run as a module, it checks that environment (`make setup` does).
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-# What stands before the server's own main function: it reads the secret, and bounds messages.
+# The library that runs before the server's own main function: it reads the secret, and bounds messages.
 FRONT: Final = Path(__file__).resolve().parents[2] / "serving/triton/front/_build/libswiftqueue_front.so"
 ENVIRONMENT: Final = Path(__file__).resolve().parents[2] / ".venv-triton"
-# What the Python-backend stub needs to know about its interpreter.
+# A program that tells the Python-backend stub about its interpreter.
 _ASK: Final = (
     "import importlib.util as u, os, sys, sysconfig, numpy, onnxruntime;"
     "print(f'{sys.version_info[0]}.{sys.version_info[1]}', sysconfig.get_config_var('LIBDIR') or '',"
@@ -27,7 +27,7 @@ _ASK: Final = (
 
 @dataclass(frozen=True)
 class TritonEnvironment:
-    """Where the server binary and its backends lie, and the variables it must be started with."""
+    """The paths of the server binary and its backends, and the variables to start it with."""
 
     server: Path
     backends: Path
@@ -35,10 +35,10 @@ class TritonEnvironment:
 
 
 def find_environment(folder: Path = ENVIRONMENT) -> TritonEnvironment:
-    """Look at the environment and put the stub of its Python version where the backend expects it.
+    """Return the environment, and put the stub of its Python version where the backend expects it.
 
     Raises:
-        OSError: something is missing; the line says what to do.
+        OSError: a file is missing; the line says what to do.
     """
     python = folder / "bin" / "python"
     if not python.exists():
@@ -64,11 +64,11 @@ def find_environment(folder: Path = ENVIRONMENT) -> TritonEnvironment:
     _place_stub(triton, version)
     paths = [str(own.parent)] if own.is_file() else []
     paths += filter(None, [os.environ.get("LD_LIBRARY_PATH")])
-    preloads = filter(None, [str(FRONT), os.environ.get("LD_PRELOAD")])  # the front takes the first one away
+    preloads = filter(None, [str(FRONT), os.environ.get("LD_PRELOAD")])  # the front removes itself
     variables = {
         "PATH": f"{folder / 'bin'}{os.pathsep}{os.environ.get('PATH', '')}",
         "LD_PRELOAD": ":".join(preloads),
-        "PYTHONPATH": "",  # what it names is for another Python: a NumPy found there ends the Python backend
+        "PYTHONPATH": "",  # it names packages for another Python: a NumPy found there ends the Python backend
     }
     if paths:
         variables["LD_LIBRARY_PATH"] = os.pathsep.join(paths)
@@ -76,7 +76,7 @@ def find_environment(folder: Path = ENVIRONMENT) -> TritonEnvironment:
 
 
 def check_front() -> None:
-    """Raise OSError unless what stands before the server can be put there."""
+    """Raise OSError unless the front library can be preloaded before the server."""
     if not FRONT.is_file():
         raise OSError(f"{FRONT}: not built; run `make native`")
     if set(str(FRONT)) & set(" :"):
@@ -86,7 +86,7 @@ def check_front() -> None:
 
 
 def _place_stub(triton: Path, version: str) -> None:
-    """Copy the stub for this Python version beside the Python backend, where it looks for it."""
+    """Copy the stub for this Python version beside the Python backend, where the backend looks for it."""
     name = "triton_python_backend_stub"
     source = triton / "python_backend_stubs" / version / name
     if not source.is_file():

@@ -1,4 +1,4 @@
-"""What Triton's Python backend leaves when its server is killed: shared memory, and a folder in /tmp."""
+"""Leftovers of a killed Triton's Python backend: shared memory, and a folder in /tmp."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import Final
 import psutil
 
 # A server makes such a folder when it loads the backend, whatever TMPDIR says, for environments that a model
-# may bring; ours bring none. Nothing in it or about it says whose it is.
+# may bring; ours bring none. Neither its content nor its name says who owns it.
 TEMPORARY: Final = Path("/tmp")  # noqa: S108 - fixed in the backend's library
 FOLDERS: Final = "python_env_*"
 LIBRARY: Final = "libtriton_python.so"
 
 
 def shared_memory(family: Sequence[psutil.Process]) -> list[Path]:
-    """Shared memory of the backend, named in the arguments of its stubs."""
+    """Return the backend's shared memory files, which its stubs name in their arguments."""
     regions = []
     for process in family:
         with contextlib.suppress(psutil.Error):
@@ -28,21 +28,21 @@ def shared_memory(family: Sequence[psutil.Process]) -> list[Path]:
 
 
 def remove_folders(since: float) -> None:
-    """Remove the empty folders that were made since then (seconds since the epoch) and that nobody can own.
+    """Remove the empty folders made since a time (seconds since the epoch) that no process can own.
 
-    A process loads the backend before it makes its folder: one that runs and has loaded it may own any folder
-    that is younger than itself.
+    A process loads the backend before it makes its folder: a running process with the backend may own any
+    folder that is younger than itself.
     """
     ours = [path for path in TEMPORARY.glob(FOLDERS) if since <= _made(path)]
     starts = list(_starts()) if ours else []
     for path in ours:
         if not any(start <= _made(path) for start in starts):
-            with contextlib.suppress(OSError):  # not empty, or gone meanwhile
+            with contextlib.suppress(OSError):  # the folder is not empty, or is gone
                 path.rmdir()
 
 
 def owners() -> Iterator[psutil.Process]:
-    """Processes that have loaded the backend."""
+    """Yield the processes that have loaded the backend."""
     for process in psutil.process_iter():
         with contextlib.suppress(OSError):
             if LIBRARY in Path(f"/proc/{process.pid}/maps").read_text():
@@ -50,14 +50,14 @@ def owners() -> Iterator[psutil.Process]:
 
 
 def _starts() -> Iterator[float]:
-    """When the owners were started."""
+    """Yield when the owners were started."""
     for process in owners():
-        with contextlib.suppress(psutil.Error):  # it has ended
+        with contextlib.suppress(psutil.Error):  # the process has ended
             yield process.create_time()
 
 
 def _made(path: Path) -> float:
-    """When an empty folder of this user was made; 0 for another's, or one that is gone."""
+    """Return when an empty folder of this user was made; 0 for another user's, or one that is gone."""
     with contextlib.suppress(FileNotFoundError):
         found = path.lstat()
         return found.st_mtime if found.st_uid == os.geteuid() else 0.0

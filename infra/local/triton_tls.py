@@ -9,10 +9,10 @@ SERVER_CERT, SERVER_KEY = map(variable, ("tls_server_cert", "tls_server_key"))
 
 
 def tls_flags() -> list[str]:
-    """Triton's flags for mutual TLS, none if no certificate of the server is named.
+    """Return Triton's flags for mutual TLS; no flags if no server certificate is named.
 
     Raises:
-        ValueError: not all three of authority, certificate and key are named.
+        ValueError: only some of authority, certificate and key are named.
         OSError: a file is missing.
     """
     if settings().tls_server_cert is None and settings().tls_server_key is None:

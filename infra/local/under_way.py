@@ -1,6 +1,6 @@
-"""Who starts and stops parts: one at a time, and `down` ends the `up` or `run` that is under way.
+"""The lock for starting and stopping parts: one command at a time, and `down` ends an `up` that is under way.
 
-A `down` leaves a token. What was asked for before it, and waited or was being set up meanwhile, does not
+A `down` leaves a token. A command that was given before it, and waited or set things up meanwhile, does not
 start any more (`make` reads the token before its setup, and hands it on).
 """
 
@@ -23,9 +23,9 @@ from common.settings import settings
 from common.state import private_dir, state_dir
 from infra.local import processes
 
-NAME: Final = "up"  # of its record, `var/up/server.json`
-UP_WAIT_S: Final = 3600.0  # a first champion takes minutes
-DOWN_WAIT_S: Final = 120.0  # for another `down`
+NAME: Final = "up"  # name of the record `var/up/server.json`
+UP_WAIT_S: Final = 3600.0  # making a first champion takes minutes
+DOWN_WAIT_S: Final = 120.0  # longest wait for another `down`
 
 
 @contextmanager
@@ -44,7 +44,7 @@ def under_way() -> Iterator[None]:
     """Bring something up in this block, alone; `down` ends this process and what it started for itself.
 
     Raises:
-        RuntimeError: a `down` came before it was its turn.
+        RuntimeError: a `down` came before its turn.
         HeldError: another one is under way for an hour.
     """
     before = settings().down or last_down()
@@ -64,7 +64,7 @@ def under_way() -> Iterator[None]:
 
 
 def end_what_is_under_way() -> None:
-    """Let no `up` or `run` that was asked for until now start anything more."""
+    """Prevent every `up` or `run` that was given until now from starting anything more."""
     write_file(_down_file(), f"{secrets.token_hex(8)}\n")
     if server := processes.running(NAME):
         print(f"an `up` or `run` is under way (pid {server.pid}): ending it", flush=True)
@@ -72,7 +72,7 @@ def end_what_is_under_way() -> None:
 
 
 def last_down() -> str:
-    """Token of the last `down`; `none` before the first."""
+    """Return the token of the last `down`; `none` before the first."""
     try:
         return _down_file().read_text().strip()
     except FileNotFoundError:
@@ -85,12 +85,12 @@ def _down_file() -> Path:
 
 @contextmanager
 def leaving_at_sigterm() -> Iterator[None]:
-    """Leave the block by an exception at SIGTERM: what it started is ended on the way, or has a record."""
+    """Leave the block by an exception at SIGTERM; started processes are ended, or have a record."""
 
     def end(number: int, frame: FrameType | None) -> None:
         sys.exit("ended by `swiftqueue down`, or another's SIGTERM")
 
-    if threading.current_thread() is not threading.main_thread():  # Python has signals only there
+    if threading.current_thread() is not threading.main_thread():  # Python takes signals only there
         yield
         return
     before = signal.signal(signal.SIGTERM, end)

@@ -1,8 +1,8 @@
 """The live loop as a systemd unit of this user: started at boot, bounded in memory, ended whole.
 
-The unit brings the loop up and then is its keeper, which tells systemd that it lives and is started again
+The unit brings the loop up and then becomes its keeper, which tells systemd that it lives and is restarted
 when it does not. The control group holds every part. The keeper mends the loop also where the kernel kills a
-part for memory: systemd's own OOMPolicy would stop all of it, as its KillMode would where the keeper ends.
+part for memory: systemd's OOMPolicy would stop all of it, and so would its KillMode where the keeper ends.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from infra.local.under_way import UP_WAIT_S
 NAME: Final = "swiftqueue.service"
 MEMORY: Final = re.compile(r"[1-9][0-9]*[KMGT]?|[1-9][0-9]?%|100%")
 STOP_S: Final = 300
-WATCHDOG_S: Final = 90  # the keeper tells of itself each second
-INHERITED: Final = (PREFIX, "MLFLOW_", "RAY_", "AWS_")  # settings that the loop was set up with
+WATCHDOG_S: Final = 90  # the keeper gives a sign of life each second
+INHERITED: Final = (PREFIX, "MLFLOW_", "RAY_", "AWS_")  # prefixes of the variables that the unit inherits
 TEMPLATE: Final = """\
 # Written by `swiftqueue units`; written anew by the same command.
 [Unit]
@@ -53,22 +53,22 @@ WantedBy=default.target
 
 
 def write_unit(memory: str, options: list[str]) -> Path:
-    """Write the unit into this user's systemd folder; returns its path.
+    """Write the unit into this user's systemd folder, and return its path.
 
     Args:
-        memory: what all parts together may have, as systemd takes it: 12G, 75%.
-        options: of `up --live`.
+        memory: most memory of all parts together, as systemd takes it: 12G, 75%.
+        options: options of `up --live`.
 
     Raises:
-        ValueError: the memory is no such amount, or a value holds what a unit file cannot.
-        OSError: it cannot be written.
+        ValueError: `memory` is no such amount, or a value holds a character that a unit file cannot.
+        OSError: the file cannot be written.
     """
     if not MEMORY.fullmatch(memory):
         raise ValueError(f"--memory {memory!r}: must be as 12G, or as 75%")
     program = Path(sys.executable).with_name("swiftqueue")
     settings = {name: value for name, value in os.environ.items() if name.startswith(INHERITED)}
     settings = {"PATH": os.environ.get("PATH", os.defpath), **settings, variable("state"): str(state_dir())}
-    settings.pop(variable("down"), None)  # of the `make` that called us
+    settings.pop(variable("down"), None)  # set by the `make` that called us
     text = TEMPLATE.format(
         folder=_escaped(str(Path.cwd())),
         environment="\n".join(f"Environment={_quoted(f'{n}={v}')}" for n, v in sorted(settings.items())),
@@ -90,7 +90,7 @@ def write_unit(memory: str, options: list[str]) -> Path:
 
 
 def _quoted(text: str) -> str:
-    """A word of a unit file (systemd.syntax(7))."""
+    """Return a word quoted for a unit file (systemd.syntax(7))."""
     return '"' + _escaped(text).replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 

@@ -1,1 +1,1 @@
-"""Watching the loop: what Prometheus scrapes, what it alarms on, and the Grafana dashboard."""
+"""Monitoring of the loop: Prometheus' targets and alert rules, and the Grafana dashboard."""

@@ -1,7 +1,7 @@
 """The Grafana dashboard, as a list of panels; `swiftqueue monitor dashboard` writes its JSON.
 
-The JSON (`grafana/dashboards/swiftqueue.json`) is built with Grafana's own types; a test says that it is
-what this file makes. `picture.py` draws the same panels without Grafana.
+The JSON (`grafana/dashboards/swiftqueue.json`) is built with Grafana's own types; a test checks that it is
+the output of this file. `picture.py` draws the same panels without Grafana.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ HEIGHT: Final = 7
 
 @dataclass(frozen=True)
 class Query:
-    """PromQL and what to call each of its series; `{{label}}` is the series' label."""
+    """A PromQL query and the legend of its series; `{{label}}` stands for a series' label."""
 
     expr: str
     legend: str
@@ -306,12 +306,12 @@ ROWS: Final[dict[str, tuple[Panel, ...]]] = {
 
 
 def panels() -> list[Panel]:
-    """All panels, in the order they are shown."""
+    """Return all panels, in the order they are shown."""
     return [panel for row in ROWS.values() for panel in row]
 
 
 def dashboard_json() -> str:
-    """Grafana's JSON of the dashboard."""
+    """Return Grafana's JSON of the dashboard."""
     from grafana_foundation_sdk.builders import common, prometheus, timeseries
     from grafana_foundation_sdk.builders.dashboard import Dashboard, Row
     from grafana_foundation_sdk.cog.encoder import JSONEncoder

@@ -1,8 +1,8 @@
-"""The dashboard's panels drawn from a running Prometheus: for the docs, and where there is no Grafana.
+"""The dashboard's panels drawn from a running Prometheus, for the docs and for machines without Grafana.
 
     swiftqueue monitor picture --output docs/pictures/dashboard.png --minutes 30
 
-Same panels and same queries as the Grafana dashboard (dashboard.py). Panels without any data say so.
+The panels and queries are those of the Grafana dashboard (dashboard.py). Panels without any data say so.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from infra.local.prometheus_query import ask
 from infra.monitoring.dashboard import Panel, Query, panels
 
 COLUMNS: Final = 3
-POINTS: Final = 180  # per series
-LEGEND_MAX: Final = 6  # series named in one panel
+POINTS: Final = 180  # points per series
+LEGEND_MAX: Final = 6  # series named in one panel's legend
 _LABEL: Final = re.compile(r"{{(\w+)}}")
 AXIS: Final = {"s": "s", "bytes": "bytes", "percentunit": "part", "cps": "1/s", "pps": "1/s", "reqps": "1/s"}
 
 
 def series_of(server: str, query: Query, begin: float, end: float) -> dict[str, tuple[Any, Any]]:
-    """Each series of a query by its legend: times (minutes before the end) and values."""
+    """Return each series of a query by its legend: times (minutes before the end) and values."""
     import numpy as np
 
     step = max(1.0, (end - begin) / POINTS)
@@ -46,7 +46,7 @@ def _value(labels: dict[str, str], name: re.Match[str]) -> str:
 
 
 def draw(server: str, output: Path, minutes: float) -> int:
-    """Draw every panel into one PNG; returns how many had data."""
+    """Draw every panel into one PNG; return how many panels had data."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -68,13 +68,13 @@ def draw(server: str, output: Path, minutes: float) -> int:
         output.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(output, dpi=75)
         plt.close(figure)
-    # 64 colours are enough for lines, and a third of the bytes.
+    # 64 colours are enough for lines, and need a third of the bytes.
     Image.open(output).convert("RGB").quantize(64).save(output, optimize=True)
     return filled
 
 
 def _draw_panel(axis: Any, panel: Panel, server: str, begin: float, end: float) -> bool:
-    """Draw one panel; False when it has no data."""
+    """Draw one panel; return False when it has no data."""
     import numpy as np
 
     series = {}
@@ -99,7 +99,7 @@ def _draw_panel(axis: Any, panel: Panel, server: str, begin: float, end: float) 
 def main(
     output: Annotated[Path, typer.Option(help="PNG file")],
     server: Annotated[str, typer.Option(help="Prometheus' address")] = "http://127.0.0.1:9090",
-    minutes: Annotated[float, typer.Option(help="how far back")] = 30.0,
+    minutes: Annotated[float, typer.Option(help="minutes of the past to draw")] = 30.0,
 ) -> None:
     """Draw the dashboard's panels from a running Prometheus.
 

@@ -1,1 +1,1 @@
-"""Experiments beside the pipeline: new traces, a study of captures, forecasters compared and tuned."""
+"""Experiments beside the pipeline: new traces, studies of captures, and comparing and tuning forecasters."""

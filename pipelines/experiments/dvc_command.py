@@ -1,4 +1,4 @@
-"""Running DVC: this environment's own, whatever is on the PATH, with its usage reporting off."""
+"""Runs DVC from this environment, whatever is on the PATH, with its usage reporting off."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ def dvc_environment() -> dict[str, str]:
 
 
 def run_dvc(arguments: list[str], folder: Path, variables: Mapping[str, str] | None = None) -> int:
-    """Run DVC in `folder` on this terminal, with more environment variables; return its exit code."""
+    """Run DVC in `folder` on this terminal, with additional environment variables; return its exit code."""
     command = [sys.executable, "-m", "dvc", *arguments]
     environment = {**dvc_environment(), **(variables or {})}
-    umask = users_umask()  # what a stage makes in `data` is no state
+    umask = users_umask()  # a stage's outputs in `data` are no private state
     return subprocess.run(command, cwd=folder, env=environment, umask=umask, check=False).returncode
 
 
@@ -31,7 +31,7 @@ def call_dvc(arguments: list[str], folder: Path) -> None:
     """Run DVC in `folder` silently.
 
     Raises:
-        ValueError: it failed; the message is DVC's own error line.
+        ValueError: DVC failed; the message is its own error line.
 
     """
     command = [sys.executable, "-m", "dvc", arguments[0], "--quiet", *arguments[1:]]

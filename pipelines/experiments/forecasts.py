@@ -1,8 +1,8 @@
 """`swiftqueue forecasts`: every variant of forecasters.yaml on the same packets, seed by seed; resumable.
 
-Each run, a variant with a seed, is a file of its own, written whole or not at all: what is there for the same
-packets, parameters and code is kept. So is each fitted forecaster, so that other scores need no training. The
-summary beside them is drawn anew from all runs.
+Each run, a variant with a seed, is a file of its own, written atomically. A run of the same packets,
+parameters and code is not repeated. Fitted forecasters are kept, too, so other scores need no training. The
+summary beside them is written anew from all runs.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from pipelines.evaluate import EvaluateParams
 from pipelines.split import own_protocols
 
 SUMMARY: Final = "scores.json"
-FITTED: Final = "fitted"  # folder of the forecasters
+FITTED: Final = "fitted"  # folder of the fitted forecasters
 SCORES: Final = {
     "average_precision": ("late", "average_precision"),
     "recall_at_false_alarms": ("late", "recall_at_false_alarms"),
@@ -57,11 +57,16 @@ SCORES: Final = {
     "brier_of_share": ("sooner", "brier_of_share"),
     **{name: ("sooner", name) for name in RULED},
 }
-DRAWN: Final = ("average_precision", "mae_ms", "regret_ms", *RULED)  # scores that have draws of time
-ALIKE: Final = ("n", "never_ms", "always_ms", "shorter_is_classic")  # of a choice: the same for every variant
-MOST_SHARED: Final = 0.2  # of a table's packets that seem to be in another one; two simulated seeds: 0.07
+DRAWN: Final = ("average_precision", "mae_ms", "regret_ms", *RULED)  # scores with bootstrap draws over time
+ALIKE: Final = (
+    "n",
+    "never_ms",
+    "always_ms",
+    "shorter_is_classic",
+)  # scores alike for every variant
+MOST_SHARED: Final = 0.2  # share of a table's packets that another may share by chance; simulated seeds: 0.07
 DIGITS: Final = 5
-Pairs = Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]  # of runs: a variant's, the reference's
+Pairs = Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]  # a variant's runs and the reference's
 
 
 def run_forecasts(
@@ -82,28 +87,28 @@ def run_forecasts(
     explored: float | None,
     also: Path | None,
 ) -> None:
-    """Run what is missing and write the summary; a run that fails is left out of it.
+    """Run the missing runs and write the summary; a run that fails is left out of it.
 
     Args:
         packets: folder of packet tables.
         output: folder of runs and summary.
-        names: of the traces; none: all.
-        only: variants; none: all.
-        seeds: training seeds, 1 to so many.
-        protocol: lengths of the slices.
-        against: the variant that differences are taken from.
-        choose: test on the last third of the training slices.
+        names: names of the traces to judge; none means all.
+        only: variants to run; none means all.
+        seeds: number of training seeds, which are 1, 2, ...
+        protocol: name of the lengths of the slices.
+        against: name of the variant that differences are taken from.
+        choose: whether to test on the last third of the training slices.
         sections: file of the variants.
-        params: file of the parameters: what is late, how it is judged, which traces only teach.
-        told: of packets 2 to 8 of a batch at its decision (`replay_events`).
-        truths: by trace, a `truth.parquet` that says what each packet would have waited in either queue.
-        visibility: of earlier latencies at a decision; variants are trained under it, too.
-        explored: share of L4S flows' packets that were moved at random, to estimate the choice by.
-        also: folder of packet tables of other traces, learned from besides, from end to end.
+        params: file of the parameters: when a packet is late, how it is judged, which traces only teach.
+        told: known inputs of packets 2 to 8 of a batch at its decision (`replay_events`).
+        truths: by trace, a `truth.parquet` with each packet's waiting time in either queue.
+        visibility: earlier latencies known at a decision; variants are trained under it, too.
+        explored: share of L4S flows' packets moved at random, for estimating the choice; between 0 and 1.
+        also: folder of packet tables of further traces, which are learned from as a whole.
 
     Raises:
-        FileNotFoundError: there is no packet table of a trace.
-        ValueError: an argument, a section or a trace cannot be, or runs failed; the line names them.
+        FileNotFoundError: a trace has no packet table.
+        ValueError: an argument, section or trace is invalid, or runs failed; the line names it.
     """
     import torch
 
@@ -112,7 +117,7 @@ def run_forecasts(
         raise ValueError(f"--against {against}: there is no section of that name in {sections}")
     if explored is not None and not 0 < explored < 1:
         raise ValueError(f"--explored {explored:g}: must be above 0, below 1")
-    torch.set_num_threads(1)  # small networks lose by more, and seconds are of one core
+    torch.set_num_threads(1)  # small networks lose by more threads, and seconds are of one core
     change, judging = change_of(params), judging_of(params)
     found, teaching = traces_of(packets, names, protocol, params, told, truths)
     traces = [replace(trace, visibility=visibility, change=change, explored=explored) for trace in found]
@@ -167,7 +172,7 @@ def run_forecasts(
 
 
 def judging_of(params: Path) -> Judging:
-    """How a parameter file has forecasts judged; raises a ValueError where it cannot be."""
+    """Return how a parameter file has forecasts judged; raise ValueError where it is invalid."""
     section = read(params, EvaluateParams)
     return Judging(section.round_s, section.false_alarm_rate, read(params, FinetuneParams))
 
@@ -180,9 +185,9 @@ def traces_of(
     told: str = "all",
     truths: Mapping[str, Path] | None = None,
 ) -> tuple[list[Trace], list[pl.DataFrame]]:
-    """Read traces (none named: all): those that are judged, divided, and tables of those that only teach.
+    """Return the judged traces, divided, and the tables of the traces that only teach.
 
-    A trace only teaches where the parameter file gives it that protocol. Raises as `run_forecasts`.
+    No names mean all traces. A trace only teaches where the parameter file says so.
     """
     if repeated := [name for place, name in enumerate(names) if name in names[:place]]:
         raise ValueError(f"--trace {repeated[0]}: it is named twice")
@@ -212,10 +217,10 @@ def traces_of(
 def tables_besides(
     folder: Path, judged: Sequence[Trace], teaching: Sequence[pl.DataFrame]
 ) -> list[pl.DataFrame]:
-    """Read the packet tables of a folder, to learn from besides all others.
+    """Return the packet tables of a folder of further training traces.
 
     Raises:
-        ValueError: there are none, or one has packets of another trace, under whatever name.
+        ValueError: the folder has none, or a table shares packets with another trace, under whatever name.
     """
     if not (names := traces_in(folder)):
         raise ValueError(f"--also {folder}: there are no packet tables")
@@ -230,9 +235,9 @@ def tables_besides(
 
 
 def _shared(table: pl.DataFrame, judged: pl.DataFrame) -> float:
-    """Share of the smaller table's packets that the other has too, by latencies and spans of time.
+    """Return the share of the smaller table's packets in the other, by latencies and spans of time.
 
-    So neither another name nor another beginning hides a trace.
+    Neither another name nor another beginning hides a trace.
     """
     sent, late = pl.col("sent_ns"), pl.col("latency_us")
     marks = {"near_ns": sent.diff(37), "far_ns": sent.diff(100), "now_us": late, "then_us": late.shift(7)}
@@ -241,7 +246,7 @@ def _shared(table: pl.DataFrame, judged: pl.DataFrame) -> float:
 
 
 def fingerprint(traces: Sequence[Trace], judging: Judging, also: Sequence[pl.DataFrame] = ()) -> str:
-    """Name of some packets and of what is done with them."""
+    """Return a hash of packets and of everything that is done with them."""
     digest = hashlib.sha256(json.dumps(judging.as_json()).encode())
     for trace in traces:
         digest.update(json.dumps([trace.name, trace.slices.as_json()]).encode())
@@ -258,7 +263,7 @@ def fingerprint(traces: Sequence[Trace], judging: Judging, also: Sequence[pl.Dat
 
 
 def _runs(output: Path, work: str, every: Sequence[Variant]) -> dict[str, list[dict[str, Any]]]:
-    """All runs on these packets, by variant; none of other parameters or code than the variant has now."""
+    """Return the runs on these packets by variant, without those of other parameters or code."""
     by_name = {variant.name: variant for variant in every}
     found: dict[str, list[dict[str, Any]]] = {}
     for path in sorted(output.glob("*.json")):
@@ -272,10 +277,10 @@ def _runs(output: Path, work: str, every: Sequence[Variant]) -> dict[str, list[d
 def summarised(
     runs: Mapping[str, Sequence[Mapping[str, Any]]], about: Mapping[str, Any], alike: AbstractSet[str]
 ) -> dict[str, Any]:
-    """Means over seeds, their intervals, and paired differences from one variant, for each form.
+    """Return means over seeds, their intervals and paired differences from one variant, for each form.
 
-    `seeds_95` is Student's t of the differences by seed; in `seconds_95` time and traces vary, too
-    (`over_all`). A variant of `alike` has one run, which is the same for every seed.
+    `seeds_95` is Student's t of the differences by seed; in `seconds_95` time and traces vary (`over_all`).
+    A variant of `alike` has one run, which is the same for every seed.
     """
     first = next(iter(runs.values()))[0]["tuned"]
     result: dict[str, Any] = {
@@ -327,7 +332,7 @@ def _form(runs: Sequence[Mapping[str, Any]], pairs: Pairs, form: str) -> dict[st
 def _paired(
     runs: Sequence[Mapping[str, Any]], base: Sequence[Mapping[str, Any]], *, alike: bool
 ) -> list[tuple[Mapping[str, Any], Mapping[str, Any]]]:
-    """Runs of one seed; where one of the two is alike for all seeds, it stands beside each of the other."""
+    """Return pairs of runs of one seed; a run alike for all seeds is paired with each of the other's."""
     if alike:
         return [(ours, other) for ours in runs for other in base]
     by_seed = {one["seed"]: one for one in base}
@@ -335,7 +340,7 @@ def _paired(
 
 
 def _over_all(pairs: Pairs, form: str, score: str, other_score: str) -> list[float] | None:
-    """95 % of the differences, ours less the other's, where seeds, time and traces vary."""
+    """Return the 95 % interval of the differences, ours less the other's, over seeds, time and traces."""
     if not all(one[form]["draws"] for pair in pairs for one in pair):
         return None
     names = score, other_score
@@ -354,7 +359,7 @@ def _over_all(pairs: Pairs, form: str, score: str, other_score: str) -> list[flo
         return ours - other
 
     by_trace = differences("by_trace")
-    by_trace = by_trace[:, np.isfinite(by_trace).all(0)]  # no late packet in it: no average precision
+    by_trace = by_trace[:, np.isfinite(by_trace).all(0)]  # without late packets there is no average precision
     ends = over_all(by_seed, differences("draws"), pairs[0][0][form]["blocks"], by_trace)
     return ends and [round(end, DIGITS) for end in ends]
 

@@ -1,7 +1,7 @@
-"""A study: the whole pipeline on other traces or with other parameters, in a folder of its own.
+"""A study: the whole pipeline on other traces or with other parameters, in its own folder.
 
-The folder is a DVC project without git. Its dvc.yaml and params.yaml come from the project's; the code that
-dvc.yaml names is linked, so a study is redone where the code has changed and resumed where it has not.
+The folder is a DVC project without git. Its dvc.yaml and params.yaml come from the project's, and the code
+that dvc.yaml names is linked: a study is redone where the code changed and resumed where it did not.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from pipelines.params.document import load_yaml, save_yaml, trace_entry
 from pipelines.params.override import override
 
 PROJECT: Final = Path(__file__).resolve().parents[2]
-SETTINGS: Final = "study.json"  # what the study was asked for; a study of other settings is another study
-SIMULATED_ROUNDS: Final = 2  # walk-forward rounds that a simulated trace is long enough for
+SETTINGS: Final = "study.json"  # the study's options; other options make another study
+SIMULATED_ROUNDS: Final = 2  # walk-forward rounds that fit into a simulated trace
 
 
 @dataclass(frozen=True)
 class Study:
-    """What a study is asked for."""
+    """The options of a study."""
 
-    captures: dict[str, Path]  # by trace name; empty: simulated traces
+    captures: dict[str, Path]  # capture files by trace name; empty means simulated traces
     protocol: str
     overrides: list[str]
     latency: str = "acks"
 
     def settings(self) -> dict[str, Any]:
-        """Return what makes it this study, for its `study.json`."""
+        """Return the options that define this study, for its `study.json`."""
         captures = {name: str(path.resolve()) for name, path in self.captures.items()}
         own = {"traces": captures, "protocol": self.protocol, "set": self.overrides}
         return own if self.latency == "acks" else own | {"latency": self.latency}
@@ -57,11 +57,11 @@ def run_study(
 
     Args:
         folder: the study's folder; made if it is not there.
-        traces: captures; none means simulated ones, long enough for the protocol.
-        protocol: name of the slice lengths, see models/training/protocol.py.
-        overrides: `SECTION.KEY=VALUE`, VALUE in YAML.
-        latency: where the captures' latencies come from, `acks`, `selective` or `timestamps`.
-        until: last stage to run. A study does not register.
+        traces: captures; an empty list means simulated traces, long enough for the protocol.
+        protocol: name of the slice lengths (models/training/protocol.py).
+        overrides: changed parameters as `SECTION.KEY=VALUE`, with VALUE in YAML.
+        latency: source of the captures' latencies: `acks`, `selective` or `timestamps`.
+        until: name of the last stage to run; a study does not register.
 
     Raises:
         ValueError: an argument is wrong, or the folder holds something else; nothing was changed.
@@ -80,7 +80,7 @@ def run_study(
     _prepare(folder, study, params, stages)
 
     print(f"study {folder}: {len(params['extract']['traces'])} traces, protocol {protocol}, up to {until}")
-    # Its runs are to be compared with others: they go where this folder's go.
+    # The study's runs are compared with others, so they are logged where this folder's runs are.
     code = run_dvc(
         ["repro", until], folder, {variable("state"): str(state_dir()), variable("study"): folder.name}
     )
@@ -97,10 +97,10 @@ def run_study(
 
 
 def study_params(params: Any, study: Study) -> Any:
-    """Return the project's parameters with the study's put in (the same document, changed).
+    """Return the project's parameters with the study's changes (the same document, changed in place).
 
     Raises:
-        ValueError: the protocol is unknown, or an override names no parameter or is of another kind.
+        ValueError: the protocol is unknown, or an override names no parameter or has the wrong type.
 
     """
     from models.training.protocol import protocol_named
@@ -138,7 +138,7 @@ def study_params(params: Any, study: Study) -> Any:
 
 
 def _named(captures: list[Path]) -> dict[str, Path]:
-    """Name each capture after its file."""
+    """Return the name each capture after its file."""
     from feature_store.packets.captures import check_capture, trace_name
 
     named: dict[str, Path] = {}
@@ -177,9 +177,9 @@ def _check_folder(folder: Path, study: Study) -> None:
 
 
 def _prepare(folder: Path, study: Study, params: Any, stages: Any) -> None:
-    """Write what the study's DVC project consists of; harmless when it is there."""
+    """Write the files of the study's DVC project; files that are there are kept."""
     folder.mkdir(parents=True, exist_ok=True)
-    # First of all, so that a preparation that was cut short is recognised and completed.
+    # This file comes first, so that an interrupted preparation is recognised and completed.
     write_file(folder / SETTINGS, json.dumps(study.settings(), indent=2) + "\n")
     if not (folder / ".dvc" / "config").is_file():
         call_dvc(["init", "--no-scm", "--force"], folder)
@@ -203,7 +203,7 @@ def _code_folders(stages: Any) -> list[str]:
 
 
 def _place(capture: Path, target: Path) -> None:
-    """Put a capture into the study: a hard link where that is possible, else a copy."""
+    """Put a capture into the study, as a hard link where that is possible, else as a copy."""
     if target.is_file() and filecmp.cmp(capture, target, shallow=False):
         return
     with new_file(target) as partial:

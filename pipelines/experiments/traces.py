@@ -1,4 +1,4 @@
-"""The project's traces: a capture is checked, put under DVC and named in params.yaml, or nothing happens."""
+"""The project's traces: a capture is checked, put under DVC and named in params.yaml, or nothing changes."""
 
 from __future__ import annotations
 
@@ -38,16 +38,16 @@ def add_trace(
     """Check a capture by extracting it, copy it to data/traces, `dvc add` it and name it in params.yaml.
 
     Args:
-        file: a capture, plain or gzip.
-        name: the trace's name; None takes it from the file's.
-        sender: the sender's address; None is who sent most TCP payload.
-        latency: where latencies come from, `acks`, `selective` or `timestamps`.
-        protocol: name of its slice lengths; None is the project's, or the longest that fits.
-        project: the project's folder; None is the current one.
+        file: path of a capture, plain or gzip.
+        name: name of the trace; None takes it from the file's.
+        sender: address of the sender; None takes the one that sent most TCP payload.
+        latency: source of the latencies: `acks`, `selective` or `timestamps`.
+        protocol: name of its slice lengths; None takes the project's, or the longest that fits.
+        project: the project's folder; None takes the current one.
 
     Raises:
-        ValueError: the capture is none, is too short or too silent, or is there already; nothing was changed.
-        OSError: it cannot be read or copied; nothing was changed.
+        ValueError: the file is no capture, too short or too silent, or is there already; nothing was changed.
+        OSError: the capture cannot be read or copied; nothing was changed.
 
     """
     from feature_store.packets.captures import check_capture, trace_name
@@ -88,13 +88,13 @@ def add_trace(
 
 
 def remove_trace(name: str, *, project: Path | None = None) -> None:
-    """Take a trace out of params.yaml and out of DVC, and delete its capture and its packet table here.
+    """Remove a trace from params.yaml and DVC, and delete its capture and its packet table here.
 
-    The capture that it was added from is not touched, and DVC's cache keeps the copy until `dvc gc`.
+    The original capture stays, and DVC's cache keeps its copy until `dvc gc`.
 
     Args:
         name: the trace's name in params.yaml.
-        project: the project's folder; None is the current one.
+        project: the project's folder; None takes the current one.
 
     Raises:
         ValueError: there is no such trace, it is simulated, or the loop needs it; nothing was changed.
@@ -117,7 +117,7 @@ def remove_trace(name: str, *, project: Path | None = None) -> None:
             f"{name!r} is simulated: take its seed out of simulate.seeds and its line out of extract.traces"
         )
     others = [entry["file"] for other, entry in traces.items() if other != name]
-    ours = target.parent == root / TRACES and traces[name]["file"] not in others  # where `add` puts its copy
+    ours = target.parent == root / TRACES and traces[name]["file"] not in others  # `add` puts its copy there
     pointer = target.with_name(f"{target.name}.dvc")
     before = params_path.read_bytes()
     del traces[name]
@@ -135,13 +135,13 @@ def remove_trace(name: str, *, project: Path | None = None) -> None:
 
 
 def simulate_trace(output: Path, *, seed: int, seconds: float) -> int:
-    """Simulate a trace with the parameters of section `simulate`, but for these, and extract it to `output`.
+    """Simulate a trace with the parameters of section `simulate`, but another seed and length, into `output`.
 
     Returns:
-        Exit code: 0, or that of the step that failed, which has said why.
+        Exit code: 0, or that of the failed step, which has printed its reason.
 
     Raises:
-        ValueError: a number cannot be, or the seed is that of a trace of params.yaml; nothing was written.
+        ValueError: a number is invalid, or a trace of params.yaml has the seed; nothing was written.
         OSError: `output` cannot be written.
 
     """
@@ -172,7 +172,7 @@ def check_name(name: str, instead: str = "choose one with --name") -> str:
     """Return `name` if it can name a trace; `instead` says what else to do.
 
     Raises:
-        ValueError: it cannot.
+        ValueError: it cannot name a trace.
 
     """
     if not NAME_PATTERN.fullmatch(name):
@@ -186,7 +186,7 @@ def check_name(name: str, instead: str = "choose one with --name") -> str:
 def _check(
     file: Path, trace: str, sender: str | None, latency: str, asked: str | None, projects: str
 ) -> tuple[str, Slices]:
-    """Extract the capture into a folder that is thrown away, and divide it; return its summary line, too."""
+    """Extract the capture into a temporary folder and divide it; return its slices and summary line."""
     from rich.console import Console
 
     from feature_store.packets.extract import Job, extract_trace, summary_line
@@ -214,7 +214,7 @@ def _divided(decision_ns_B: NDArray[np.int64], trace: str, asked: str | None, pr
     """Divide a trace as stage `split` will: as asked for, else as the project's, else as long as fits.
 
     Raises:
-        ValueError: it cannot be divided so.
+        ValueError: the trace cannot be divided that way.
     """
     from models.training.protocol import OF_A_TRACE, PROTOCOLS, divide, protocol_named
 
@@ -227,7 +227,7 @@ def _divided(decision_ns_B: NDArray[np.int64], trace: str, asked: str | None, pr
 
 
 def _version(file: Path, target: Path, root: Path) -> None:
-    """Copy a capture and `dvc add` it; after an error neither is there."""
+    """Copy a capture and `dvc add` it; after an error neither the copy nor its DVC file stays."""
     ignored = target.with_name(".gitignore")
     before = ignored.read_bytes() if ignored.exists() else None
     try:
@@ -264,7 +264,7 @@ def list_traces(*, project: Path | None = None) -> None:
         sender, protocol = one.sender or "the heaviest", one.protocol or projects
         rows.append((name, one.file, _size(root / one.file), sender, one.latency, protocol))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:  # plain, so that no terminal's width cuts a path
+    for row in rows:  # printed as plain text, so that no terminal's width cuts a path
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
 

@@ -1,14 +1,14 @@
-"""`swiftqueue tune`: each variant's best parameters, one budget for all, on training slices only; resumable.
+"""`swiftqueue tune`: finds each variant's best parameters on training slices, with one budget for all.
 
-Optuna's TPE sampler proposes, Ray Tune runs. The first trial is the variant as its section has it. A trial
-learns from the first two thirds of the training slices and is judged on the rest, as `forecasts --choose`.
-The next proposal follows from the seed and the trials before it, so trials run one after the other. Each one
-is a file of its own, written whole or not at all; a search that was stopped proposes the same again, and what
-is there for the same packets, parameters and code is not run again.
+Optuna's TPE sampler proposes and Ray Tune runs. The first trial is the variant as its section has it. A trial
+learns from the first two thirds of the training slices and is judged on the rest, like `forecasts --choose`.
+A proposal follows from the seed and the trials before it, so trials run one after the other. Each trial is a
+file of its own, written atomically. A search that was stopped proposes the same trials again, and a trial of
+the same packets, parameters and code is not repeated.
 
-What is minimized is the mean log error over packets: networks and trees are trained for it, it weighs an
-error of 1 ms at 10 as one of 10 at 100, and it counts all packets. The average precision, which is beside
-it, rests on the few late ones of ten seconds and would follow their chance.
+The objective is the mean log error over packets: networks and trees are trained for it, it weighs an error
+of 1 ms at 10 like one of 10 at 100, and it counts all packets. The average precision, reported beside it,
+rests on the few late packets of ten seconds and would follow their chance.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ from pipelines.experiments.forecasts import fingerprint, judging_of, traces_of
 SUMMARY: Final = "tuning.json"
 SECTIONS: Final = "tuned.yaml"
 OBJECTIVE: Final = "log_mae"
-STARTUP_TRIALS: Final = 4  # of which TPE draws by chance, the section's own among them
-TRAINING_SEED: Final = 1  # of each trial
+STARTUP_TRIALS: Final = 4  # trials that TPE draws by chance, the section's own among them
+TRAINING_SEED: Final = 1  # training seed of each trial
 QUIET: Final = {"RAY_AIR_NEW_OUTPUT": "0", "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1"}
-FAILED: Final = float("inf")  # of the objective, where training diverged
+FAILED: Final = float("inf")  # objective of a trial whose training diverged
 
 
 def tune(
@@ -67,19 +67,19 @@ def tune(
     Args:
         packets: folder of packet tables.
         output: folder of trials, `tuned.yaml` and `tuning.json`.
-        names: of the traces; none: all.
-        only: variants; none: all that have something to tune.
-        trials: most of a variant.
-        seconds: of CPU; when a variant's trials have taken so many, no other is begun.
-        seed: of the proposals.
-        protocol: lengths of the slices.
+        names: names of the traces; none means all.
+        only: variants to tune; none means all that have something to tune.
+        trials: most trials of a variant.
+        seconds: CPU seconds of a variant's trials after which no other trial begins.
+        seed: seed of the proposals.
+        protocol: name of the lengths of the slices.
         sections: file of the variants.
-        params: file of the parameters: what is late, how it is judged, which traces only teach.
+        params: file of the parameters: when a packet is late, how it is judged, which traces only teach.
 
     Raises:
-        FileNotFoundError: there is no packet table of a trace.
-        ValueError: an argument, a section or a trace cannot be; or, once all else is written, a variant could
-            not be tuned. The line names it.
+        FileNotFoundError: a trace has no packet table.
+        ValueError: an argument, a section or a trace is invalid; or, once all else is written, a variant
+            could not be tuned. The line names it.
     """
     wanted = variants(sections, only)
     if fixed := [each.name for each in wanted if only and not each.kind.search]:
@@ -93,11 +93,11 @@ def tune(
     if not np.isfinite(asked.came_BH).any():
         which = ", ".join(trace.name for trace in traces)
         raise ValueError(f"{which}: no latency is known in the last third of training, to judge a trial by")
-    given = _Given(fingerprint(traces, judging, teaching), traces, asked, judging, teaching)
+    given = _TrialInputs(fingerprint(traces, judging, teaching), traces, asked, judging, teaching)
     budget = {"trials": trials, "cpu_seconds": seconds, "seed": seed, "training_seed": TRAINING_SEED}
     found, failed = {}, []
     switch_off()
-    os.environ.update(QUIET)  # before the import: Ray reads it then
+    os.environ.update(QUIET)  # set before the import, when Ray reads them
     with ray_cluster(1):
         for variant in wanted:
             if variant.kind.search:
@@ -129,8 +129,8 @@ def tune(
 
 
 @dataclass(frozen=True)
-class _Given:
-    """What every trial learns from and is judged by; `work` is its name."""
+class _TrialInputs:
+    """The data that every trial learns from and is judged by; `work` is its hash."""
 
     work: str
     traces: Sequence[Trace]
@@ -140,14 +140,14 @@ class _Given:
 
 
 class _Search:
-    """The search of one variant; `folder` has its trials."""
+    """The search of one variant, whose trials lie in `folder`."""
 
-    def __init__(self, variant: Variant, folder: Path, given: _Given) -> None:
+    def __init__(self, variant: Variant, folder: Path, given: _TrialInputs) -> None:
         self.variant, self.folder, self.given = variant, folder, given
         self.done: list[dict[str, Any]] = []
 
     def run(self, trials: int, seconds: float, seed: int) -> dict[str, Any]:
-        """Propose and try until the budget is spent; plain JSON."""
+        """Propose and try until the budget is spent; return the result as plain JSON."""
         import optuna
         from ray import tune
         from ray.tune.search.optuna import OptunaSearch
@@ -192,11 +192,11 @@ class _Search:
 
     @property
     def spent(self) -> float:
-        """Seconds of CPU that the trials took, or took when they were run."""
+        """Return the CPU seconds that the trials took, including those of earlier runs."""
         return float(sum(one["cpu_s"] for one in self.done))
 
     def heard(self, result: Mapping[str, Any], trials: int) -> None:
-        """Write and tell of a trial that is done."""
+        """Write a finished trial and print its line."""
         one: dict[str, Any] = json.loads(result["trial"])
         path = self.folder / f"{one['key']}.json"
         kept = path.is_file()
@@ -210,10 +210,10 @@ class _Search:
 
 
 def distributions(variant: Variant) -> dict[str, Any]:
-    """What a variant's search draws from, in Optuna's form.
+    """Return the distributions of a variant's search, in Optuna's form.
 
     Raises:
-        ValueError: what its section has cannot be drawn so.
+        ValueError: a value of its section cannot be drawn from them.
     """
     from optuna.distributions import CategoricalDistribution, FloatDistribution
 
@@ -221,7 +221,7 @@ def distributions(variant: Variant) -> dict[str, Any]:
     for name, own in own_values(variant).items():
         each = variant.kind.search[name]
         if not isinstance(each, Between):
-            # Its own value joins the choices: Optuna refuses any other, and the first trial has it.
+            # The variant's own value joins the choices: Optuna refuses any other, and the first trial has it.
             found[name] = CategoricalDistribution(tuple(dict.fromkeys((*each, own))))
         elif own > 0:
             found[name] = FloatDistribution(each.low, each.high, log=True)
@@ -233,24 +233,24 @@ def distributions(variant: Variant) -> dict[str, Any]:
 
 
 def own_values(variant: Variant) -> dict[str, Any]:
-    """What its section has for the parameters that a search may change."""
+    """Return the section's values of the parameters that a search may change."""
     return {name: getattr(variant.params, name) for name in variant.kind.search}
 
 
 def with_values(variant: Variant, values: Mapping[str, Any]) -> Variant:
-    """Give the variant with other values.
+    """Return the variant with other values.
 
     Raises:
-        ValueError: one cannot be.
+        ValueError: a value is invalid.
     """
     params = variant.kind.Params(**{**variant.params.model_dump(), **values})
     return Variant(variant.name, variant.kind, params)
 
 
 def _trial(
-    config: dict[str, Any], variant: Variant, given: _Given, kept: Mapping[str, Mapping[str, Any]]
+    config: dict[str, Any], variant: Variant, given: _TrialInputs, kept: Mapping[str, Mapping[str, Any]]
 ) -> None:
-    """One trial, in Ray's process."""
+    """Run one trial, in Ray's process."""
     import torch
     from ray import tune
 
@@ -258,16 +258,16 @@ def _trial(
     tried = with_values(variant, config)
     key = key_of_run(tried, TRAINING_SEED, given.work)
     one = dict(kept[key]) if key in kept else {"key": key, **_scored(tried, config, given)}
-    # As text: Ray would flatten it into numbers of its own.
+    # The values go as text: Ray would flatten them into numbers of its own.
     tune.report({OBJECTIVE: _score(one), "trial": json.dumps(one, allow_nan=False)})
 
 
-def _scored(tried: Variant, values: Mapping[str, Any], given: _Given) -> dict[str, Any]:
+def _scored(tried: Variant, values: Mapping[str, Any], given: _TrialInputs) -> dict[str, Any]:
     started = time.process_time()
     of = given.traces, given.asked, given.judging
     try:
         found = run(tried, TRAINING_SEED, *of, lambda _: None, given.teaching)["tuned"]
-    except ValueError as error:  # diverged: a result too
+    except ValueError as error:  # a diverged training is a result too
         scores = {"failed": str(error)}
     else:
         scores = {name: found["error"][name] for name in (OBJECTIVE, "mae_ms")}
@@ -282,29 +282,29 @@ def _score(one: Mapping[str, Any]) -> float:
 def _callback(search: _Search, trials: int) -> Any:
     from ray import tune
 
-    class Heard(tune.Callback):  # type: ignore[misc]
+    class TrialListener(tune.Callback):  # type: ignore[misc]
         def on_trial_result(self, **info: Any) -> None:
             search.heard(info["result"], trials)
 
-    return Heard()
+    return TrialListener()
 
 
 def _stopper(search: _Search, seconds: float) -> Any:
     from ray import tune
 
-    class Spent(tune.Stopper):  # type: ignore[misc]
+    class BudgetStopper(tune.Stopper):  # type: ignore[misc]
         def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
             return False  # a trial reports once, when it is over
 
         def stop_all(self) -> bool:
             return search.spent >= seconds
 
-    return Spent()
+    return BudgetStopper()
 
 
 @contextmanager
 def _scratch(folder: Path) -> Iterator[Path]:
-    """Where Ray keeps its own records of a search; its nodes see it, and it goes with the search."""
+    """Yield the folder of Ray's own records of a search; its nodes see it, and the block removes it."""
     scratch = folder / "ray"
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir(parents=True)

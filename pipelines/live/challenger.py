@@ -14,32 +14,32 @@ from models.registry.lineage import content_hash, git_commit
 from models.registry.registry import CHALLENGER, ITSELF, LIVE, Decision, Registry
 from models.registry.saving import INPUTS_FILE
 from models.training.head import FinetuneParams
-from pipelines.live.minute import Tuned
-from pipelines.live.retrain import Retrained
+from pipelines.live.minute import TuningResult
+from pipelines.live.retrain import RetrainingResult
 
 
 def register(
     registry: Registry,
-    tuned: Tuned,
+    tuned: TuningResult,
     folder: Path,
     *,
     champion: int,
     parent: Path,
     packets: pl.DataFrame,
     finetune: FinetuneParams,
-    retrained: Retrained | None,
+    retrained: RetrainingResult | None,
 ) -> int:
-    """Register what a round made, or find it again; `challenger` is what passed or is new.
+    """Register a round's result, or find it again; the alias `challenger` moves to it if it passed or is new.
 
     Args:
-        registry: where.
-        tuned: the round's outcome.
-        folder: where the artifact is put together; it is made.
+        registry: the registry that gets the version.
+        tuned: the round's result.
+        folder: new folder in which the artifact is put together.
         champion: version that it was judged against.
         parent: that version's artifact, with its ONNX network.
-        packets: what it learned from.
+        packets: packet table that it learned from.
         finetune: how its head was trained.
-        retrained: the re-train whose encoder it has; None where it has the champion's.
+        retrained: the re-train that made its encoder; None if it has the champion's.
 
     Raises:
         OSError: the registry does not answer.
@@ -50,12 +50,12 @@ def register(
     content = content_hash(folder)
     judged = Decision(tuned.verdict.passed, tuned.verdict.reason, champion)
     if (known := registry.find(content)) is not None:
-        if judged.passed:  # what passed before may still be gone back to
+        if judged.passed:  # a version that passed before may still be a rollback's target
             registry.decide(known, judged)
             registry.set_alias(CHALLENGER, known)
         return known
     onnx_head.export_onnx(folder, parent)
-    # Of a champion that has none (an older registry) the first minute stands for them from now on.
+    # A champion without such inputs (an older registry) gets this minute's from now on.
     np.save(folder / INPUTS_FILE, (retrained or tuned).trained_on)
     description = artifact.load(folder).description
     if retrained is None:  # the encoder is the champion's

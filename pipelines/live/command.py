@@ -1,4 +1,4 @@
-"""`swiftqueue schedule`: the scheduler as a process of its own."""
+"""`swiftqueue schedule`: runs the scheduler as a process of its own."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from pipelines.validate import ValidateParams
 from serving.ingest.server import telemetry_dir
 
 PARAMS_FILE: Final = Path("params.yaml")
-LEAD_IN_S: Final = 5.0  # several times the history of a window at any rate a window is made for
+LEAD_IN_S: Final = 5.0  # several times the history of a window, at any supported rate
 
 
 def schedule(
@@ -42,12 +42,12 @@ def schedule(
     drift: float,
     retrain: bool,
 ) -> int:
-    """Run rounds until told to stop; 0 when the last one did not fail.
+    """Run rounds until told to stop; return 0 if the last one did not fail.
 
-    With `retrain` a full re-train is started when the inputs have drifted; else it is only proposed.
+    With `retrain` a full re-train starts when the inputs have drifted; otherwise it is only proposed.
 
     Raises:
-        ValueError: params.yaml, a parameter of it or SWIFTQUEUE_SENDERS cannot be; the line names it.
+        ValueError: params.yaml, one of its parameters or SWIFTQUEUE_SENDERS is invalid; the line names it.
         OSError: the port is taken, or other rounds of this model run.
     """
     params = read_all(PARAMS_FILE)
@@ -82,7 +82,7 @@ def schedule(
         url = f"http://{settings().metrics_address}:{port}/metrics"
         say(f"scheduler: a round every {every_s:g} s; metrics at {url}")
         try:
-            rounds.warm()  # so that the first round is not the one that waits for the worker
+            rounds.warm()  # so that the first round does not wait for the worker
         except (WarmWorkerError, ConnectionError, TimeoutError) as error:
             say(f"scheduler: {error}; each round tries again")
         try:
@@ -103,7 +103,7 @@ def round_params(
     remembered: int = 0,
     change: Change = PAPERS,
 ) -> RoundParams:
-    """How a round is run, with the limits of section `validate`."""
+    """Return the parameters of a round, with the limits of section `validate`."""
     return RoundParams(
         learn_s=learn_s,
         judge_s=judge_s,

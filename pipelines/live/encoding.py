@@ -155,8 +155,8 @@ def event_windows(
 ) -> Iterator[NDArray[np.float32]]:
     """Yield the rows x_BWF that a question about each decision carries, CHUNK decisions at a time.
 
-    Each is the rows of the last events before a decision, after all-zero rows while there are fewer, then
-    its queries (docs/EVENTS.md).
+    Each window is the rows of the last events before a decision, padded with all-zero rows in front, then its
+    queries (docs/EVENTS.md).
     """
     log = replay_events(packets, beginning=beginning)
     for begin in range(first, len(log.cut_D), CHUNK):

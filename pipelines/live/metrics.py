@@ -1,4 +1,4 @@
-"""What the scheduler tells Prometheus (docs/LIVE.md)."""
+"""The scheduler's metrics for Prometheus (docs/LIVE.md)."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from serving.deploy.log import age_s
 from serving.triton.endpoint import Triton
 from serving.triton.servers import connected, each
 
-SKIPPED = "skipped"  # a round whose time came while another was running
-SCRAPE_S = 1.5  # for each of two questions to a server; Prometheus gives a scrape 4 s
+SKIPPED = "skipped"  # outcome of a round whose time came while another was running
+SCRAPE_S = 1.5  # seconds for each of two questions to a server; Prometheus gives a scrape 4 s
 
 
-class _Served(Collector):
-    """Version that answers at each server, and its age, asked of them at each scrape."""
+class _ServedVersionCollector(Collector):
+    """The version that answers at each server, and its age, asked of the servers at each scrape."""
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         with connected(SCRAPE_S) as servers:
@@ -45,11 +45,11 @@ class _Served(Collector):
 
 
 class Metrics:
-    """Counters of the rounds, on a port of SWIFTQUEUE_METRICS_ADDRESS."""
+    """The counters of the rounds, served on a port of SWIFTQUEUE_METRICS_ADDRESS."""
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
-        ProcessCollector(registry=self._registry)  # memory and open files: leaks show
+        ProcessCollector(registry=self._registry)  # memory and open files show leaks
         self._rounds = Counter(
             "swiftqueue_rounds", "fine-tuning rounds", ["outcome"], registry=self._registry
         )
@@ -93,28 +93,28 @@ class Metrics:
         )
         for kind in KINDS:
             self._claims.labels(kind)
-        self._registry.register(_Served())
+        self._registry.register(_ServedVersionCollector())
 
     def serve(self, port: int) -> int:
-        """Answer scrapes on a port (0: a free one); return it."""
+        """Answer scrapes on a port (0: a free one); return its address."""
         return metrics_page.serve(self._registry, str(settings().metrics_address), port)
 
     def every(self, seconds: float) -> None:
-        """Tell how often rounds come."""
+        """Publish the seconds between rounds."""
         self._interval.set(seconds)
 
     def skipped(self, rounds: int) -> None:
-        """Count rounds that fell into a running one."""
+        """Count rounds whose time came while another was running."""
         self._rounds.labels(SKIPPED).inc(rounds)
 
     def rolled_back(self) -> None:
-        """Count a version that was put back without a hand."""
+        """Count an automatic rollback."""
         self._rollbacks.inc()
 
     def add(self, record: RoundRecord) -> None:
         """Count a finished round."""
         self._rounds.labels(record.outcome).inc()
-        self._steps.clear()  # a declined round has few of them
+        self._steps.clear()  # a declined round has few steps
         for step, seconds in record.seconds.items():
             self._steps.labels(step).set(seconds)
         for kind, count in record.refused.items():

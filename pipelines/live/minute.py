@@ -1,10 +1,10 @@
-"""One round's arithmetic: the last minute of packets in, a new head and its judgement out. Pure but for time.
+"""The arithmetic of one round: it takes the last minute of packets and returns a new head and its judgement.
 
-The packets before `learn_from_ns` only fill the first windows' history. Windows decided in
-[learn_from_ns, judge_from_ns) teach, with the latencies known at `judge_from_ns`; windows decided after it
-judge, with those known when the telemetry was read, and are encoded while the head is trained; so do the
-slices that judged rounds before, which teach nothing. Champion, challenger and reference have one encoder,
-so each window is encoded once; a re-trained challenger has its own, and each encodes what judges.
+It is pure but for time. The packets before `learn_from_ns` only fill the first windows' history. Windows
+decided in [learn_from_ns, judge_from_ns) teach, with the latencies known at `judge_from_ns`. Later windows
+judge, with the latencies known when the telemetry was read, and are encoded while the head is trained. The
+slices that judged earlier rounds judge, too, and teach nothing. Champion, challenger and reference share one
+encoder, so each window is encoded once; a re-trained challenger has its own, and each encodes what judges.
 
 Shapes: B windows, W window tokens, F features, R tokens that the head reads, D model width, H horizon.
 """
@@ -42,32 +42,32 @@ from pipelines.live.reservoir import EMPTY, Past, Reservoir, stretches
 from pipelines.live.rounds_log import DeclinedError
 from pipelines.live.slices import JudgingSlice, due, encoder_of, usable
 
-LEAD_IN_NS: Final = 5_000_000_000  # of a slice that is kept: more than the lead-in of docs/EVENTS.md
+LEAD_IN_NS: Final = 5_000_000_000  # lead-in of a kept slice: more than the lead-in of docs/EVENTS.md
 
 
 @dataclass(frozen=True)
 class Minute:
-    """What a round works on."""
+    """The inputs of a round."""
 
     packets: pl.DataFrame  # a packet table: consecutive packets of one sender
-    beginning: Beginning  # what was known of the sender before them
+    beginning: Beginning  # the sender's state before the packets
     learn_from_ns: int
     judge_from_ns: int
     champion: Mapping[str, bytes]  # artifact files by name
     params: FinetuneParams
     trained_on: NDArray[np.float32] | None  # inputs (N, F) of the encoder's training; None: this minute's
     least_windows: int
-    retrained: Mapping[str, bytes] | None = None  # of an artifact that is to take the champion's place
-    reference: Mapping[str, bytes] | None = None  # of the version that the champion's encoder came with
-    earlier: tuple[JudgingSlice, ...] = ()  # that judged before
-    reservoir: Reservoir = EMPTY  # of earlier minutes, that teaches too
-    memory_windows: int = 0  # that it holds at most; 0: nothing is kept, and nothing of it teaches
-    change: Change = PAPERS  # of latency that the loss weights and the gate counts as late
+    retrained: Mapping[str, bytes] | None = None  # files of a re-train that is to replace the champion
+    reference: Mapping[str, bytes] | None = None  # files of the version that brought the champion's encoder
+    earlier: tuple[JudgingSlice, ...] = ()  # slices that judged earlier rounds
+    reservoir: Reservoir = EMPTY  # stretches of earlier minutes, which teach too
+    memory_windows: int = 0  # most windows of the reservoir; 0: it is neither kept nor taught from
+    change: Change = PAPERS  # change of latency that the loss weights and the gate counts as late
 
 
 @dataclass(frozen=True)
-class Tuned:
-    """A challenger and how it was judged."""
+class TuningResult:
+    """The challenger of a round and its judgement."""
 
     files: Mapping[str, bytes]  # artifact files by name
     verdict: Verdict
@@ -76,14 +76,14 @@ class Tuned:
     loss_after: float
     psi: Mapping[str, float]  # population stability index by input
     trained_on: NDArray[np.float32]  # inputs (N, F) that the index compares with
-    slices: tuple[JudgingSlice, ...]  # to be kept, oldest first
+    slices: tuple[JudgingSlice, ...]  # slices to be kept, oldest first
     remembered: int  # windows of the reservoir that taught
-    reservoir: Reservoir | None  # to be kept; None: what is there stays
-    seconds: Mapping[str, float]  # by step
+    reservoir: Reservoir | None  # the new reservoir to be kept; None keeps the present one
+    seconds: Mapping[str, float]  # seconds by step
 
 
-def tune(minute: Minute) -> Tuned:
-    """Fine-tune the head of the champion, or of a re-trained artifact, on a minute; judge it on what follows.
+def tune(minute: Minute) -> TuningResult:
+    """Fine-tune the head of the champion or of a re-train on a minute, and judge it on what follows.
 
     Raises:
         DeclinedError: too few windows, no known latency, or telemetry with a gap; the line says which.
@@ -149,14 +149,14 @@ def tune(minute: Minute) -> Tuned:
     kept = [one for one in seen[encoder_of(served)] if id(one) not in known]  # what is new, or encoded anew
     sample = sample_inputs(np.concatenate([taught.candidates_BHF, judged.candidates_BHF]))
     reservoir = None
-    if minute.memory_windows and minute.retrained is None:  # which may not pass: the champion's stays
+    if minute.memory_windows and minute.retrained is None:  # a re-trained challenger may fail
         candidates = Candidates(taught.candidates_BHF, held_out.features)
         last_us_BH = last_visible(candidates, "last_flow", lesson.median_us)
         new = stretches(trace, decision_ns_B[learn_B], taught, lesson.y_BH, last_us_BH)
         reservoir = minute.reservoir.with_minute(encoder, new, minute.memory_windows)
     trained_on = sample if minute.trained_on is None else minute.trained_on
     clock.lap("judge")
-    return Tuned(
+    return TuningResult(
         files=_files(lesson.tuned),
         verdict=verdict,
         figures={name: asdict(one.figures) for name, one in (scores | naive).items()},
@@ -172,7 +172,7 @@ def tune(minute: Minute) -> Tuned:
 
 
 def _held_out(slices: Sequence[JudgingSlice], change: Change) -> gate.HeldOut:
-    """Return what judges, of all slices together."""
+    """Return the held-out windows of all slices together."""
     return gate.HeldOut(
         np.concatenate([one.decisions.candidates_BHF for one in slices]),
         np.concatenate([one.y_BH for one in slices]),
@@ -190,10 +190,10 @@ def _files(tuned: NetworkForecaster) -> dict[str, bytes]:
 
 
 def aligned(packets: pl.DataFrame, beginning: Beginning) -> tuple[pl.DataFrame, Beginning]:
-    """Return the packets from the first whole batch on, counted from 0, and what is known when they begin.
+    """Return the packets from the first whole batch on, counted from 0, and the sender's state before them.
 
     Raises:
-        DeclinedError: a packet is missing, or all are.
+        DeclinedError: a packet is missing, or no packet was sent.
     """
     first = int(packets["packet"][0]) if packets.height else 0
     cut = -first % HORIZON
@@ -212,8 +212,8 @@ def aligned(packets: pl.DataFrame, beginning: Beginning) -> tuple[pl.DataFrame, 
 class _Lesson:
     tuned: NetworkForecaster
     tuning: Tuning
-    median_us: float  # of the minute's latencies
-    y_BH: NDArray[np.float32]  # of the minute, µs as known then
+    median_us: float  # median latency of the minute
+    y_BH: NDArray[np.float32]  # latencies of the minute in µs, as known then
 
 
 def _train(
@@ -238,7 +238,7 @@ def _train(
 
 
 class _Clock:
-    """Seconds of each step."""
+    """A stopwatch for the seconds of each step."""
 
     def __init__(self) -> None:
         self._last = time.monotonic()

@@ -1,4 +1,4 @@
-"""What answers in shadow before it serves, and is put back when it serves worse than what was before it."""
+"""A head's probation: it answers in shadow before it serves, and is rolled back if it serves worse."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from models.registry.registry import Registry
 from models.sharp import PAPERS, Change
 from models.training.warm_worker import WarmWorkerError
 from pipelines.live.rounds_log import RoundRecord, newest_first
-from pipelines.live.watch import Compared, Pair
+from pipelines.live.watch import HeadComparison, HeadPair
 from pipelines.live.worker import Worker
 from serving.deploy import log as deploy_log
 from serving.deploy.champion import find_champion
@@ -28,29 +28,29 @@ from serving.deploy.deployment import rollback_champion
 from serving.deploy.hold import held
 from serving.triton.endpoint import first_line
 
-SHADOW_WAIT_S: Final = 30.0  # for the batches of a shadow; a sender that stopped delays no round for longer
+SHADOW_WAIT_S: Final = 30.0  # for a shadow's batches; a sender that stopped delays no round for longer
 SHADOW_LOOK_S: Final = 1.0
-WATCHED: Final = 1.5  # of the seconds that a rollback takes are looked at
+WATCHED: Final = 1.5  # multiple of the rollback's seconds that is looked at
 
-# The last so many seconds of a sender, by its name or ("") of the one whose turn it is; FileNotFoundError
-# where there is nothing of it.
+# Returns the last seconds of a sender, by its name or ("") of the one whose turn it is. Raises
+# FileNotFoundError where there are none.
 Telemetry = Callable[[float, str], Latest]
 
 
 class Probation:
-    """Compares two heads on live traffic, before a switch and after it (docs/decisions/0008)."""
+    """Comparisons of two heads on live traffic, before a switch and after it (docs/decisions/0008)."""
 
     def __init__(
         self, telemetry: Telemetry, worker: Worker, model: str, lead_in_s: float, change: Change = PAPERS
     ) -> None:
-        """Read the settings.
+        """Keep the settings.
 
         Args:
-            telemetry: where packets come from.
-            worker: does the work.
+            telemetry: returns the last seconds of a sender's packets.
+            worker: runs the comparisons.
             model: name in the registry.
-            lead_in_s: telemetry before what judges, that only fills the first windows' history.
-            change: of latency, from which on a packet is late.
+            lead_in_s: seconds of telemetry before the judged ones, only for the first windows' history.
+            change: change of latency above which a packet is late.
         """
         self._telemetry = telemetry
         self._worker = worker
@@ -60,7 +60,7 @@ class Probation:
         self.shadow_batches = settings().shadow_batches
         self._rollback_margin = settings().rollback_margin
         self._rollback_after_s = settings().rollback_after_s
-        self._watched: _Watched | None = None
+        self._watched: _ProbationState | None = None
 
     def shadow(
         self,
@@ -69,9 +69,9 @@ class Probation:
         head: Mapping[str, bytes],
         champion: Mapping[str, bytes],
     ) -> str:
-        """Judge a head beside the champion on traffic that came since its round began, without any effect.
+        """Judge a head beside the champion on traffic since its round began, without any effect.
 
-        Returns what it may be worse in; nothing too where too little came to tell.
+        Return the figure in which it may be worse; empty if there is none, or too little traffic to tell.
         """
         deadline = time.monotonic() + SHADOW_WAIT_S
         while True:
@@ -95,10 +95,10 @@ class Probation:
         sender: str,
         *,
         or_another: bool = False,
-    ) -> Compared | None:
-        """Two heads on the last seconds of a sender, as far as they came since a time; None if nothing did.
+    ) -> HeadComparison | None:
+        """Return how two heads compare on a sender's last seconds since a time; None without packets.
 
-        With `or_another` it may be another sender's turn; of that one neither head has learned those seconds.
+        With `or_another` it may be another sender's turn, from whose seconds neither head has learned.
         """
         try:
             latest = self._telemetry(self._lead_in_s + seconds, "" if or_another else sender)
@@ -112,14 +112,14 @@ class Probation:
             return None
         from_ns = max(since_ns + 1, newest_ns - round(seconds * 1e9))
         packets = believed(latest.packets, 0).packets
-        pair = Pair(packets, latest.beginning, from_ns, head, other, self._change)
-        compared: Compared = self._worker.do(pair)
+        pair = HeadPair(packets, latest.beginning, from_ns, head, other, self._change)
+        compared: HeadComparison = self._worker.do(pair)
         return compared
 
     def watch(self) -> str:
-        """Put the version before the served one back where the served one is surely worse on live traffic.
+        """Roll back to the previous version where the served one is surely worse on live traffic.
 
-        Returns a line about that; nothing where all is well, or nobody knows.
+        Return a line about a rollback; empty where all is well, or the traffic is too little to tell.
         """
         try:
             return self._watch()
@@ -142,7 +142,7 @@ class Probation:
             learned_of = tags.get("source", "").removeprefix("telemetry/")
             learned_ns = int(tags.get("telemetry_to_ns") or 0)
             head, other = (files_of(registry, one) for one in (version, before))
-            self._watched = _Watched(version, before, learned_of, learned_ns, head, other)
+            self._watched = _ProbationState(version, before, learned_of, learned_ns, head, other)
         one = self._watched
         found = self._beside(
             one.head,
@@ -164,8 +164,8 @@ class Probation:
 
 
 @dataclass(frozen=True)
-class _Watched:
-    """A served version, the one before it, what it learned last, and the heads of both."""
+class _ProbationState:
+    """A served version, the one before it, the end of its training data, and the heads of both."""
 
     version: int
     before: int
@@ -176,7 +176,7 @@ class _Watched:
 
 
 def rolled_back_since_last(log: Path) -> str:
-    """What was put back without a hand since the last round of a rounds log began, and why."""
+    """Return a line about an automatic rollback since the last round of a rounds log began, or nothing."""
     switch = deploy_log.last_switch() or {}
     last = next(newest_first(log), {})
     if not switch.get("why") or float(switch.get("time", 0)) < float(last.get("triggered") or 0):
@@ -185,10 +185,10 @@ def rolled_back_since_last(log: Path) -> str:
 
 
 def files_of(registry: Registry, version: int) -> Mapping[str, bytes]:
-    """The artifact's files of a version, by name.
+    """Return the artifact's files of a version, by name.
 
     Raises:
-        RegistryError: there is no such version, or it is not what was registered.
+        RegistryError: there is no such version, or its files are not those that were registered.
     """
     with tempfile.TemporaryDirectory() as temporary:
         return read_files(registry.fetch(version, Path(temporary)))

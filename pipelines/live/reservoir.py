@@ -1,13 +1,13 @@
-"""Stretches of the past that teach beside the last minute: those least alike, in bounded memory.
+"""The reservoir: stretches of the past that teach beside the last minute, chosen to be least alike.
 
 A stretch is a second of one sender that taught. As in Memento (Dietmüller et al., "On Sample Selection for
-Continual Learning: a Video Streaming Case Study", CCR 2024) what is kept is chosen by coverage, not by age:
-where there are too many, one of the two that are most alike goes, the older. Rare and late stretches are like
-no other, so they stay. Memento compares distributions of what was predicted and of what came; here it is what
-came and how far it was from the last visible latency, which is what the head adds to.
+Continual Learning: a Video Streaming Case Study", CCR 2024) stretches are chosen by coverage, not by age:
+where there are too many, the older of the two that are most alike goes. Rare and late stretches are like no
+other, so they stay. Memento compares distributions of predictions and outcomes. Here a stretch is described
+by its latencies and their distance from the last visible latency, to which the head adds.
 
 Shapes: B windows, R tokens that the head reads, D model width, H horizon (8 packets), F features,
-S stretches, K what tells stretches apart.
+S stretches, K numbers that describe a stretch.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from common.section import Section, read, read_all
 from pipelines.live.encoding import ASIDE, NOT_READ, Decisions
 
 STRETCH_NS: Final = 1_000_000_000
-MOST_WINDOWS: Final = 128  # of a stretch; of more every second one is taken, or every third: they are alike
+MOST_WINDOWS: Final = 128  # of more windows in a stretch, every second or third is taken: they are alike
 QUANTILES: Final = (0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
-RATE_SHARE: Final = 0.5  # of the rate beside one quantile, both in natural logarithms
-FILE: Final = "reservoir.npz"  # in var/live
+RATE_SHARE: Final = 0.5  # weight of the rate beside one quantile, both in natural logarithms
+FILE: Final = "reservoir.npz"  # file in var/live
 
 
 class LiveParams(Section):
-    """The live loop's rounds (docs/LIVE.md); read by the scheduler, by no stage."""
+    """Parameters of the live loop's rounds (docs/LIVE.md); the scheduler reads them, no stage does."""
 
     section: ClassVar = "live"
     memory_windows: Annotated[int, Field(ge=0, le=65_536)]
@@ -44,24 +44,24 @@ class LiveParams(Section):
 
 
 def memory_windows(params: Path) -> int:
-    """The parameter of a file; 0 in a file of before there was one.
+    """Return the parameter of a file; 0 if the file is older than the parameter.
 
     Raises:
-        ValueError: the value cannot be; the line names it.
+        ValueError: the value is invalid; the line names it.
     """
     known = LiveParams.section in read_all(params)
     return read(params, LiveParams).memory_windows if known else 0
 
 
 @dataclass(frozen=True)
-class Stretch:
-    """A second of one sender, as far as it taught."""
+class ReservoirStretch:
+    """A second of one sender, with its windows that taught."""
 
     sender: str
     from_ns: int  # a multiple of STRETCH_NS
     windows: Decisions
     y_BH: NDArray[np.float32]  # µs as known when it taught; NaN where unknown
-    like_K: NDArray[np.float64]  # what tells it from others
+    like_K: NDArray[np.float64]  # numbers that describe it (`_like`)
 
     def __len__(self) -> int:
         return len(self.y_BH)
@@ -73,10 +73,10 @@ def stretches(
     windows: Decisions,
     y_BH: NDArray[np.float32],
     last_us_BH: NDArray[np.float64],
-) -> list[Stretch]:
-    """Cut windows that taught into stretches; a second without a known latency is none.
+) -> list[ReservoirStretch]:
+    """Cut windows that taught into stretches; a second without a known latency gives none.
 
-    `last_us_BH` is what the head adds to: the last visible latency of the packet's flow.
+    `last_us_BH` is the last visible latency of the packet's flow, to which the head adds.
     """
     found = []
     second_B = decision_ns_B // STRETCH_NS
@@ -85,13 +85,15 @@ def stretches(
         like_K = _like(y_BH[here_B], last_us_BH[here_B])
         if like_K is not None:
             some_B = here_B[:: -(-len(here_B) // MOST_WINDOWS)]
-            one = Stretch(sender, int(second) * STRETCH_NS, windows.chosen(some_B), y_BH[some_B], like_K)
+            one = ReservoirStretch(
+                sender, int(second) * STRETCH_NS, windows.chosen(some_B), y_BH[some_B], like_K
+            )
             found.append(one)
     return found
 
 
 def _like(y_BH: NDArray[np.float32], last_us_BH: NDArray[np.float64]) -> NDArray[np.float64] | None:
-    """Quantiles of the log-latency, of its distance from the last one visible, and the log of the rate."""
+    """Return quantiles of the log-latency and of its distance from the last visible one, and the log rate."""
     known_BH = np.isfinite(y_BH) & (y_BH > 0)
     if not known_BH.any():
         return None
@@ -103,7 +105,7 @@ def _like(y_BH: NDArray[np.float32], last_us_BH: NDArray[np.float64]) -> NDArray
 
 @dataclass(frozen=True)
 class Past:
-    """What teaches of the past."""
+    """The windows of the past that teach, and their latencies."""
 
     windows: Decisions
     labels: list[NDArray[np.float32]]  # by stretch, µs
@@ -111,15 +113,15 @@ class Past:
 
 @dataclass(frozen=True)
 class Reservoir:
-    """What is kept, all encoded by one encoder, oldest first."""
+    """The kept stretches, all encoded by one encoder, oldest first."""
 
     encoder: str = ""
-    kept: tuple[Stretch, ...] = ()
+    kept: tuple[ReservoirStretch, ...] = ()
 
     def beside(self, encoder: str, sender: str, from_ns: int, to_ns: int) -> Past | None:
-        """What teaches beside a minute of a sender; None where there is nothing.
+        """Return the stretches that teach beside a minute of a sender; None where there are none.
 
-        What the minute itself holds is left out. So is all that another encoder made.
+        Stretches within the minute, and those of another encoder, are left out.
         """
         if encoder != self.encoder:
             return None
@@ -128,10 +130,10 @@ class Reservoir:
             return None
         return Past(Decisions.joined([one.windows for one in chosen]), [one.y_BH for one in chosen])
 
-    def with_minute(self, encoder: str, new: Sequence[Stretch], most_windows: int) -> Self:
-        """Take in a minute's stretches, in the place of those of the same seconds, and keep the least alike.
+    def with_minute(self, encoder: str, new: Sequence[ReservoirStretch], most_windows: int) -> Self:
+        """Return a reservoir with a minute's stretches added, reduced to the least alike.
 
-        Another encoder's go: their windows would have to be encoded anew, and what drifted is past.
+        They replace stretches of the same seconds. Another encoder's are dropped: their traffic is past.
         """
         own = self.kept if encoder == self.encoder else ()
         again = {(one.sender, one.from_ns) for one in new}
@@ -139,20 +141,20 @@ class Reservoir:
         return replace(self, encoder=encoder, kept=tuple(least_alike([*old, *new], most_windows)))
 
 
-def _within(one: Stretch, sender: str, from_ns: int, to_ns: int) -> bool:
+def _within(one: ReservoirStretch, sender: str, from_ns: int, to_ns: int) -> bool:
     return one.sender == sender and one.from_ns + STRETCH_NS > from_ns and one.from_ns < to_ns
 
 
 EMPTY: Final = Reservoir()
 
 
-def least_alike(found: list[Stretch], most_windows: int) -> list[Stretch]:
-    """Drop the older of the two that are most alike until what is left has no more than so many windows."""
+def least_alike(found: list[ReservoirStretch], most_windows: int) -> list[ReservoirStretch]:
+    """Drop the older of the two most alike stretches until at most `most_windows` windows are left."""
     if (windows := sum(map(len, found))) <= most_windows:
         return found
     like_SK = np.stack([one.like_K for one in found])
     left_S = np.ones(len(found), bool)
-    apart_S = np.full(len(found), np.inf)  # of each, from the later one that is most like it: no S x S array
+    apart_S = np.full(len(found), np.inf)  # distance from the most alike later stretch; no S x S array
     most_like_S = np.full(len(found), -1)
 
     def compare(one: int) -> None:
@@ -172,7 +174,7 @@ def least_alike(found: list[Stretch], most_windows: int) -> list[Stretch]:
 
 
 class ReservoirFile:
-    """The reservoir between rounds and over restarts: one file, whole or not at all."""
+    """The reservoir's file between rounds and over restarts, written atomically."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
@@ -192,10 +194,10 @@ class ReservoirFile:
             return EMPTY
 
     def save(self, what: Reservoir) -> None:
-        """Write it; of an empty one there is no file.
+        """Write the reservoir; an empty one has no file.
 
         Raises:
-            OSError: the disk is full; the one before stays.
+            OSError: the disk is full; the previous file stays.
         """
         if what.kept:
             write_file(self._file, _written(what))
@@ -232,5 +234,5 @@ def _read(file: Path) -> Reservoir:
         for place, end in enumerate(ends_S):
             part = slice(int(end - windows_S[place]), int(end))
             said = str(senders[place]), int(from_ns_S[place])
-            kept.append(Stretch(*said, every.chosen(part), y_BH[part], like_SK[place]))
+            kept.append(ReservoirStretch(*said, every.chosen(part), y_BH[part], like_SK[place]))
         return Reservoir(str(found["encoder"]), tuple(kept))

@@ -1,10 +1,10 @@
-"""A full re-train in the background: the project's stages on the recent telemetry, at the lowest priority.
+"""A full re-train in the background: the project's stages on recent telemetry, at the lowest priority.
 
-    python -m pipelines.live.retrain FOLDER      # the stages; started by the scheduler, one at a time
+    python -m pipelines.live.retrain FOLDER      # runs the stages; the scheduler starts it, one at a time
 
-FOLDER holds `params.yaml` and `packets/`. The stages `split`, `validate` and `pretrain` run in it; then
-`candidate/` appears: the artifact, and `inputs.npy`, the inputs that its encoder was trained on. A round
-fine-tunes its head on the newest minute and judges it as any challenger (rounds.py).
+FOLDER holds `params.yaml` and `packets/`. The stages `split`, `validate` and `pretrain` run in it, and then
+`candidate/` appears: the artifact, and `inputs.npy` with the inputs that its encoder was trained on. A round
+fine-tunes its head on the newest minute and judges it like any challenger (rounds.py).
 """
 
 from __future__ import annotations
@@ -46,38 +46,38 @@ from models.training.protocol import PROTOCOLS
 from pipelines.live.encoding import NOT_READ
 from pipelines.register import served_level
 
-SECONDS: Final = 600.0  # of telemetry; protocol `paper` needs 450
+SECONDS: Final = 600.0  # seconds of telemetry; protocol `paper` needs 450
 MOST_PACKETS: Final = 1_500_000  # their events and queries take some 3 GB of memory
-PAUSE_S: Final = 3600.0  # from one start to the next: what did not pass the gate will not pass at once
+PAUSE_S: Final = 3600.0  # from one start to the next: a model that failed the gate would fail again at once
 STOP_S: Final = 20.0
-TRIES: Final = 3  # of each stage; `pretrain` goes on from its last epoch
+TRIES: Final = 3  # tries of each stage; `pretrain` goes on from its last epoch
 NICENESS: Final = "19"
 CANDIDATE: Final = "candidate"
-ANY_SHIFT: Final = 100.0  # the most that section `validate` takes
+ANY_SHIFT: Final = 100.0  # highest value that section `validate` takes
 LOCAL_PREFIXES: Final = ("127.", "localhost")
 
 
 class RetrainError(ValueError):
-    """It was not started, or ended without a model; the line says why."""
+    """A re-train was not started, or ended without a model; the line says why."""
 
 
 @dataclass(frozen=True)
-class Retrained:
-    """What a re-train made."""
+class RetrainingResult:
+    """The result of a re-train."""
 
     files: Mapping[str, bytes]  # artifact files by name
-    tags: Mapping[str, str]  # what it learned from
+    tags: Mapping[str, str]  # lineage of its training data
     trained_on: NDArray[np.float32]  # a sample (N, F) of its inputs
 
 
 class Retraining:
-    """Starts a re-train, never a second one beside it, and hands over what it made."""
+    """The re-train in the background, at most one at a time, and its result."""
 
     def __init__(self, params: Mapping[str, Any]) -> None:
-        """Drop what an earlier scheduler left unfinished.
+        """Remove the unfinished work of an earlier scheduler.
 
         Args:
-            params: all of params.yaml; used are `validate`, `architecture` and what that names.
+            params: all of params.yaml; `validate`, `architecture` and the section that it names are used.
         """
         self._folder = state_dir() / "live" / "retrain"
         self._params = params
@@ -87,20 +87,20 @@ class Retraining:
 
     @property
     def log(self) -> Path:
-        """What the stages said, of the last re-train."""
+        """Return the log of the last re-train's stages."""
         return self._folder.with_suffix(".log")
 
     def running(self) -> bool:
-        """Whether one runs."""
+        """Return whether a re-train runs."""
         return self._process is not None and self._process.poll() is None
 
     def due(self) -> bool:
-        """Whether one may be started now."""
+        """Return whether a re-train may be started now."""
         waited = self._started_s is None or time.monotonic() - self._started_s >= PAUSE_S
         return waited and self._process is None and self.candidate() is None
 
     def start(self, latest: Latest) -> None:
-        """Start one on this telemetry.
+        """Start a re-train on this telemetry.
 
         Raises:
             RetrainError: there is too little telemetry.
@@ -117,7 +117,7 @@ class Retraining:
         scratch().mkdir(mode=0o700, exist_ok=True)
         environment = os.environ | {"RAY_TMPDIR": str(scratch()), "OMP_NUM_THREADS": "1"}
         if (settings().ray_address or "").startswith(LOCAL_PREFIXES):
-            # A Ray of its own: on that of the rounds its workers would have their priority and their cores.
+            # It has a Ray of its own: on the rounds' Ray its workers would get their priority and cores.
             environment["RAY_ADDRESS"] = ""
         command = ["nice", "-n", NICENESS, sys.executable, "-m", "pipelines.live.retrain", str(self._folder)]
         with self.log.open("wb") as log:
@@ -126,7 +126,7 @@ class Retraining:
             )
 
     def finish(self) -> None:
-        """Look whether one has ended; harmless when none did.
+        """Check whether a re-train has ended; do nothing if none did.
 
         Raises:
             RetrainError: it ended without a model.
@@ -137,34 +137,34 @@ class Retraining:
         shutil.rmtree(scratch(), ignore_errors=True)
         if code:
             lines = [line for line in self.log.read_text(errors="replace").splitlines() if line.strip()]
-            # The stage's own line, and which stage it was.
+            # The last lines are the stage's own error, and the stage's name.
             reason = "; ".join(lines[-2:]) or f"ended with code {code}"
             self.drop()
             raise RetrainError(f"the re-train failed: {reason[:400]} (log {self.log})")
 
-    def candidate(self) -> Retrained | None:
-        """What the last one made and no round has judged yet.
+    def candidate(self) -> RetrainingResult | None:
+        """Return the result of the last re-train if no round has judged it yet.
 
         Raises:
-            RetrainError: it cannot be read.
+            RetrainError: the result cannot be read.
         """
         folder = self._folder / CANDIDATE
-        if self.running() or not folder.is_dir():  # it appears a moment before the process has ended
+        if self.running() or not folder.is_dir():  # the folder appears a moment before the process ends
             return None
         try:
             files = artifact.read_files(folder)
             tags = dict(yaml.safe_load((folder / "tags.yaml").read_text()))
             inputs_NF = np.load(folder / INPUTS_FILE, allow_pickle=False)
-        except (*NOT_READ, TypeError, yaml.YAMLError) as error:  # as after a power cut
+        except (*NOT_READ, TypeError, yaml.YAMLError) as error:  # for example after a power cut
             raise RetrainError(f"what the re-train left in {folder} cannot be read: {error}") from error
-        return Retrained(files, tags, inputs_NF)
+        return RetrainingResult(files, tags, inputs_NF)
 
     def drop(self) -> None:
-        """Remove what one made or left: it has been judged, or cannot be. Its log stays."""
+        """Remove a re-train's result or leftovers, because it was judged or cannot be; its log stays."""
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def close(self) -> None:
-        """End what runs, with its stages and their Ray."""
+        """End a running re-train, with its stages and their Ray."""
         if self._process is None:
             return
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -187,7 +187,7 @@ class Retraining:
 
 
 def scratch() -> Path:
-    """Folder of the re-train's own Ray, with a short path."""
+    """Return the folder of the re-train's own Ray, with a short path."""
     return loop_scratch() / "retrain"
 
 
@@ -195,7 +195,7 @@ def stage_params(params: Mapping[str, Any], packets: pl.DataFrame) -> dict[str, 
     """Return the stages' parameters: the project's, with the longest protocol that this telemetry fills.
 
     Raises:
-        RetrainError: none is short enough.
+        RetrainError: no protocol is short enough.
     """
     decision_ns_B = decision_times(packets)
     seconds = int(decision_ns_B[-1] - decision_ns_B[0]) / 1e9 if len(decision_ns_B) else 0.0
@@ -203,7 +203,7 @@ def stage_params(params: Mapping[str, Any], packets: pl.DataFrame) -> dict[str, 
     if not fitting:
         raise RetrainError(f"{seconds:.1f} s of telemetry are too few for a re-train")
     split = {"protocol": max(fitting, key=lambda p: p.least_s).name}
-    # The inputs shift within it: that is why it is done.
+    # The inputs shift within the telemetry: they are the reason for the re-train.
     validate = params["validate"] | {"max_shift_psi": ANY_SHIFT}
     taken = ("change", *sections_of_choice(params))
     own = {name: params[name] for name in taken if name in params}
@@ -211,7 +211,7 @@ def stage_params(params: Mapping[str, Any], packets: pl.DataFrame) -> dict[str, 
 
 
 def run_stages(folder: Path) -> None:
-    """Run the stages and put the candidate into the folder, in one step.
+    """Run the stages and put the candidate into the folder atomically.
 
     Raises:
         RetrainError: a stage failed.
@@ -248,8 +248,8 @@ def run_stages(folder: Path) -> None:
         shutil.rmtree(folder / name)
 
 
-def main(folder: Annotated[Path, typer.Argument(help="with params.yaml and packets/")]) -> None:
-    """Run the stages of one re-train; another one of this state folder must not run."""
+def main(folder: Annotated[Path, typer.Argument(help="folder with params.yaml and packets/")]) -> None:
+    """Run the stages of one re-train, unless another one of this state folder runs."""
     with folder.with_suffix(".lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,12 +1,12 @@
 """One round of the live loop: telemetry, validation, a new head, the gate, the registry, Triton.
 
     pushed    the new version is served
-    kept      the challenger did not pass the gate; it is in the registry, the champion goes on serving
-    declined  there was nothing sound to learn from: none that is new, too little or bad telemetry; or the
-              champion was changed by hand meanwhile, or is held
-    failed    a part of the system was gone; the next round tries again
+    kept      the challenger did not pass the gate; it is in the registry, and the champion goes on serving
+    declined  there was nothing sound to learn from: no new telemetry, too little of it, or bad telemetry; or
+              the champion was changed by hand meanwhile, or is held
+    failed    a part of the system was missing; the next round tries again
 
-Whatever happens, the champion goes on serving; a failed round leaves nothing that the next one trips over.
+Whatever happens, the champion goes on serving, and a failed round leaves nothing that harms the next one.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ from models.sharp import PAPERS, Change
 from models.training.head import FinetuneParams
 from models.training.warm_worker import WarmWorkerError
 from pipelines.live import challenger
-from pipelines.live.minute import Minute, Tuned
+from pipelines.live.minute import Minute, TuningResult
 from pipelines.live.probation import Probation, Telemetry, files_of, rolled_back_since_last
 from pipelines.live.reservoir import EMPTY, ReservoirFile
 from pipelines.live.reservoir import FILE as RESERVOIR
-from pipelines.live.retrain import MOST_PACKETS, SECONDS, Retrained, RetrainError, Retraining
+from pipelines.live.retrain import MOST_PACKETS, SECONDS, RetrainError, Retraining, RetrainingResult
 from pipelines.live.rounds_log import LOG_FILE, DeclinedError, RoundRecord
 from pipelines.live.runner import LEARNED, Runner
 from pipelines.live.runner import timed as _timed
-from pipelines.live.slices import Slices
+from pipelines.live.slices import SliceFolder
 from pipelines.live.worker import Worker
 from serving.deploy.deployment import deploy_version
 from serving.triton.endpoint import first_line
@@ -52,33 +52,33 @@ from serving.triton.repository import LATENCY
 
 @dataclass(frozen=True)
 class RoundParams:
-    """How a round is run."""
+    """The parameters of a round."""
 
-    learn_s: float  # telemetry that teaches
-    judge_s: float  # telemetry after it that judges
-    lead_in_s: float  # telemetry before it that only fills the first windows' history
-    least_windows: int  # below this in either part the round is declined
-    drift: float  # a population stability index of an input beyond this: a full re-train is due
+    learn_s: float  # seconds of telemetry that teach
+    judge_s: float  # seconds of telemetry after them that judge
+    lead_in_s: float  # seconds of telemetry before them that only fill the first windows' history
+    least_windows: int  # least windows in either part; with fewer the round is declined
+    drift: float  # population stability index of an input above which a full re-train is due
     max_unknown_latency: float
     max_latency_s: float
-    memory_windows: int = 0  # of earlier stretches that teach beside the minute
-    change: Change = PAPERS  # of latency that the loss weights and the gate counts as late
+    memory_windows: int = 0  # most windows of earlier stretches that teach beside the minute
+    change: Change = PAPERS  # change of latency that the loss weights and the gate counts as late
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
-            if name in ("max_unknown_latency", "memory_windows", "change"):  # of sections that are checked
+            if name in ("max_unknown_latency", "memory_windows", "change"):  # their sections check them
                 continue
             if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
                 raise ValueError(f"{name} is {value!r}; it must be a number above zero")
 
 
-TURNS: Final = 50  # rounds in which senders get their shares
-MOST_WORKERS_LOST: Final = 2  # with one re-trained candidate before it is given up; one may be chance
+TURNS: Final = 50  # rounds over which senders get their shares
+MOST_WORKERS_LOST: Final = 2  # losses with one re-trained candidate before it is given up; one may be chance
 MAX_MISSING: Final = 0.01  # share of packets that telemetry lost; windows around them show a wrong history
 
 
 class Rounds(Runner[RoundRecord]):
-    """Rounds of the latency model; keeps the warm worker between them."""
+    """The rounds of the latency model, which keep a warm worker between them."""
 
     def __init__(
         self,
@@ -88,14 +88,14 @@ class Rounds(Runner[RoundRecord]):
         model: str,
         retraining: Retraining | None = None,
     ) -> None:
-        """Make the state folder and read what was.
+        """Make the state folder and read the earlier rounds.
 
         Args:
-            telemetry: where packets come from.
-            params: how a round is run.
-            finetune: how its head is trained.
+            telemetry: returns the last seconds of a sender's packets.
+            params: the parameters of a round.
+            finetune: how a head is trained.
             model: name in the registry.
-            retraining: starts a full re-train when the inputs have drifted; None: it is only proposed.
+            retraining: starts a full re-train when the inputs have drifted; None only proposes it.
         """
         first = "`swiftqueue run` makes the first one"
         super().__init__(model, LATENCY, LOG_FILE, RoundRecord, first)
@@ -106,26 +106,26 @@ class Rounds(Runner[RoundRecord]):
         self._worker = Worker()
         self.probation = Probation(telemetry, self._worker, model, params.lead_in_s, params.change)
         self._reference: tuple[int, Mapping[str, bytes]] | None = None  # the last one's number and files
-        self._slices = Slices(self._folder / "slices")
+        self._slices = SliceFolder(self._folder / "slices")
         self._reservoir = ReservoirFile(self._folder / RESERVOIR)
         history = self.history()
         learned = [one for one in history if one["outcome"] in LEARNED and one.get("newest_ns") is not None]
-        # By sender, the last round that learned of it, and its newest event.
+        # By sender, the last round that learned from it, and its newest event.
         self._learned = {str(one.get("sender", "")): (one["number"], one["newest_ns"]) for one in learned}
         self._turns = deque((str(one["sender"]) for one in history if one.get("sender")), TURNS)
-        self._unmatched: dict[str, int] = {}  # ACKs of nothing by sender, as of its last round
-        self._workers_lost = 0  # gone or too slow with the re-trained candidate that waits
+        self._unmatched: dict[str, int] = {}  # ACKs without a packet by sender, as of its last round
+        self._workers_lost = 0  # workers lost with the re-trained candidate that waits
 
     @property
     def turns(self) -> list[str]:
-        """Senders of the last rounds, whatever came of them: none keeps the others from theirs."""
+        """Return the senders of the last rounds, whatever their outcome, so that all get their turns."""
         return list(self._turns)
 
     def warm(self) -> None:
-        """Start the fine-tuning worker and wait for it; harmless when it is up.
+        """Start the fine-tuning worker and wait for it; do nothing when it is up.
 
         Raises:
-            WarmWorkerError, ConnectionError, TimeoutError: it does not come up.
+            WarmWorkerError, ConnectionError, TimeoutError: the worker does not come up.
         """
         self._worker.warm()
 
@@ -136,7 +136,7 @@ class Rounds(Runner[RoundRecord]):
             self._retraining.close()
 
     def watch(self) -> str:
-        """As `Probation.watch`."""
+        """Look after the served version like `Probation.watch`."""
         return self.probation.watch()
 
     def _ended(self, record: RoundRecord) -> None:
@@ -184,11 +184,11 @@ class Rounds(Runner[RoundRecord]):
                         self._give_up(self._retraining, record)
                 raise
             except (OSError, ValueError, RuntimeError):
-                if self._retraining and retrained:  # its fault or not: the next round tunes the champion
+                if self._retraining and retrained:  # whatever the cause, the next round tunes the champion
                     self._give_up(self._retraining, record)
                 raise
             whole = time.monotonic() - begin
-            # Starting it where it does not run, and the way to it and back.
+            # Starting the worker if needed, and the way to it and back.
             record.seconds |= {"workers": whole - sum(tuned.seconds.values()), **tuned.seconds}
             record.figures, record.loss = tuned.figures, (tuned.loss_before, tuned.loss_after)
             record.remembered = tuned.remembered
@@ -207,7 +207,7 @@ class Rounds(Runner[RoundRecord]):
                 )
             self._keep_past(tuned, record)
             if self._retraining and retrained:
-                self._give_up(self._retraining, record)  # in the registry; a failed push is not tried again
+                self._give_up(self._retraining, record)  # a failed push is not tried again
         record.reason = tuned.verdict.reason
         passed = tuned.verdict.passed
         if passed and self.probation.shadow_batches:
@@ -226,7 +226,7 @@ class Rounds(Runner[RoundRecord]):
     def _fetch_reference(
         self, registry: Registry, champion: int, record: RoundRecord
     ) -> Mapping[str, bytes] | None:
-        """Files of the gate's reference; None where it is the champion itself, or cannot be had."""
+        """Return the files of the gate's reference; None where it is the champion, or cannot be read."""
         try:
             number = registry.reference(champion)
             if number == champion:
@@ -238,8 +238,8 @@ class Rounds(Runner[RoundRecord]):
             say(f"round {record.number}: judged without the reference: {first_line(str(error))}")
             return None
 
-    def _keep_past(self, tuned: Tuned, record: RoundRecord) -> None:
-        """Keep what judges and what teaches the rounds to come. On a full disk they have what there is."""
+    def _keep_past(self, tuned: TuningResult, record: RoundRecord) -> None:
+        """Save the judging slices and the reservoir for later rounds. A full disk keeps the previous ones."""
         try:
             self._slices.keep(tuned.slices)
             if tuned.reservoir is not None:
@@ -247,8 +247,8 @@ class Rounds(Runner[RoundRecord]):
         except OSError as error:
             say(f"round {record.number}: what judged it, or what it learned, is not kept: {error}")
 
-    def _candidate(self, record: RoundRecord) -> Retrained | None:
-        """What a re-train made; one that cannot be read is dropped and the round tunes the champion."""
+    def _candidate(self, record: RoundRecord) -> RetrainingResult | None:
+        """Return a re-train's result; an unreadable one is dropped, and the round tunes the champion."""
         if self._retraining is None:
             return None
         try:
@@ -259,13 +259,13 @@ class Rounds(Runner[RoundRecord]):
             return None
 
     def _give_up(self, retraining: Retraining, record: RoundRecord) -> None:
-        """Drop what a re-train made: failed, unless the round ends otherwise."""
+        """Drop a re-train's result; it counts as failed unless the round ends otherwise."""
         retraining.drop()
         self._workers_lost = 0
         record.retraining = "failed"
 
     def _retrain(self, record: RoundRecord) -> None:
-        """After a round: say that a re-train failed, and start one that is due."""
+        """Report a failed re-train after a round, and start one that is due."""
         if self._retraining is None:
             return
         try:
@@ -290,10 +290,10 @@ class Rounds(Runner[RoundRecord]):
             raise DeclinedError(str(error)) from error
 
     def _validate(self, latest: Latest, record: RoundRecord) -> Latest:
-        """Return the telemetry without what cannot be.
+        """Return the telemetry without invalid claims.
 
         Raises:
-            DeclinedError: nobody should learn from it.
+            DeclinedError: the telemetry is too bad to learn from.
         """
         if latest.packets.is_empty():
             raise DeclinedError("no telemetry")
@@ -305,7 +305,7 @@ class Rounds(Runner[RoundRecord]):
             raise DeclinedError(f"no telemetry since round {number}")
         before = self._unmatched.get(
             name, latest.unmatched_acks
-        )  # those of before this program are long gone
+        )  # those from before this program are long gone
         self._unmatched[name] = latest.unmatched_acks
         found = believed(latest.packets, max(latest.unmatched_acks - before, 0))
         packets, record.refused = found.packets, dict(found.refused)
@@ -320,8 +320,8 @@ class Rounds(Runner[RoundRecord]):
         limits = self._params.max_unknown_latency, self._params.max_latency_s
         validation.run(ex.packets_check(name, packets, *limits))
         failures = validation.failures
-        # Great Expectations leaves each frame in a cycle of references, and few objects beside it: left to
-        # itself the collector would come after some forty rounds and half a gigabyte.
+        # Great Expectations leaves each frame in a cycle of references with few objects beside it: by itself
+        # the collector would come after some forty rounds and half a gigabyte.
         del validation
         gc.collect()
         if failures:
@@ -332,9 +332,9 @@ class Rounds(Runner[RoundRecord]):
         self,
         latest: Latest,
         parent: Path,
-        retrained: Retrained | None,
+        retrained: RetrainingResult | None,
         reference: Mapping[str, bytes] | None,
-    ) -> Tuned:
+    ) -> TuningResult:
         packets = latest.packets
         newest_ns = int(packets["sent_ns"][-1])
         judge_from_ns = newest_ns - round(self._params.judge_s * 1e9)
@@ -355,12 +355,12 @@ class Rounds(Runner[RoundRecord]):
             least_windows=self._params.least_windows,
             change=self._params.change,
         )
-        tuned: Tuned = self._worker.do(minute)
+        tuned: TuningResult = self._worker.do(minute)
         return tuned
 
 
 def _gaps(latest: Latest) -> str:
-    """Why there are too many gaps; empty if there are not."""
+    """Return why there are too many gaps; empty if there are not."""
     missing, packets = latest.missing_packets, latest.packets.height
     if missing <= MAX_MISSING * packets:
         return ""

@@ -1,4 +1,4 @@
-"""The rounds logs, `var/live/rounds*.jsonl`: what each round was, one JSON object a line."""
+"""The rounds logs, `var/live/rounds*.jsonl`, with one JSON object a round."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from common import json_lines
 LOG_FILE: Final = "rounds.jsonl"
 RATE_LOG_FILE: Final = "rounds-rate.jsonl"
 OUTCOMES: Final = ("pushed", "kept", "declined", "failed")
-# Of a full re-train; its model is `pushed` or `kept` by the round that judged it.
+# Outcomes of a full re-train; the round that judges its model says `pushed` or `kept`.
 RETRAINING: Final = ("started", "failed", "pushed", "kept")
 
 
@@ -22,7 +22,7 @@ class DeclinedError(ValueError):
 
 @dataclass
 class RoundRecord:
-    """What a round was."""
+    """The record of a round."""
 
     number: int
     triggered: float  # seconds since the epoch
@@ -32,43 +32,43 @@ class RoundRecord:
     parent: int | None = None
     sender: str = ""
     packets: int = 0
-    refused: dict[str, int] = field(default_factory=dict)  # claims of the sender, by kind
-    newest_ns: int | None = None  # of the telemetry, by the sender's clock
+    refused: dict[str, int] = field(default_factory=dict)  # the sender's invalid claims, by kind
+    newest_ns: int | None = None  # newest event of the telemetry, by the sender's clock
     ended_boot_s: float | None = None  # seconds since the boot, by the clock that nobody sets
-    seconds: dict[str, float] = field(default_factory=dict)  # by step, in the order of the steps
+    seconds: dict[str, float] = field(default_factory=dict)  # seconds by step, in the order of the steps
     figures: Mapping[str, Any] = field(default_factory=dict)
     loss: tuple[float, float] | None = None
     psi: dict[str, float] = field(default_factory=dict)
     remembered: int = 0  # windows of the reservoir that taught beside the minute
     shadow: Mapping[str, Any] = field(default_factory=dict)  # batches and figures beside the served head
-    rolled_back: str = ""  # what was put back since the round before, and why
-    retrain: bool = False  # the inputs have left what the encoder was trained on
-    retraining: str = ""  # what became of a re-train in this round: one of RETRAINING, or nothing
+    rolled_back: str = ""  # a line about a rollback since the round before
+    retrain: bool = False  # whether the inputs have drifted from those of the encoder's training
+    retraining: str = ""  # outcome of a re-train in this round: one of RETRAINING, or nothing
 
     def came(self) -> str:
-        """What it was given, in words."""
+        """Return the round's input, in words."""
         return f"{self.packets} packets"
 
 
 @dataclass
 class RateRecord(RoundRecord):
-    """What a round of the rate model was."""
+    """The record of a round of the rate model."""
 
-    flows: int = 0  # that no round has learned from
-    paths: dict[str, str] = field(default_factory=dict)  # of these flows: the name of each, by its identity
+    flows: int = 0  # new flows that no round has learned from
+    paths: dict[str, str] = field(default_factory=dict)  # name of each of these flows by its identity
 
     def came(self) -> str:
-        """What it was given, in words."""
+        """Return the round's input, in words."""
         return f"{self.flows} flows"
 
 
 def read(log: Path) -> list[dict[str, Any]]:
-    """Every round of a log, oldest first; a line that is none, as where a disk was full, is left out."""
+    """Return every round of a log, oldest first, without damaged lines, as a full disk leaves them."""
     return list(newest_first(log))[::-1]
 
 
 def newest_first(log: Path) -> Iterator[dict[str, Any]]:
-    """Rounds from the log's end on, no further than is asked for."""
+    """Yield rounds from the log's end on, reading no further than is asked for."""
     for entry in json_lines.newest_first(log):
         ended_boot_s = entry.setdefault("ended_boot_s", None)
         known = ended_boot_s is None or (isinstance(ended_boot_s, int | float) and abs(ended_boot_s) < 2**63)

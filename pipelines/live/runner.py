@@ -1,4 +1,4 @@
-"""What the rounds of every model share: how one begins, what it may end as, and what is kept of it."""
+"""The shared part of every model's rounds: how a round begins, how it may end, and its record."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ from serving.triton.endpoint import first_line
 
 LEARNED: Final = ("pushed", "kept")
 COLLECT_EVERY_S: Final = 3600.0
-LOCK_WAIT_S: Final = 300.0  # the round of a CronJob that was suspended may run so long
+LOCK_WAIT_S: Final = 300.0  # the round of a suspended CronJob may run so long
 Record = TypeVar("Record", bound=RoundRecord)
 
 
 class Runner(ABC, Generic[Record]):
-    """Runs rounds of one model one after another; a line of the log says what each was."""
+    """Runs rounds of one model one after another; a line of the log tells the outcome of each."""
 
     def __init__(self, model: str, kind: str, log: str, record: type[Record], first: str) -> None:
-        """Make the state folder and read what was.
+        """Make the state folder and read the earlier rounds.
 
         Args:
             model: name in the registry.
-            kind: which model, as `deploy --model` names it.
+            kind: the model's word in `deploy --model`.
             log: name of the rounds log's file.
-            record: what a round is written down as.
-            first: how the first champion is made, in words.
+            record: class of a round's record.
+            first: command that makes the first champion, in words.
         """
         self._model, self._kind, self._record, self._first = model, kind, record, first
         self._keep_versions = settings().keep_versions
@@ -51,15 +51,15 @@ class Runner(ABC, Generic[Record]):
         self.number = max((one["number"] for one in self.history()), default=0)
 
     def history(self) -> list[dict[str, Any]]:
-        """Every round so far, oldest first."""
+        """Return every round so far, oldest first."""
         return read(self.log)
 
     def failed(self) -> bool:
-        """Whether the last round that was written down did."""
+        """Return whether the last recorded round failed."""
         return next(newest_first(self.log), {}).get("outcome") == "failed"
 
     def run(self) -> Record:
-        """Run one round; never raises for what can go wrong in one."""
+        """Run one round; expected failures do not raise."""
         self.number += 1
         record, begin_s = self._record(self.number, time.time()), time.monotonic()
         try:
@@ -79,35 +79,35 @@ class Runner(ABC, Generic[Record]):
         return record
 
     def watch(self) -> str:
-        """Look at what serves, between two rounds; a line about what was put back, mostly nothing."""
+        """Look after the served version between two rounds; return a line about a rollback, mostly empty."""
         return ""
 
     @abstractmethod
     def _run(self, record: Record) -> None:
-        """Do a round's work; an error is its reason, a DeclinedError that there was nothing to do."""
+        """Do a round's work; an error is its reason, a DeclinedError means that there was nothing to do."""
 
     def _ended(self, record: Record) -> None:
-        """Take notice of a round before it is written down."""
+        """Take note of a round before it is recorded."""
 
     def _champion(self, registry: Registry, record: Record) -> int:
-        """The version to go on from, which every server serves.
+        """Return the champion, once every server serves it.
 
         Raises:
-            DeclinedError: there is none, or a version is held.
+            DeclinedError: there is no champion, or a version is held.
             OSError, RuntimeError: as `serve_champion`.
         """
         found = find_champion(registry, self._kind)
         if (champion := found.version) is None:
             raise DeclinedError(f"{found.astray or 'the registry has no champion'}; {self._first}")
         record.parent = champion
-        # A server may have come back with another version, or not at all. Says where the alias is astray.
+        # A server may have come back with another version, or with none. This says where the alias is astray.
         serve_champion(self._kind)
         if kept := held(self._kind):
             raise DeclinedError(str(kept))
         return champion
 
     def _prune(self, record: Record) -> None:
-        """After a round that registered a version: remove what nobody needs. No fault of the round's."""
+        """Remove the versions that nobody needs after a round; a failure is only printed."""
         if record.version is None:
             return
         try:
@@ -120,7 +120,7 @@ class Runner(ABC, Generic[Record]):
             say(f"round {record.number}: the registry is not pruned: {first_line(str(error))}")
 
     def _collect(self) -> None:
-        """Free what removed versions hold on the disk, now and then: it takes seconds of a core.
+        """Free the disk space of removed versions now and then, because it takes seconds of a core.
 
         Raises:
             RegistryError: `mlflow gc` failed; the next round tries again.
@@ -132,10 +132,10 @@ class Runner(ABC, Generic[Record]):
 
 @contextmanager
 def alone(name: str, what: str) -> Iterator[None]:
-    """Run rounds of a model in this block, while no other process does: they share a log and what is kept.
+    """Run rounds of a model in this block while no other process does: they share a log and files.
 
     Raises:
-        HeldError: another one does.
+        HeldError: another process does.
     """
 
     def wait(holder: str) -> None:
@@ -147,7 +147,7 @@ def alone(name: str, what: str) -> Iterator[None]:
 
 @contextmanager
 def timed(record: RoundRecord, step: str) -> Iterator[None]:
-    """Write down what a step takes, whatever comes of it."""
+    """Record the seconds of a step, whether or not it fails."""
     begin = time.monotonic()
     try:
         yield

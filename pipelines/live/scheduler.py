@@ -1,4 +1,4 @@
-"""`swiftqueue schedule`: a round every few minutes, on the monotonic clock, never two at once."""
+"""`swiftqueue schedule`: runs a round every few minutes, on the monotonic clock, never two at once."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from pipelines.live.rounds_log import RoundRecord
 from pipelines.live.runner import Runner
 
 WATCH_EVERY_S: Final = 15.0
-WATCH_TAKES_S: Final = 5.0  # no look is begun that would delay a round
-LATE_S: Final = 0.5  # a round that begins later was held up by a look, and the next ones follow it
+WATCH_TAKES_S: Final = 5.0  # no look begins that would delay a round
+LATE_S: Final = 0.5  # a round that begins later was held up by a look; the following rounds shift with it
 
 
 class Scheduler:
-    """Triggers rounds at start, start + every, ...; one whose time comes while another runs is skipped.
+    """Triggers rounds at start, start + every, ...; a round whose time comes while another runs is skipped.
 
-    A look that takes longer than it may delays the next round, and those after it.
+    A look that takes too long delays the next round, and those after it.
     """
 
     def __init__(self, rounds: Runner[Any], every_s: float, metrics: Metrics) -> None:
@@ -58,7 +58,7 @@ class Scheduler:
                     due_s += late_s
 
     def _watch_until(self, at_s: float, say: Callable[[str], None]) -> None:
-        """Wait for the next round, and look now and then whether what serves is worse than what served."""
+        """Wait for the next round, and check now and then whether the served version has become worse."""
         while (left_s := at_s - time.monotonic()) > 0 and not self._stop.wait(min(left_s, WATCH_EVERY_S)):
             if at_s - time.monotonic() < WATCH_TAKES_S:
                 continue
@@ -68,12 +68,12 @@ class Scheduler:
 
 
 def line(record: RoundRecord) -> str:
-    """One line about a round."""
+    """Return a line about a round."""
     version = f" version {record.version}" if record.version is not None else ""
     steps = ", ".join(f"{k} {v:.1f}" for k, v in record.seconds.items() if k != "total" and v >= 0.05)
     drift = ""
     if record.retrain:
-        name, index = next(iter(record.psi.items()))  # the largest
+        name, index = next(iter(record.psi.items()))  # the largest index
         drift = f" INPUTS HAVE DRIFTED ({name}: {index:.1f}), a full re-train is due;"
     drift += f" re-train {record.retraining};" if record.retraining else ""
     total = record.seconds.get("total", math.nan)

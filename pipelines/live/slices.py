@@ -1,7 +1,7 @@
-"""The slices of telemetry that judged the rounds before, and judge again: nothing learns from them.
+"""The slices of telemetry that judged earlier rounds and judge again: nothing learns from them.
 
 A slice is a file of `var/live/slices`: the packets with the lead-in that fills the first windows' history,
-and what the served encoder made of them, so that judging a new head costs its two layers alone.
+and their windows as the served encoder encoded them, so judging a new head costs its two layers alone.
 
 Shapes: B windows, F features, R tokens that the head reads, D model width, H horizon (8 packets).
 """
@@ -32,19 +32,19 @@ from models.forecasters.traces import Part
 from models.training.protocol import Slice
 from pipelines.live.encoding import ASIDE, NOT_READ, Decisions
 
-KEPT: Final = 11  # with the newest ten seconds: two minutes judge
-MOST_WINDOWS: Final = 2048  # of a slice; of more every second one is taken, or every third: they are alike
-# From the end of one to the beginning of the next, in its own lengths: three quarters of the telemetry teach.
+KEPT: Final = 11  # slices that are kept: with the newest ten seconds, two minutes judge
+MOST_WINDOWS: Final = 2048  # most windows of a slice; of more, every second or third is taken: they are alike
+# Pause from one slice's end to the next one's beginning, in slice lengths: three quarters of the time teach.
 PAUSE: Final = 3
 _BEGINNING: Final = TypeAdapter(Beginning)
 
 
 @dataclass(frozen=True)
 class JudgingSlice:
-    """Some seconds of one sender."""
+    """Some seconds of one sender that judge."""
 
-    packets: pl.DataFrame  # counted from 0, from the lead-in on
-    beginning: Beginning  # what was known of the sender before them
+    packets: pl.DataFrame  # counted from 0, with the lead-in first
+    beginning: Beginning  # the sender's state before them
     from_ns: int
     to_ns: int  # its last packet
     encoder: str  # that encoded it
@@ -72,7 +72,7 @@ class JudgingSlice:
         )
 
     def holds(self, trace: str, decision_ns_B: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Which decisions of a sender are among its seconds."""
+        """Return which decisions of a sender fall into the slice."""
         inside_B = (decision_ns_B >= self.from_ns) & (decision_ns_B <= self.to_ns)
         return inside_B & bool(trace == self.packets["trace"][0])
 
@@ -89,7 +89,7 @@ class JudgingSlice:
         return replace(self, encoder=encoder, decisions=other.decisions)
 
     def save(self, file: Path) -> None:
-        """Write it, whole or not at all."""
+        """Write the slice atomically."""
         packets, content = io.BytesIO(), io.BytesIO()
         self.packets.write_parquet(packets)
         np.savez(
@@ -107,10 +107,10 @@ class JudgingSlice:
 
     @classmethod
     def load(cls, file: Path) -> Self:
-        """Read one.
+        """Load a slice.
 
         Raises:
-            NOT_READ, PolarsError: it is not there, or damaged.
+            NOT_READ, PolarsError: the file is missing or damaged.
         """
         with np.load(file, allow_pickle=False) as found:
             decisions = Decisions.of_arrays(found)
@@ -129,8 +129,8 @@ class JudgingSlice:
             )
 
 
-class Slices:
-    """The last of them, in a folder."""
+class SliceFolder:
+    """The last slices, in a folder."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -150,10 +150,10 @@ class Slices:
         return tuple(found)
 
     def keep(self, slices: tuple[JudgingSlice, ...]) -> None:
-        """Write slices, those that are there anew; the oldest beyond KEPT go.
+        """Write slices, again where they are there, and remove the oldest beyond KEPT.
 
         Raises:
-            OSError: the disk is full; those before stay.
+            OSError: the disk is full; the previous ones stay.
         """
         private_dir(self._folder)
         for one in slices:
@@ -161,7 +161,7 @@ class Slices:
             file = self._folder / f"{one.from_ns:019d}-{sender}.npz"
             newest_ns = max((other.stat().st_mtime_ns for other in self._files()), default=0)
             one.save(file)
-            at_ns = max(time.time_ns(), newest_ns + 1)  # a clock that was set back makes none the oldest
+            at_ns = max(time.time_ns(), newest_ns + 1)  # also after a clock was set back
             os.utime(file, ns=(at_ns, at_ns))
         for file in self._files()[:-KEPT]:
             file.unlink()
@@ -181,7 +181,7 @@ def encoder_of(found: NetworkForecaster) -> str:
 def usable(
     slices: tuple[JudgingSlice, ...], trace: str, from_ns: int, to_ns: int
 ) -> tuple[JudgingSlice, ...]:
-    """Slices that do not overlap the newest one; by a clock that was set back they may lie ahead of it."""
+    """Return the slices that do not overlap the newest; after a clock was set back they may be ahead."""
     return tuple(
         one
         for one in slices
@@ -190,7 +190,7 @@ def usable(
 
 
 def due(slices: tuple[JudgingSlice, ...], newest: JudgingSlice) -> bool:
-    """Whether the newest is to be kept: what is kept teaches no more, so they have pauses between them."""
+    """Return whether to keep the newest slice: kept slices do not teach, so pauses lie between them."""
     trace = newest.packets["trace"][0]
     own = [one for one in slices if one.packets["trace"][0] == trace]
     pause_ns = PAUSE * (newest.to_ns - newest.from_ns)

@@ -1,7 +1,7 @@
-"""Two heads beside each other on live traffic that neither has learned from: before a switch, and after it.
+"""Compares two heads on live traffic that neither learned from: before a switch, and after it.
 
-Telemetry says what was sent and what came of it, so what a head would have said of it can be computed here,
-away from the senders' requests (docs/decisions/0008). Every so many windows are encoded, for both at once.
+Telemetry says what was sent and how late it was, so a head's predictions of it can be computed here, away
+from the senders' requests (docs/decisions/0008). One window of several is encoded, for both heads at once.
 
 Shapes: B windows, H horizon (8 packets).
 """
@@ -23,36 +23,36 @@ from models.registry import gate
 from models.sharp import PAPERS, Change
 from models.training.protocol import Slice
 from pipelines.live.encoding import Decisions, load
-from pipelines.live.minute import Minute, Tuned, aligned, tune
+from pipelines.live.minute import Minute, TuningResult, aligned, tune
 from pipelines.live.slices import encoder_of
 
 MOST_WINDOWS: Final = 2048
 
 
 @dataclass(frozen=True)
-class Pair:
-    """What is to be compared."""
+class HeadPair:
+    """Two heads and the packets to compare them on."""
 
     packets: pl.DataFrame  # a packet table: consecutive packets of one sender, with a lead-in
-    beginning: Beginning  # what was known of the sender before them
-    from_ns: int  # decisions before it are only history
+    beginning: Beginning  # the sender's state before them
+    from_ns: int  # decisions before it only fill the history
     head: Mapping[str, bytes]  # artifact files by name
     other: Mapping[str, bytes]
-    change: Change = PAPERS  # from which on a packet is late
+    change: Change = PAPERS  # change of latency above which a packet is late
 
 
 @dataclass(frozen=True)
-class Compared:
-    """How a head did beside another."""
+class HeadComparison:
+    """The result of comparing a head with another."""
 
     batches: int
     seconds: float  # from the first decision to the last
     figures: Mapping[str, Any]  # gate figures of `head` and `other`
-    inferior: str  # what it may be worse in, by more than the gate's margin; empty if it is not
+    inferior: str  # figure in which it may be worse by more than the gate's margin; empty if none
     worse: Mapping[str, float]  # by figure, how much worse it surely is
 
 
-def compare(pair: Pair) -> Compared:
+def compare(pair: HeadPair) -> HeadComparison:
     """Judge both heads on the same windows.
 
     Raises:
@@ -64,7 +64,7 @@ def compare(pair: Pair) -> Compared:
     first = int(np.searchsorted(targets.decision_ns_B, pair.from_ns))
     batches = len(targets.decision_ns_B) - first
     if not batches:
-        return Compared(0, 0.0, {}, "", {})
+        return HeadComparison(0, 0.0, {}, "", {})
     every = -(-batches // MOST_WINDOWS)
     decided = Slice(first, first + batches)
     part = Part(str(packets["trace"][0]), packets, decided, every=every, beginning=beginning)
@@ -82,7 +82,7 @@ def compare(pair: Pair) -> Compared:
         gate.score(found.answer(decisions.encoded), held_out)
         for found, decisions in ((head, ours), (other, theirs))
     )
-    return Compared(
+    return HeadComparison(
         batches,
         float(decision_ns_B[-1] - decision_ns_B[0]) / 1e9,
         {"head": asdict(own_score.figures), "other": asdict(other_score.figures)},
@@ -91,6 +91,6 @@ def compare(pair: Pair) -> Compared:
     )
 
 
-def work(what: Minute | Pair) -> Tuned | Compared:
-    """Do what the warm worker is given."""
-    return compare(what) if isinstance(what, Pair) else tune(what)
+def work(what: Minute | HeadPair) -> TuningResult | HeadComparison:
+    """Run the warm worker's task."""
+    return compare(what) if isinstance(what, HeadPair) else tune(what)

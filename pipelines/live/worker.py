@@ -6,41 +6,41 @@ from typing import Any, Final
 
 from models.training.warm_worker import WarmWorker
 from pipelines.live.minute import Minute
-from pipelines.live.watch import Pair, work
+from pipelines.live.watch import HeadPair, work
 
 WORK_TIMEOUT_S: Final = 120.0
 WARM_START_TIMEOUT_S: Final = 300.0
 
 
 class Worker:
-    """Starts the warm worker when there is something to do, and again after it was closed."""
+    """The warm worker, started when there is work to do, and again after it was closed."""
 
     def __init__(self) -> None:
-        """Nothing is started yet."""
+        """Start nothing yet."""
         self._worker: WarmWorker | None = None
 
     def warm(self) -> WarmWorker:
-        """Start it and wait for it; harmless when it is up.
+        """Start the worker and wait for it; do nothing when it is up.
 
         Raises:
-            WarmWorkerError, ConnectionError, TimeoutError: it does not come up.
+            WarmWorkerError, ConnectionError, TimeoutError: the worker does not come up.
         """
         if self._worker is None:
             self._worker = WarmWorker(work)
         self._worker.wait_ready(WARM_START_TIMEOUT_S)
         return self._worker
 
-    def do(self, what: Minute | Pair) -> Any:
-        """What comes of a minute, or of two heads.
+    def do(self, what: Minute | HeadPair) -> Any:
+        """Return the result for a minute, or for a pair of heads.
 
         Raises:
-            DeclinedError, OSError, ValueError, RuntimeError: the work's own.
+            DeclinedError, OSError, ValueError, RuntimeError: the work failed.
             WarmWorkerError, ConnectionError, TimeoutError: the worker is gone, or takes too long.
         """
         return self.warm().do(what, WORK_TIMEOUT_S)
 
     def close(self) -> None:
-        """End it; the next work starts another."""
+        """End the worker; the next work starts another."""
         if self._worker is not None:
             self._worker.close()
             self._worker = None

@@ -1,4 +1,4 @@
-"""params.yaml edited by a program: comments, order and spelling of what is not touched stay as they are."""
+"""params.yaml edited by a program: comments, order and spelling of everything else stay as they are."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from common.atomic import new_file
 
 
 class _Representer(RoundTripRepresenter):
-    """Writes None as `null`, as the project's files spell it."""
+    """A YAML writer that writes None as `null`, as the project's files spell it."""
 
     def represent_null(self, _: None) -> ScalarNode:
         return self.represent_scalar("tag:yaml.org,2002:null", "null")
@@ -28,7 +28,7 @@ def _yaml() -> YAML:
     yaml = YAML(typ="rt")
     yaml.Representer = _Representer
     yaml.preserve_quotes = True
-    yaml.width = 4096  # never breaks a line that was whole
+    yaml.width = 4096  # lines that were whole are never broken
     return yaml
 
 
@@ -36,7 +36,7 @@ def load_yaml(path: Path) -> Any:
     """Read a YAML file with its comments.
 
     Raises:
-        ValueError: it is missing or no YAML.
+        ValueError: the file is missing or no YAML.
 
     """
     if not path.is_file():
@@ -49,10 +49,10 @@ def load_yaml(path: Path) -> Any:
 
 
 def parse_value(text: str) -> Any:
-    """Read one YAML value, as `--set` takes it; its spelling is lost.
+    """Return one YAML value, as `--set` takes it; its spelling is lost.
 
     Raises:
-        ValueError: it is no YAML.
+        ValueError: the text is no YAML value.
 
     """
     try:
@@ -62,7 +62,7 @@ def parse_value(text: str) -> Any:
 
 
 def save_yaml(path: Path, document: Any) -> None:
-    """Write a YAML file whole or not at all."""
+    """Write a YAML file atomically."""
     with new_file(path) as partial:
         _yaml().dump(document, partial)
 

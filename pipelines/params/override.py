@@ -1,4 +1,4 @@
-"""Parameters changed from the command line: `SECTION.KEY=VALUE`, checked against what is there."""
+"""Parameters changed from the command line: `SECTION.KEY=VALUE`, checked against the file."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Final
 from common.section import near
 from pipelines.params.document import parse_value
 
-# What the command's own arguments say; `--set` would contradict them.
+# Parameters that the command's own arguments set; `--set` would contradict them.
 OWN_ARGUMENTS: Final = {
     "split.protocol": "use --protocol",
     "extract.traces": "name the captures on the command line",
@@ -21,12 +21,12 @@ def override(params: Any, protocol: str, overrides: Sequence[str]) -> None:
     """Put a protocol and overrides into the document of params.yaml.
 
     Args:
-        params: what `load_yaml` returned; changed in place.
-        protocol: name of the slice lengths, see models/training/protocol.py.
-        overrides: `SECTION.KEY=VALUE`, VALUE in YAML; later ones win.
+        params: result of `load_yaml`; changed in place.
+        protocol: name of the slice lengths (models/training/protocol.py).
+        overrides: changes as `SECTION.KEY=VALUE`, with VALUE in YAML; later ones win.
 
     Raises:
-        ValueError: the protocol is unknown, or an override names no parameter or gives what it cannot be.
+        ValueError: the protocol is unknown, or an override names no parameter or has an invalid value.
     """
     from models.training.protocol import protocol_named
     from pipelines.params.sections import check
@@ -35,8 +35,8 @@ def override(params: Any, protocol: str, overrides: Sequence[str]) -> None:
     params["split"]["protocol"] = protocol
     for one in overrides:
         _override(params, one)
-    own = {name: params[name] for name in params if name != "extract"}  # whose traces are others
-    check(json.loads(json.dumps(own, default=str)))  # a date is no JSON, and no parameter
+    own = {name: params[name] for name in params if name != "extract"}  # a study has other traces
+    check(json.loads(json.dumps(own, default=str)))  # a date is neither JSON nor a parameter
 
 
 def _override(params: Any, override: str) -> None:

@@ -1,4 +1,4 @@
-"""All sections of params.yaml together: where each is defined, and the reference page made from them.
+"""All sections of params.yaml: where each is defined, and the reference page made from them.
 
 `python -m pipelines.params.sections > docs/PARAMETERS.md`
 """
@@ -16,7 +16,7 @@ from common.allowed_values import allowed
 from common.section import Section, near, read_all, schema_at
 from models.forecasters.forecaster import kinds
 
-# Named, not imported: some of them bring PyTorch.
+# Classes are named, not imported: some modules import PyTorch.
 _OF_STAGES: Final = {
     "simulate": "pipelines.simulate:SimulateParams",
     "extract": "pipelines.extract:ExtractParams",
@@ -57,22 +57,22 @@ def section_of(name: str) -> type[Section]:
 
 
 def sections() -> list[str]:
-    """Names of all sections that there may be."""
+    """Return the names of all sections that a file may have."""
     return [*_OF_STAGES, *of_forecasters()]
 
 
 def check(given: Mapping[str, Any]) -> None:
-    """Refuse sections that a stage would refuse.
+    """Raise ValueError for a section that a stage would refuse.
 
     Raises:
-        ValueError: an unknown section, or a value that cannot be; the line names it.
+        ValueError: a section is unknown, or a value is invalid; the line names it.
     """
     for name, values in given.items():
         section_of(name)(**values)
 
 
 def reference(project: Path) -> str:
-    """Write docs/PARAMETERS.md: every parameter, its values, the project's own choice, its meaning."""
+    """Return docs/PARAMETERS.md: every parameter, its values, the project's own choice, its meaning."""
     own = read_all(project / "params.yaml")
     lines = [
         "# Parameters",

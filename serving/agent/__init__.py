@@ -1,1 +1,1 @@
-"""The sender agent in C++, and what Python has of it: frames, the process, replays, a reference client."""
+"""The sender agent in C++, and its Python side: frames, the process, replays, a reference client."""

@@ -28,8 +28,8 @@ from serving.triton.endpoint import grpc_addresses
 from serving.triton.repository import LATENCY, RATE
 
 PARAMS_FILE: Final = Path("params.yaml")
-REFRESH_S: Final = 2.0  # between looks at the registry
-FETCH_S: Final = 60.0  # that another agent may take to fetch the same version
+REFRESH_S: Final = 2.0  # seconds between looks at the registry
+FETCH_S: Final = 60.0  # longest time that another agent may take to fetch the same version
 KEPT: Final = 2  # versions on disk: the served one and the one before it
 
 
@@ -37,19 +37,19 @@ class LocalChampion:
     """The registry's champion as a folder of this machine: `var/agent/champion`, a link to `var/agent/N`.
 
     A version appears by one rename and is served by moving the link, so the agent never sees half of one. A
-    registry that was made anew may give the same number to other files: what they are is compared, too.
+    registry that was made anew may give the same number to other files, so the files are compared, too.
     """
 
     def __init__(self, registry: Registry, folder: Path, kind: str = LATENCY) -> None:
         self._registry = registry
         self._folder = folder
         self._kind = kind
-        self._files = ""  # FILES_TAG of what the link names, once that was looked at
+        self._files = ""  # FILES_TAG of the linked version, once it was looked at
         self.name = "champion" if kind == LATENCY else f"champion of {kind}s"
         self.link = folder / "champion"
 
     def refresh(self) -> int:
-        """Fetch the champion if it is another one than before; returns its version.
+        """Fetch the champion if it is a new one; return its version.
 
         Raises:
             RegistryError: the registry does not answer, or has no champion that may be served.
@@ -79,7 +79,7 @@ class LocalChampion:
         return version
 
     def version(self) -> int | None:
-        """The version that the link names; None before the first."""
+        """Return the version that the link names; None before the first."""
         return int(self.link.readlink().name) if self.link.is_symlink() else None
 
     def _remove_old(self, serving: int) -> None:
@@ -90,7 +90,7 @@ class LocalChampion:
             shutil.rmtree(path)
 
     def keep_fresh(self, closing: threading.Event) -> None:
-        """Refresh every two seconds; a registry that does not answer is said once, and the model goes on."""
+        """Refresh every two seconds; print one line while the registry is silent, and keep the model."""
         said = ""
         while not closing.wait(REFRESH_S):
             before = self.version()
@@ -105,7 +105,7 @@ class LocalChampion:
 
 
 def _holds(folder: Path, files: dict[str, str]) -> bool:
-    """Whether a folder has these files, by name and SHA-256."""
+    """Return whether a folder has these files, by name and SHA-256."""
     return all((folder / name).is_file() and sha256(folder / name) == files[name] for name in files)
 
 
@@ -126,28 +126,28 @@ def run_agent(
     charge_us: float | None = None,
     rates: bool = False,
 ) -> int:
-    """Run the agent until it ends or is told to; returns its exit code.
+    """Run the agent until it ends or is told to; return its exit code.
 
     Args:
         listen: unix socket for senders (docs/AGENT.md).
         servers: Triton servers in order of preference (default: those that `swiftqueue deploy` pushes to).
-        local: no server: the engine in the agent's process, on the registry's champion.
-        deadline_us: for batches that name no time.
-        metrics_port: of its Prometheus endpoint, at SWIFTQUEUE_METRICS_ADDRESS; 0 is any
-            free one, None no endpoint.
-        telemetry: `unix:PATH` of a socket, or a file, for what its senders send and have acknowledged.
+        local: whether to ask no server but the engine in the agent's process, with the registry's champion.
+        deadline_us: longest wait in µs for batches that name no due time.
+        metrics_port: port of its Prometheus endpoint, at SWIFTQUEUE_METRICS_ADDRESS; 0 takes a
+            free one, None means no endpoint.
+        telemetry: `unix:PATH` of a socket, or a file, that gets its senders' packets and ACKs.
         guard: whether moving stops where it is not settled to help.
-        guard_packets: of a batch, that the guard moves or holds to compare; None is the agent's own.
-        guard_growth: most growth of the rate while packets are moved, as a share; None is the agent's own.
-        guard_advantage: most growth of a moved flow's rate beside that of a classic one, likewise.
-        max_moved_unacked: most packets moved and not acknowledged yet; None is the agent's own.
-        max_moved_share: or this share of the packets in flight, where that is more; None is the agent's own.
-        charge_us: which a packet's predicted gain must exceed, to move; None is the agent's own.
+        guard_packets: packets of a batch that the guard moves or holds to compare; None: the agent's own.
+        guard_growth: most growth of the rate while packets are moved, as a share; None: the agent's own.
+        guard_advantage: most growth of a moved flow's rate beside a classic one's, as a share, likewise.
+        max_moved_unacked: most packets moved and not acknowledged yet; None: the agent's own.
+        max_moved_share: or this share of the packets in flight, where that is more; None: the agent's own.
+        charge_us: least predicted gain in µs of a moved packet; None: the agent's own.
         rates: whether connections' rates are forecast too, by the champion of rates or by the servers.
 
     Raises:
-        ValueError: both or impossible options.
-        OSError: no champion to begin with.
+        ValueError: options exclude each other or are out of range.
+        OSError: there is no champion to begin with.
         RuntimeError: the agent is not built.
 
     """
@@ -185,7 +185,7 @@ def run_agent(
     elif rates:
         arguments.append("--server-rates")
     with subprocess.Popen([str(agent_process.BINARY), *arguments]) as agent:
-        # Asked to end, this program asks the agent; the terminal's Ctrl-C reaches both.
+        # Told to end, this program tells the agent; the terminal's Ctrl-C reaches both.
         signal.signal(signal.SIGTERM, lambda *_: agent.terminate())
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         for keeper in keepers:

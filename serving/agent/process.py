@@ -1,4 +1,4 @@
-"""The C++ sender agent as a child process: whether it is built, and what it says while it runs."""
+"""The C++ sender agent as a child process: checks that it is built, and reads its lines while it runs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ STOP_S: Final = 5.0  # from asking it to end to ending it
 
 
 def why_not_built() -> str | None:
-    """One line if the agent is not here, or does not start; None if it does."""
+    """Return a line if the agent is missing or does not start, else None."""
     if not BINARY.is_file():
         return f"{BINARY} is not built; `make -C {BINARY.parent.parent}` builds it or says what is missing"
     return _why_not_started(BINARY)
@@ -27,7 +27,7 @@ def why_not_built() -> str | None:
 
 @functools.cache
 def _why_not_started(binary: Path) -> str | None:
-    """One line if the agent does not start, as where a shared library was removed."""
+    """Return a line if the agent does not start, for example without a shared library, else None."""
     command = [str(binary), "--help"]
     try:
         tried = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
@@ -40,7 +40,7 @@ def _why_not_started(binary: Path) -> str | None:
 
 
 def server_options(addresses: Sequence[str]) -> list[str]:
-    """Options that make the agent ask servers; TLS where SWIFTQUEUE_TLS_CA is set.
+    """Return the options that make the agent ask servers, with TLS where SWIFTQUEUE_TLS_CA is set.
 
     Raises:
         OSError: a file is missing.
@@ -52,20 +52,20 @@ def server_options(addresses: Sequence[str]) -> list[str]:
 
 
 def heartbeat_options() -> list[str]:
-    """Options that make the agent touch the file that SWIFTQUEUE_HEARTBEAT names, where it names one."""
+    """Return the options that make the agent touch the file that SWIFTQUEUE_HEARTBEAT names, if it is set."""
     return [f"--heartbeat={file}"] if (file := settings().heartbeat) else []
 
 
 @contextmanager
 def running_agent(arguments: Sequence[str]) -> Iterator[Iterator[dict[str, Any]]]:
-    """Run the agent; gives the objects it says, line by line, until it ends.
+    """Run the agent, and yield the objects that it prints, line by line, until it ends.
 
     Raises:
-        RuntimeError: it ended with an error; the line is its own.
+        RuntimeError: it ended with an error; the message is its own line.
 
     """
     with (
-        tempfile.TemporaryFile("w+") as complaints,  # a pipe would hold up the agent when full
+        tempfile.TemporaryFile("w+") as complaints,  # a full pipe would hold up the agent
         subprocess.Popen(
             [str(BINARY), *arguments], stdout=subprocess.PIPE, stderr=complaints, text=True
         ) as process,
@@ -77,7 +77,7 @@ def running_agent(arguments: Sequence[str]) -> Iterator[Iterator[dict[str, Any]]
 
 
 def end(process: subprocess.Popen[str], within_s: float = STOP_S) -> None:
-    """Ask a program to end, and end it if it does not in time; harmless when it has ended."""
+    """Ask a program to end, and kill it if it does not in time; do nothing when it has ended."""
     process.terminate()
     try:
         process.wait(within_s)

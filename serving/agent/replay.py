@@ -1,8 +1,8 @@
 """`swiftqueue replay`: drives the sender agent with a packet table as if its packets were sent now.
 
-What happened is what is replayed: each packet is logged in the queue it was really sent to, since its ACK
-belongs to that queue. The controller's own choice is recorded beside it, not acted on. The C++ agent does
-it; where it is not built, the Python client does.
+The replay repeats what happened: each packet is logged in the queue it was really sent to, since its ACK
+belongs to that queue. The controller's own choice is recorded beside it, not acted on. The C++ agent makes
+the decisions; where it is not built, the Python client does.
 
 Shapes: H horizon (8 packets).
 """
@@ -26,30 +26,32 @@ from common.state import private_dir, state_dir
 from feature_store.packets.schema import HORIZON, QUEUES
 from serving.agent import process as agent_process
 from serving.agent.io import frames
-from serving.agent.io.packet_log import Log, open_log
-from serving.agent.predictors.reference_client import Counts, Decision, SenderAgent
+from serving.agent.io.packet_log import PacketLog, open_log
+from serving.agent.predictors.reference_client import AgentDecision, DecisionCounts, SenderAgent
 from serving.agent.replay_view import SHOWN_BATCHES, View
 from serving.triton.endpoint import grpc_addresses
 
-FIRST_MODEL_S: Final = 5.0  # how long to look for a served model before the first packet
-BEHIND_NS: Final = 5_000_000  # a batch this late against its schedule counts as behind
+FIRST_MODEL_S: Final = 5.0  # seconds to look for a served model before the first packet
+BEHIND_NS: Final = 5_000_000  # lateness against its schedule from which on a batch counts as behind
 RECORD_SCHEMA: Final[dict[str, pl.DataType | type[pl.DataType]]] = {
     "packet": pl.Int64,
     "decision_ns": pl.Int64,
     "flow_id": pl.Int32,
-    "queue_sent": pl.Enum(QUEUES),  # as in the trace
+    "queue_sent": pl.Enum(QUEUES),  # queue in the trace
     "queue_chosen": pl.Enum(QUEUES),
     "outcome": pl.String,  # decided | late | error | no_model
     "predicted_classic_us": pl.Float32,
-    "predicted_us": pl.Float32,  # in the queue it was sent to
-    "latency_us": pl.Float32,  # what came
+    "predicted_us": pl.Float32,  # prediction for the queue it was sent to
+    "latency_us": pl.Float32,  # latency that came
     "version": pl.Int64,
     "round_trip_us": pl.Float64,
 }
 
 
-def decide_all(log: Log, agent: SenderAgent, speed: float) -> Iterator[tuple[int, Decision, float]]:
-    """Replay the log; yields each batch's number, its decision, and how late against schedule (ns) it was."""
+def decide_all(
+    log: PacketLog, agent: SenderAgent, speed: float
+) -> Iterator[tuple[int, AgentDecision, float]]:
+    """Replay the log; yield each batch's number, its decision, and its lateness against the schedule (ns)."""
     ack, now_ns = 0, 0
 
     def acknowledge_until(ns: int, before: int) -> None:
@@ -99,7 +101,7 @@ def decide_all(log: Log, agent: SenderAgent, speed: float) -> Iterator[tuple[int
         yield batch, decision, late_ns
 
 
-def as_frame(batch: int, decision_ns: int, decision: Decision) -> NDArray[Any]:
+def as_frame(batch: int, decision_ns: int, decision: AgentDecision) -> NDArray[Any]:
     """Return a decision of the Python client as the agent would record it."""
     frame = frames.blank(frames.DECISION)
     frame["first_packet"], frame["now_ns"] = batch * HORIZON, decision_ns
@@ -112,7 +114,7 @@ def as_frame(batch: int, decision_ns: int, decision: Decision) -> NDArray[Any]:
     return frame
 
 
-def record_table(log: Log, decisions: NDArray[Any]) -> pl.DataFrame:
+def record_table(log: PacketLog, decisions: NDArray[Any]) -> pl.DataFrame:
     """Return decisions (DECISION frames) beside what happened, a row per packet."""
     packets = (decisions["first_packet"][:, None] + np.arange(HORIZON)).ravel()
 
@@ -142,9 +144,9 @@ def record_table(log: Log, decisions: NDArray[Any]) -> pl.DataFrame:
 
 
 def summarise(
-    trace: str, table: pl.DataFrame, counts: Counts, behind: int, seconds: float, output: Path
+    trace: str, table: pl.DataFrame, counts: DecisionCounts, behind: int, seconds: float, output: Path
 ) -> dict[str, Any]:
-    """Return what `--json` prints."""
+    """Return the summary that `--json` prints."""
     decided = table.filter(pl.col("outcome") == "decided")
     error_us = (decided["predicted_us"] - decided["latency_us"]).abs().drop_nulls()
     capable = decided.filter(pl.col("queue_sent") == QUEUES[1])
@@ -174,23 +176,23 @@ def _rounded(value: Any, digits: int = 1) -> float | None:
     return None if value is None else round(float(value), digits)
 
 
-class Replay:
+class ReplayRun:
     """A replay under way: its decisions, counts and view, whichever agent makes them."""
 
-    def __init__(self, log: Log, deadline_us: int, speed: float, view: View) -> None:
+    def __init__(self, log: PacketLog, deadline_us: int, speed: float, view: View) -> None:
         self.log, self.deadline_us, self.speed, self.view = log, deadline_us, speed, view
         self.decisions = np.zeros(0, frames.DECISION)
-        self.counts = Counts()
+        self.counts = DecisionCounts()
         self.behind = 0
         self.problem = ""
         self.seconds = 0.0
 
     def no_model(self) -> None:
-        """Say that there is nothing to ask."""
+        """Print that there is no model to ask."""
         self.view.say(f"no served model ({self.problem}): batches keep their default marking")
 
     def show(self, decisions: NDArray[Any]) -> None:
-        """Show where the replay is, if it is time to."""
+        """Show the progress of the replay, if the view is due."""
         if self.view.due():
             self.view.update(record_table(self.log, decisions[-SHOWN_BATCHES:]), self.counts)
 
@@ -221,7 +223,7 @@ class Replay:
                 self.no_model()
             return
         by_outcome = {outcome: line[outcome] for outcome in frames.OUTCOMES}
-        self.counts = Counts(batches=line["batches"], stale=line["stale_answers"], **by_outcome)
+        self.counts = DecisionCounts(batches=line["batches"], stale=line["stale_answers"], **by_outcome)
         self.behind = line["behind_schedule"]
         if line["event"] == "summary":
             self.seconds = line["seconds"]
@@ -256,14 +258,14 @@ def replay_trace(
     servers: Sequence[str] = (),
     local: Path | None = None,
 ) -> int:
-    """Replay a trace and show predicted, came and chosen; 0 when batches were decided.
+    """Replay a trace and show predictions, latencies and choices; return 0 when batches were decided.
 
     Predictions come from `servers` in order of preference (default: the local stack's Triton), or from the
     engine on the artifact `local`.
 
     Raises:
-        ValueError: a parameter out of range, or no batch in the table.
-        FileNotFoundError: no such trace.
+        ValueError: a parameter is out of range, or the table has no batch.
+        FileNotFoundError: there is no such trace.
         RuntimeError: the agent ended with an error.
 
     """
@@ -281,7 +283,7 @@ def replay_trace(
     output = private_dir(state_dir() / "replay") / f"{log.trace}.parquet"
     addresses = servers or grpc_addresses()
     with View(log.trace, len(log.batches), speed, quiet=as_json) as view:
-        replay = Replay(log, deadline_us, speed, view)
+        replay = ReplayRun(log, deadline_us, speed, view)
         if reason := agent_process.why_not_built():
             if local is not None:
                 raise RuntimeError(f"--local needs the C++ agent: {reason}")

@@ -1,4 +1,4 @@
-"""What a replay shows while it runs: predicted against what came, and the queues chosen."""
+"""The display of a running replay: predictions against outcomes, and the chosen queues."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from rich.table import Table
 from rich.text import Text
 
 from feature_store.packets.schema import HORIZON
-from serving.agent.predictors.reference_client import Counts
+from serving.agent.predictors.reference_client import DecisionCounts
 
 BARS: Final = "▁▂▃▄▅▆▇█"
 SHOWN_BATCHES: Final = 60
-LIVE_S: Final = 0.25  # between updates on a terminal
-LINE_S: Final = 2.0  # between lines elsewhere
+LIVE_S: Final = 0.25  # seconds between updates on a terminal
+LINE_S: Final = 2.0  # seconds between lines elsewhere
 
 
 def sparkline(values: Sequence[float | None], low: float, high: float) -> str:
-    """One character a value, between `low` and `high`; a dot where there is none."""
+    """Return one character a value, between `low` and `high`, with a dot for each missing value."""
     span = max(high - low, 1e-9)
     return "".join(
         "·" if v is None else BARS[round(min(max((v - low) / span, 0.0), 1.0) * (len(BARS) - 1))]
@@ -32,7 +32,7 @@ def sparkline(values: Sequence[float | None], low: float, high: float) -> str:
 
 
 class View:
-    """Live table on a terminal, a line now and then elsewhere, nothing when quiet."""
+    """The display of a replay: a live table on a terminal, lines elsewhere, nothing when quiet."""
 
     def __init__(self, trace: str, batches: int, speed: float, *, quiet: bool) -> None:
         self._quiet = quiet
@@ -56,17 +56,17 @@ class View:
             self._live.stop()
 
     def say(self, line: str) -> None:
-        """One line of text; on standard error when the output is for a program."""
+        """Print one line of text, on standard error when the output is for a program."""
         if self._live:
             self._live.console.print(line, highlight=False)
         else:
             print(line, file=sys.stderr if self._quiet else sys.stdout, flush=True)
 
     def due(self) -> bool:
-        """Whether it is time for another `update`."""
+        """Return whether it is time for another `update`."""
         return not self._quiet and time.monotonic() >= self._next
 
-    def update(self, recent: pl.DataFrame, counts: Counts) -> None:
+    def update(self, recent: pl.DataFrame, counts: DecisionCounts) -> None:
         """Show the latest batches, as rows of the record."""
         self._next = time.monotonic() + (LIVE_S if self._live else LINE_S)
         if self._live:
@@ -74,7 +74,7 @@ class View:
         else:
             print(self._line(recent, counts), flush=True)
 
-    def _table(self, recent: pl.DataFrame, counts: Counts) -> Group:
+    def _table(self, recent: pl.DataFrame, counts: DecisionCounts) -> Group:
         predicted, came, moved = _by_batch(recent)
         known = [v for v in (*predicted, *came) if v is not None]
         low, high = (min(known), max(known)) if known else (0.0, 1.0)
@@ -85,12 +85,12 @@ class View:
         scale = f"last {len(predicted)} batches, {low / 1e3:.1f} to {high / 1e3:.1f} ms"
         return Group(table, Text(f"{scale}   {self._counts(counts)}"))
 
-    def _line(self, recent: pl.DataFrame, counts: Counts) -> str:
+    def _line(self, recent: pl.DataFrame, counts: DecisionCounts) -> str:
         predicted, came, moved = _by_batch(recent)
         latest = f"predicted {_ms(predicted)}, came {_ms(came)}, moved {_share(moved)}"
         return f"{self._counts(counts)}   {latest}"
 
-    def _counts(self, counts: Counts) -> str:
+    def _counts(self, counts: DecisionCounts) -> str:
         return (
             f"batch {counts.batches} of {self._batches}: {counts.decided} decided in time, "
             f"{counts.late} late, {counts.failed} failed"
@@ -125,7 +125,7 @@ class View:
 def _by_batch(
     recent: pl.DataFrame,
 ) -> tuple[list[float | None], list[float | None], list[float | None]]:
-    """Mean predicted latency, mean latency that came, and share moved, of each batch."""
+    """Return mean predicted latency, mean latency that came, and share moved, of each batch."""
     batches = recent.group_by(pl.col("packet") // HORIZON, maintain_order=True).agg(
         pl.col("predicted_us").mean(),
         pl.col("latency_us").mean(),

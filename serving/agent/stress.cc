@@ -268,7 +268,7 @@ void shares(Random& random) {
 
 // Answers the last question when it is told to: what the default queue takes is not what classic
 // does.
-class ToldPredictor final : public Predictor {
+class OnDemandPredictor final : public Predictor {
  public:
   Model model() const override { return {16, 1}; }
   std::string problem() const override { return ""; }
@@ -299,7 +299,7 @@ class ToldPredictor final : public Predictor {
 // Packets that are sent before their decision comes are held against what was predicted of the
 // queue they went to.
 void early() {
-  ToldPredictor predictor;
+  OnDemandPredictor predictor;
   Statistics statistics;
   DecisionLoop loop(predictor, {}, statistics, nullptr);
   CountingTaker taker;
@@ -315,7 +315,7 @@ void early() {
   loop.run(0);
   require(taker.last.outcome == Outcome::kDecided, "not decided");
   for (std::int64_t packet = 0; packet < kHorizon; ++packet) {
-    const AckedFrame acked{{}, packet, 5'000'000 + packet, ToldPredictor::kDefaultUs, 0};
+    const AckedFrame acked{{}, packet, 5'000'000 + packet, OnDemandPredictor::kDefaultUs, 0};
     require(loop.acked(sender, acked, why), "refused");
   }
   require(
@@ -328,7 +328,7 @@ void early() {
 // What one sender's packets no longer take serves another sender's.
 void room() {
   constexpr std::int64_t kPackets = 1 << 16;
-  ToldPredictor predictor;
+  OnDemandPredictor predictor;
   Statistics statistics;
   DecisionLoop loop(predictor, {}, statistics, nullptr);
   CountingTaker taker;

@@ -1,1 +1,1 @@
-"""A registered version becomes the served one, and back: push, checks, aliases, the deploy log."""
+"""Making a registered version the served one, and back: push, checks, aliases, the deploy log."""

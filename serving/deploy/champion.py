@@ -1,7 +1,7 @@
-"""Which version may be served: what the alias champion names, if the gate passed it and we signed that.
+"""Finds the version to serve: the target of the alias champion, if the gate passed it and we signed that.
 
-Whoever may write in the registry may move the alias. Where it points to a version that is not to be served,
-it is not followed: the version that was served last from here (the deploy log) stays.
+Everybody who may write in the registry may move the alias. If it points to a version that may not be served,
+it is not followed: the version that was last served from here (the deploy log) stays.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from serving.triton.repository import LATENCY
 
 @dataclass(frozen=True)
 class Champion:
-    """The version to serve, and what is wrong with the alias."""
+    """The version to serve, and a line about an alias that is not followed."""
 
     version: int | None  # None: there is none
-    astray: str  # why the alias is not followed, in one line; empty if it is
+    astray: str  # why the alias is not followed, in one line; empty if it is followed
 
 
 def find_champion(registry: Registry, kind: str = LATENCY) -> Champion:
@@ -43,7 +43,7 @@ def find_champion(registry: Registry, kind: str = LATENCY) -> Champion:
 
 
 def _last_served(registry: Registry) -> int | None:
-    """The newest version of the deploy log that the registry still has as it was served, and that passed."""
+    """Return the newest version of the deploy log that passed and is unchanged in the registry."""
     looked_at = set()
     for entry in json_lines.newest_first(deploy_log.log_file()):
         version = entry.get("version")
@@ -55,6 +55,6 @@ def _last_served(registry: Registry) -> int | None:
             same = registry.tags(version).get(CONTENT_TAG) == entry.get("content")
             if same and not registry.refusal(version):
                 return version
-        except RegistryError:  # it was deleted there
+        except RegistryError:  # the version was deleted there
             continue
     return None

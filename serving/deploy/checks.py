@@ -1,6 +1,6 @@
-"""What a version of each model must hold before Triton sees it, and its own answer to smoke windows.
+"""Checks of each model's versions before Triton sees them, and the local answer to smoke windows.
 
-Shapes: B windows, W rows (of a rate model S samples), F features of a row, H horizon.
+Shapes: B windows, W rows (for a rate model S samples), F features of a row, H horizon.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from models.rate import networks
 from serving.triton.limits import limits_of
 from serving.triton.repository import LATENCY, LIMIT, RATE
 
-TOLERANCE: Final = 1e-4  # relative; float32 through two implementations of the same network
+TOLERANCE: Final = 1e-4  # relative; two float32 implementations of one network differ by less
 SMOKE_WINDOWS: Final = 16
 
 
@@ -34,20 +34,20 @@ class DeployError(RuntimeError):
 
 @dataclass(frozen=True)
 class Smoke:
-    """Windows and what the artifact's own weights make of them."""
+    """Windows and the local answer of the artifact's weights to them."""
 
     x_BWF: NDArray[np.float32]
     y_BH: NDArray[np.float32]
 
     def check(self, y_BH: NDArray[np.float32]) -> float:
-        """Largest difference to the local output, relative to it or to a tenth of its mean, if that is more.
+        """Return the largest difference to the local output, relative to it or to a tenth of its mean.
 
         Raises:
-            DeployError: it is above the tolerance, or the shapes differ.
+            DeployError: the difference is above the tolerance, or the shapes differ.
         """
         if y_BH.shape != self.y_BH.shape:
             raise DeployError(f"it answers with shape {y_BH.shape} instead of {self.y_BH.shape}")
-        # A model of raw latencies answers 0, and near it no relative difference is small.
+        # A model of raw latencies may answer 0, and near it no relative difference is small.
         size_BH = np.abs(self.y_BH)
         size_BH = np.maximum(size_BH, size_BH.mean() / 10)
         difference = float(np.max(np.abs(y_BH - self.y_BH) / size_BH))
@@ -59,7 +59,7 @@ class Smoke:
 
 
 def smoke_windows(features: Sequence[ScaledFeature], tokens: int, seed: int = 1) -> NDArray[np.float32]:
-    """Windows of plausible values, after the scaling in the artifact; the first one is all padding."""
+    """Return windows of plausible values by the artifact's scaling; the first one is all padding."""
     rng = np.random.default_rng(seed)
     x_BWF = np.zeros((SMOKE_WINDOWS, tokens, len(features)), dtype=np.float32)
     limits = limits_of(features)
@@ -73,54 +73,54 @@ def smoke_windows(features: Sequence[ScaledFeature], tokens: int, seed: int = 1)
 
 
 def local_smoke(loaded: artifact.Artifact) -> Smoke:
-    """Compute a predictor's own answer to smoke windows of whole rows, whichever features it sees of them."""
+    """Compute a predictor's own answer to smoke windows of whole rows, whichever features it uses."""
     x_BWF = smoke_windows(loaded.model.features, loaded.description.tokens)
     return Smoke(x_BWF, predict(loaded.model, x_BWF))
 
 
 @dataclass(frozen=True)
-class Checked:
-    """An artifact that this code can serve."""
+class ServableArtifact:
+    """An artifact that this code can serve, with its smoke windows and limits."""
 
     smoke: Smoke
-    limits: dict[str, dict[str, float]]  # of its inputs
+    limits: dict[str, dict[str, float]]  # accepted range of each input
 
 
-def check_latency(source: Path) -> Checked:
+def check_latency(source: Path) -> ServableArtifact:
     """Load a predictor of latencies.
 
     Raises:
-        OSError, ValueError: it is not whole, or no sender of this project makes its windows.
+        OSError, ValueError: the artifact is not whole, or no sender of this project makes its windows.
     """
     loaded = artifact.load(source)
-    return Checked(local_smoke(loaded), limits_of(EVENTS.features))
+    return ServableArtifact(local_smoke(loaded), limits_of(EVENTS.features))
 
 
-def check_rate(source: Path) -> Checked:
+def check_rate(source: Path) -> ServableArtifact:
     """Load a network that forecasts rates; the smoke windows are flows of any length.
 
     Raises:
-        OSError, ValueError: it is not whole, or was made for other samples.
+        OSError, ValueError: the artifact is not whole, or was made for other samples.
     """
     network, _ = networks.load(source)
     x_BSF = smoke_windows(network.features, MOST_SAMPLES)
     for flow, x_SF in enumerate(x_BSF):
         x_SF[min(PREFIXES) + 2 * flow :] = 0
-    return Checked(Smoke(x_BSF, networks.served_rates(network, x_BSF)), limits_of(network.features))
+    return ServableArtifact(Smoke(x_BSF, networks.served_rates(network, x_BSF)), limits_of(network.features))
 
 
-def check_limit(source: Path) -> Checked:
+def check_limit(source: Path) -> ServableArtifact:
     """Load a network of LFQ.
 
     Raises:
-        OSError, ValueError: it is not whole, or takes other inputs.
+        OSError, ValueError: the artifact is not whole, or takes other inputs.
     """
     network, _ = limits.load(source)
     x_BTF = smoke_windows(limits.features(), 1)
-    return Checked(Smoke(x_BTF, limits.served_limits(network, x_BTF)), limits_of(limits.features()))
+    return ServableArtifact(Smoke(x_BTF, limits.served_limits(network, x_BTF)), limits_of(limits.features()))
 
 
-CHECKS: Final[dict[str, Callable[[Path], Checked]]] = {
+CHECKS: Final[dict[str, Callable[[Path], ServableArtifact]]] = {
     LATENCY: check_latency,
     RATE: check_rate,
     LIMIT: check_limit,

@@ -1,6 +1,6 @@
-"""`swiftqueue deploy`, `rollback` and `hold`: registry aliases follow what Triton really serves.
+"""`swiftqueue deploy`, `rollback` and `hold`: the registry's aliases follow what Triton really serves.
 
-The champion alias moves only after the push succeeded, at every server where there are several; each step is
+The champion alias moves only after the push succeeded, at every server where there are several. Each step is
 in the deploy log.
 """
 
@@ -40,19 +40,19 @@ SECTIONS: Final[dict[str, type[RegisteredParams]]] = {
 }
 NONE: Final = "none"
 SHOWN: Final = 20  # versions in a message
-LOCK_WAIT_S: Final = 120.0  # a push takes seconds, a load that Triton gives up 60
+LOCK_WAIT_S: Final = 120.0  # a push takes seconds, and Triton gives up a load after 60
 
 
 class ChampionChangedError(ValueError):
-    """The champion is another than the one that the version was judged against."""
+    """The version was judged against another champion than the present one."""
 
 
 def deploy_version(version: int | None, *, judged_against: int | None = None, kind: str = LATENCY) -> None:
     """Put a registered version in service and make it the champion.
 
-    Without a number it is the challenger, if it passed the gate; what did not pass is never deployed. A
-    version that is the champion and served already is left alone. While a version is held no other is
-    deployed. `kind` is which model: `latency`, `rate` or `limit`.
+    Without a number it is the challenger, if it passed the gate; others are never deployed. A version that is
+    champion and served already is left alone. While a version is held no other is deployed.
+    `kind` is the model: `latency`, `rate` or `limit`.
 
     Raises:
         HeldVersionError: a version is held, and another was asked for.
@@ -111,13 +111,13 @@ def rollback_champion(
 ) -> None:
     """Put the previous champion back, in Triton and in the registry, and hold it if that is asked for.
 
-    Where a version was held, the one that is put back is held in its place.
+    Where a version was held, the previous champion is held in its place.
 
     Args:
-        and_hold: hold what is put back.
-        of: the champion that is to go; None: whichever it is.
-        why: reason for the deploy log, of a rollback without a hand.
-        kind: which model.
+        and_hold: whether to hold the previous champion.
+        of: version of the champion to replace; None means the present one.
+        why: reason of an automatic rollback, for the deploy log.
+        kind: the model: `latency`, `rate` or `limit`.
 
     Raises:
         ChampionChangedError: the champion is not `of`.
@@ -153,7 +153,7 @@ def rollback_champion(
 
 
 def hold_champion(kind: str = LATENCY) -> None:
-    """Hold the champion; a push that is under way ends first, and what it brought is held.
+    """Hold the champion; a push that is under way ends first, and its version is held.
 
     Raises:
         ValueError: there is no champion.
@@ -165,7 +165,7 @@ def hold_champion(kind: str = LATENCY) -> None:
 
 
 def serve_champion(kind: str = LATENCY) -> int | None:
-    """Make every server serve a model's champion; returns its version, or None without one.
+    """Make every server serve a model's champion; return its version, or None without one.
 
     Raises:
         OSError: a server or the registry does not answer.
@@ -192,7 +192,7 @@ def prune_registry(model: str, keep: int) -> list[int]:
 
 @contextmanager
 def _deployment(kind: str) -> Iterator[_Deployment]:
-    """What every command here needs, one command at a time."""
+    """Yield the registry, servers and repository that every command here needs, one command at a time."""
     if not PARAMS_FILE.is_file():
         raise OSError(f"{PARAMS_FILE.absolute()}: no such file; run this in the project's folder")
     params = read(PARAMS_FILE, SECTIONS[kind])
@@ -207,7 +207,7 @@ def _deployment(kind: str) -> Iterator[_Deployment]:
 
 @contextmanager
 def _once_served(version: int) -> Iterator[None]:
-    """For what is left to do once a version is served: a failure there is said, and is none of the push."""
+    """Run the clean-up after a version is served; a failure is printed, and does not fail the push."""
     try:
         yield
     except (OSError, ValueError, RuntimeError) as error:
@@ -234,20 +234,20 @@ class _Deployment:
     registry: Registry
     servers: Sequence[Triton]
     repository: ModelRepository
-    keep: int  # versions in the repository
+    keep: int  # versions kept in the repository
 
     def found_champion(self) -> Champion:
-        """The version to serve; where the alias is not followed, that is printed."""
+        """Return the version to serve; print a line where the alias is not followed."""
         found = find_champion(self.registry, self.repository.kind)
         if found.astray:
             print(found.astray, flush=True)
         return found
 
     def champion_to(self, do: str) -> int:
-        """The champion that a command does something to.
+        """Return the champion for a command, whose verb is `do`.
 
         Raises:
-            ValueError: there is none.
+            ValueError: there is no champion.
         """
         if (version := self.found_champion().version) is None:
             which = "" if self.repository.kind == LATENCY else f" --model {self.repository.kind}"
@@ -255,11 +255,11 @@ class _Deployment:
         return version
 
     def where(self) -> str:
-        """What stands behind a backend's name where there are several servers."""
+        """Return the words after a backend's name where there are several servers."""
         return f" at all {len(self.servers)} servers" if len(self.servers) > 1 else ""
 
     def ensure_served(self, version: int) -> None:
-        """Serve the champion again where it is not: after a restart, or after the repository was emptied."""
+        """Serve the champion again where it is not served: after a restart, or in an emptied repository."""
         from serving.deploy.push import served_content
 
         content = self.registry.tags(version).get(CONTENT_TAG)
@@ -279,22 +279,22 @@ class _Deployment:
         name_champion: Callable[[], None] = lambda: None,
         why: str = "",
     ) -> Backend:
-        """Fetch, push, name it champion, log (a failure, too); return the backend that serves it.
+        """Fetch and push a version, name it champion and log it (a failure, too); return its backend.
 
-        Where the registry does not take the name, the servers go back: what they serve is what it says.
+        Where the registry does not take the alias, the servers go back, so that it names what they serve.
         """
         from serving.deploy.push import push
 
         begin = time.monotonic()
         registry, servers, repository = self.registry, self.servers, self.repository
         served = each(servers, lambda triton: triton.served_version(repository.model))
-        # What a failure goes back to; a server with another version (it came back from somewhere) joins in.
+        # A failure goes back to this; a server that came back with another version joins in.
         previous = champion if champion in served else next((v for v in served if v is not None), None)
         details: dict[str, Any] = {
             **({} if repository.kind == LATENCY else {"kind": repository.kind}),
             "previous": previous,
             "git_commit": git_commit(Path.cwd()),
-            # and their versions before
+            # the servers' versions before
             "servers": {t.address: v for t, v in zip(servers, served, strict=True)},
         }
         try:
@@ -304,7 +304,7 @@ class _Deployment:
                 details |= {"model": registry.model, "content": content_hash(source)}
                 pushed = push(source, version, servers, repository, previous, name_champion)
         except (OSError, ValueError, RuntimeError) as error:
-            with suppress(OSError):  # the disk is full too: what failed first is what counts
+            with suppress(OSError):  # the disk is full too: the first failure counts
                 deploy_log.append(action, version, "failed", reason=str(error), **details)
             raise
         seconds = round(time.monotonic() - begin, 3)

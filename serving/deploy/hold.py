@@ -22,7 +22,7 @@ class HeldVersionError(ValueError):
 
 @dataclass(frozen=True)
 class Hold:
-    """What is held, and since when."""
+    """The held version, and since when it is held."""
 
     version: int
     time: float  # seconds since the epoch
@@ -38,15 +38,15 @@ def _release(kind: str) -> str:
 
 
 def hold_file(kind: str = LATENCY) -> Path:
-    """Path of a model's hold; not there where nothing is held."""
+    """Return the path of a model's hold; the file is missing where nothing is held."""
     return state_dir() / ("hold.json" if kind == LATENCY else f"hold-{kind}.json")
 
 
 def held(kind: str = LATENCY) -> Hold | None:
-    """What is held; None where nothing is.
+    """Return the hold of a model; None where nothing is held.
 
     Raises:
-        ValueError: the file is none of ours; it holds until it is released.
+        ValueError: the file is damaged; it holds until it is released.
     """
     try:
         found = read_object(hold_file(kind))
@@ -60,13 +60,13 @@ def held(kind: str = LATENCY) -> Hold | None:
 
 
 def hold(version: int, kind: str = LATENCY) -> None:
-    """Hold a version from now on; it is on the disk when this returns."""
+    """Hold a version from now on; the hold is on the disk when this returns."""
     content = json.dumps(asdict(Hold(version, time.time(), kind))) + "\n"
     write_durably(hold_file(kind), content.encode(), mode=0o600)
 
 
 def release(kind: str = LATENCY) -> bool:
-    """Hold nothing any more; whether something was held."""
+    """Release the held version; return whether there was one."""
     was_held = hold_file(kind).is_file()
     hold_file(kind).unlink(missing_ok=True)
     return was_held

@@ -14,7 +14,7 @@ from serving.triton.repository import LATENCY
 
 
 def log_file() -> Path:
-    """Path of the log."""
+    """Return the path of the log."""
     return state_dir() / "deploy.log.jsonl"
 
 
@@ -23,12 +23,12 @@ def append(action: str, version: int, outcome: str, **details: Any) -> None:
 
     Args:
         action: `deploy`, `rollback` or `restore`.
-        version: registry version it was about.
+        version: registry version of the action.
         outcome: `served` or `failed`.
-        details: further values, JSON-able; `kind`: which model, if not the latency model.
+        details: further JSON values; `kind` is the model, if it is not the latency model.
 
     Raises:
-        OSError: the disk is full; the entry is cut short, or not there.
+        OSError: the disk is full; the entry is cut short or missing.
     """
     entry = {"time": time.time(), "action": action, "version": version, "outcome": outcome, **details}
     if "reason" in entry:
@@ -40,29 +40,29 @@ def append(action: str, version: int, outcome: str, **details: Any) -> None:
 
 
 def last_served(version: int | None = None, kind: str = LATENCY) -> dict[str, Any] | None:
-    """Entry of the last time that a version (by default: any) was put in service from here."""
+    """Return the entry of the last time that a version (by default: any) was put in service from here."""
     return next((e for e in served(kind) if version in (None, e["version"])), None)
 
 
 def last_switch() -> dict[str, Any] | None:
-    """Entry of the last time that another version took the champion's place: a deployment or a rollback."""
+    """Return the entry of the last change of champion: a deployment or a rollback."""
     return next((e for e in served(LATENCY) if e.get("action") in ("deploy", "rollback")), None)
 
 
 def served(kind: str) -> Iterator[dict[str, Any]]:
-    """Entries of the times that a version of a model was put in service, newest first."""
+    """Yield the entries of the times that a version of a model was put in service, newest first."""
     entries = (e for e in newest_first() if e["outcome"] == "served")
     return (e for e in entries if e.get("kind", LATENCY) == kind)
 
 
 def age_s(version: int, kind: str = LATENCY) -> float | None:
-    """Seconds since a version was registered, however often it was deployed since; None: never from here."""
+    """Return the seconds since a version was registered, or None if it never was served from here."""
     entry = last_served(version, kind)
     return time.time() - float(entry.get("registered", entry["time"])) if entry else None
 
 
 def newest_first() -> Iterator[dict[str, Any]]:
-    """Entries; a line that is none, as one cut short by a full disk, is left out."""
+    """Yield the entries, newest first, without damaged lines, as a full disk leaves them."""
     for entry in json_lines.newest_first(log_file()):
         times_s = entry.get("time"), entry.get("registered", 0)
         if type(entry.get("version")) is int and all(

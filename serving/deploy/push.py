@@ -2,11 +2,11 @@
 
 The version is tried under another model name first (`NAME_candidate`), so no client ever reaches a
 version whose output has not been compared with the local one. Then Triton loads it beside the served
-version and swaps; while it loads, and if that fails, the served version answers. It is tried with the native
-backend; where the server cannot load it there, with the Python backend, and one line says why.
+version and swaps. While it loads, and if the load fails, the served version answers. The native backend is
+tried first. If the server cannot load the version there, it takes the Python backend, and one line says why.
 
-Several servers, which read one repository, are taken through each step together: a version that one of them
-does not load, or answers otherwise than the others, is served by none.
+Several servers, which read one repository, take each step together: a version that one of them does not load,
+or answers otherwise than the others, is served by none.
 
 Shapes: B windows, W tokens, F features, H horizon.
 """
@@ -33,17 +33,17 @@ from serving.triton.repository import MODEL, ModelRepository
 from serving.triton.servers import each, try_each
 
 LOWEST_PRIORITY: Final = 19  # nice(2)
-WATCH_S: Final = 1.0  # a load that takes longer is watched
-_SILENT: Final = "Deadline Exceeded"  # in gRPC's words: no answer in time
-_REFUSED: Final = "UNAVAILABLE state: "  # in Triton's words before a backend's own, of a version not loaded
+WATCH_S: Final = 1.0  # seconds after which a load is watched
+_SILENT: Final = "Deadline Exceeded"  # gRPC's words for no answer in time
+_REFUSED: Final = "UNAVAILABLE state: "  # Triton's words before a backend's own
 
 
 @dataclass(frozen=True)
-class Pushed:
-    """How a version is served."""
+class PushResult:
+    """The result of a push: how the version is served."""
 
     backend: Backend
-    reason: str  # why it is not the native one; empty if it is
+    reason: str  # why the backend is not the native one; empty if it is
     difference: float  # largest relative difference to the local output
 
 
@@ -54,12 +54,12 @@ def push(
     repository: ModelRepository,
     previous: int | None,
     name: Callable[[], None] = lambda: None,
-) -> Pushed:
+) -> PushResult:
     """Put an artifact in service as `version` on all servers, which read the same repository.
 
-    `name` is called once all serve it. On any failure every server that answers serves `previous`, and
-    nothing of the new version is left. A thread of the lowest priority does it: a request that is to be
-    answered on the same machine comes first. Ctrl-C ends none halfway.
+    `name` is called once all serve it. On any failure every server that answers serves `previous`, no trace
+    of the new version is left. A thread of the lowest priority does it, so that requests on the machine come
+    first. Ctrl-C does not interrupt a push.
 
     Raises:
         DeployError: the version is not served; the line says why, and names the server.
@@ -76,7 +76,7 @@ def push(
 def _give_way() -> None:
     """Give this thread the lowest priority (without rights it cannot be taken back), and no helpers.
 
-    PyTorch's own threads may be older than this one and so have the priority of whoever asks for answers.
+    PyTorch's own threads may be older than this one and so have the priority of threads that want answers.
     """
     torch.set_num_threads(1)
     os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOWEST_PRIORITY)
@@ -89,7 +89,7 @@ def _push(
     repository: ModelRepository,
     previous: int | None,
     name: Callable[[], None],
-) -> Pushed:
+) -> PushResult:
     try:
         checked = CHECKS[repository.kind](source)
         smoke = checked.smoke
@@ -108,11 +108,11 @@ def _push(
         after = put_back(previous, version, servers, repository)
         raise DeployError(f"version {version} is not deployed: {error}{after}") from error
     repository.settle()
-    return Pushed(backend_of(repository.folder(version)), reason, difference)
+    return PushResult(backend_of(repository.folder(version)), reason, difference)
 
 
 def _check_onnx(file: Path, smoke: Smoke) -> None:
-    """Judge the network that the GPU container and the Python backend run, whoever serves this version."""
+    """Compare the ONNX network of the GPU container and the Python backend with the local answer."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -138,7 +138,7 @@ def _try_candidate(
 ) -> str:
     """Stage the version for a backend that loads it at all servers, and compare their answers.
 
-    Returns why that is not the native backend; empty if it is.
+    Return why that is not the native backend; empty if it is.
     """
     reason = ""
     try:
@@ -146,7 +146,7 @@ def _try_candidate(
         tried = try_each(servers, lambda triton: _load(triton, repository.candidate))
         failures = [error for error in tried if error is not None]
         if failures:
-            # One that is gone, or takes too long, is no reason to try another backend.
+            # A server that is gone or slow is no reason to try another backend.
             fatal = [error for error in failures if _REFUSED not in str(error)]
             if fatal or not (source / ONNX_FILE).is_file():
                 raise (fatal or failures)[0]
@@ -163,7 +163,7 @@ def _try_candidate(
 
 
 def _load(triton: Triton, model: str) -> None:
-    """Make one server load a model, for as long as it answers meanwhile: a slow load is no silent server.
+    """Make one server load a model, as long as it answers meanwhile: a slow load is no silent server.
 
     Raises:
         TritonError: it did not load it, or fell silent.
@@ -172,10 +172,10 @@ def _load(triton: Triton, model: str) -> None:
         loading = thread.submit(loader.load, model)
         while not wait([loading], WATCH_S).done:
             try:
-                triton.infer(np.zeros((1, 1, 1), np.float32))  # whatever is served there: a refusal will do
+                triton.infer(np.zeros((1, 1, 1), np.float32))  # any served version will do, and a refusal too
             except TritonError as error:
                 if _SILENT in str(error):
-                    loader.close()  # ends the call, for which the thread's end would be waited
+                    loader.close()  # ends the call, for whose end the thread would be waited
                     raise
         loading.result()
 
@@ -189,7 +189,7 @@ def _refusal(error: Exception) -> str:
 
 
 def _check(triton: Triton, smoke: Smoke, model: str) -> tuple[int, float]:
-    """Version that answers the smoke windows, and its largest relative difference to the local output."""
+    """Return the version that answers smoke windows, and its largest relative difference to local output."""
     # One window a request: a batch would hold up the questions behind it until all its windows are computed.
     answers = [triton.infer(x_WF[np.newaxis], model) for x_WF in smoke.x_BWF]
     versions = {answer.version for answer in answers}
@@ -202,7 +202,7 @@ def _check(triton: Triton, smoke: Smoke, model: str) -> tuple[int, float]:
 
 
 def _swap(triton: Triton, version: int, smoke: Smoke, model: str) -> float:
-    """Make one server serve what the repository now names, and check that it is what answers."""
+    """Make one server serve the repository's version, and check that it answers."""
     _load(triton, model)
     answered, difference = _check(triton, smoke, model)
     if answered != version:
@@ -211,7 +211,7 @@ def _swap(triton: Triton, version: int, smoke: Smoke, model: str) -> float:
 
 
 def served_content(triton: Triton, model: str = MODEL) -> str:
-    """Content hash of the artifact behind the served version."""
+    """Return the content hash of the artifact behind the served version."""
     return str(triton.config(model).parameters["content_sha256"].string_value)
 
 
@@ -221,9 +221,9 @@ def put_back(
     servers: Sequence[Triton],
     repository: ModelRepository,
 ) -> str:
-    """Back to what was served, on every server that answers, and no trace of the failed version.
+    """Serve the previous version again on every server that answers, and remove the failed one.
 
-    Returns what is to be added to the line about the failure, if anything.
+    Return words to add to the line about the failure; empty if there are none.
     """
 
     def load(triton: Triton) -> int | None:
@@ -236,7 +236,7 @@ def put_back(
         repository.withdraw()
         try_each(servers, lambda triton: triton.unload(repository.model, CALL_TIMEOUT_S))
     else:
-        with suppress(OSError):  # on a full disk the old configuration may still be there: they will tell
+        with suppress(OSError):  # the old configuration may still be on a full disk
             repository.serve(back)
         served = try_each(servers, load)
         missing = [t.address for t, version in zip(servers, served, strict=True) if version != back]

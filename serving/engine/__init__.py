@@ -79,7 +79,7 @@ class Engine:
     """
 
     def __init__(self, folder: Path | str, isa: Isa = "auto", version: int = 0) -> None:
-        """Load the artifact in `folder`; `version` is the caller's number of it.
+        """Load the artifact in `folder`; `version` is the caller's number for it.
 
         Raises:
             OSError: a file of the artifact is missing.
@@ -102,17 +102,17 @@ class Engine:
 
     @property
     def isa(self) -> str:
-        """Instruction set in use: avx512, avx2 or portable."""
+        """Return the instruction set in use: avx512, avx2 or portable."""
         return str(NATIVE.swiftqueue_engine_isa(self._handle).decode())
 
     @property
     def version(self) -> int:
-        """Caller's number of the head in place."""
+        """Return the caller's number of the head in place."""
         return int(NATIVE.swiftqueue_engine_version(self._handle))
 
     @property
     def schema_hash(self) -> str:
-        """Hash of the feature definition that the artifact was made for."""
+        """Return the hash of the feature definition that the artifact was made for."""
         return str(NATIVE.swiftqueue_engine_schema_hash(self._handle).decode())
 
     @property
@@ -123,15 +123,15 @@ class Engine:
             NATIVE.swiftqueue_engine_features(self._handle),
         )
 
-    @cached_property  # it is asked for with each answer, and no head changes it
+    @cached_property  # asked for with each answer, and no head changes it
     def levels(self) -> tuple[float, ...]:
-        """Levels of the quantiles that it gives of each latency, ascending; none: it gives one latency."""
+        """Return the levels of each latency's quantiles, ascending; empty if it gives one latency."""
         found = ctypes.POINTER(ctypes.c_double)()
         count = NATIVE.swiftqueue_engine_levels(self._handle, ctypes.byref(found))
         return tuple(found[:count])
 
     def forward(self, x_BWF: npt.NDArray[Any]) -> FloatArray:
-        """Latencies y_BH in µs of event windows (one may come as x_WF); of quantiles the median.
+        """Return the latencies y_BH in µs for event windows (one may come as x_WF); for quantiles the median.
 
         Raises:
             ValueError: the shape does not fit the artifact, or a value is NaN or infinite.
@@ -139,11 +139,11 @@ class Engine:
         return self._latencies(self._run(x_BWF, None)[0])
 
     def quantiles(self, x_BWF: npt.NDArray[Any]) -> FloatArray:
-        """Quantiles y_BHL in µs, ascending; without levels L is 1: the latency."""
+        """Return the quantiles y_BHL in µs, ascending; without levels L is 1: the latency."""
         return self._run(x_BWF, None)[0]
 
     def features(self, x_BWF: npt.NDArray[Any]) -> FloatArray:
-        """Return the encoder's output f_BHD: what the head is fine-tuned on."""
+        """Return the encoder's output f_BHD, on which the head is fine-tuned."""
         x_BWF = self._windows(x_BWF)
         sizes = (NATIVE.swiftqueue_engine_horizon(self._handle), NATIVE.swiftqueue_engine_width(self._handle))
         feature_BHD = np.empty((len(x_BWF), *sizes), np.float32)
@@ -151,7 +151,7 @@ class Engine:
         return feature_BHD
 
     def forward_versioned(self, x_BWF: npt.NDArray[Any]) -> tuple[FloatArray, int]:
-        """Latencies y_BH, and the version of the head that answered them."""
+        """Return the latencies y_BH, and the version of the head that computed them."""
         y_BHL, version = self._run(x_BWF, None)
         return self._latencies(y_BHL), version
 
@@ -164,7 +164,7 @@ class Engine:
         call("swap_head", self._handle, str(folder).encode(), version)
 
     def time_us(self, x_BWF: npt.NDArray[Any], repeats: int) -> npt.NDArray[np.float64]:
-        """Times in µs of `repeats` one-window calls, taking the windows in turn, measured in C++."""
+        """Return the times in µs of `repeats` one-window calls, with the windows in turn, measured in C++."""
         x_BWF = self._windows(x_BWF)
         us = np.empty(repeats)
         with self._lock:

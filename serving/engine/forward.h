@@ -206,7 +206,7 @@ SWIFTQUEUE_INLINE void softmax(float* scores, int keys, int vectors, float* inve
 }
 
 // Tokens [first, end) that are attended to: their keys and values, and perhaps a sink.
-struct Seen {
+struct SeenTokens {
   const float* keys;      // [slots / 64][stride][64], a head's rows 16 apart
   const float* values;    // likewise
   std::ptrdiff_t stride;  // rows from one block to the next
@@ -219,7 +219,7 @@ struct Seen {
 
 // Calls part(offset in its block's memory, number of the first key, keys) for each block of `seen`.
 template <typename Part>
-SWIFTQUEUE_INLINE void by_blocks(const Seen& seen, Part part) {
+SWIFTQUEUE_INLINE void by_blocks(const SeenTokens& seen, Part part) {
   for (int key = seen.first; key < seen.end;) {
     const int slot = key % seen.slots;
     const int at = slot % kBlock;
@@ -230,14 +230,14 @@ SWIFTQUEUE_INLINE void by_blocks(const Seen& seen, Part part) {
 }
 
 // Hides nothing.
-struct Everything {
+struct NoMask {
   void operator()(float* /*scores*/) const {}
 };
 
 // Attention of a block's queries[D][64] to what is seen: work.mixed, heads side by side. `hide` may
 // lower scores[key][query] before the softmax.
-template <typename Hide = Everything>
-void attend(const Workspace& work, const Seen& seen, const float* queries, int vectors,
+template <typename Hide = NoMask>
+void attend(const Workspace& work, const SeenTokens& seen, const float* queries, int vectors,
             Hide hide = {}) {
   alignas(64) float inverse_sum[kBlock];
   const int count = seen.end - seen.first;
@@ -254,7 +254,7 @@ void attend(const Workspace& work, const Seen& seen, const float* queries, int v
       product<1, kPanel>(seen.sink_key + head * kPanel * kHeadWidth, 0, 1, nullptr, nullptr, query,
                          kHeadWidth, vectors, work.scores + count * kBlock);
     }
-    constexpr int kSums = std::is_same_v<Hide, Everything> ? 4 : 1;
+    constexpr int kSums = std::is_same_v<Hide, NoMask> ? 4 : 1;
     softmax<kSums>(work.scores, count + (seen.sink_key != nullptr ? 1 : 0), vectors, inverse_sum);
     const float* start = nullptr;
     if (seen.sink_value != nullptr) {
@@ -332,17 +332,17 @@ SWIFTQUEUE_INLINE float* kept_rows(const KeptEvents& kept, int layer) {
 }
 
 // Keys and values of events [first, end) in a layer.
-SWIFTQUEUE_INLINE Seen kept_events(const KeptEvents& kept, const EventLayer& layer, int number,
-                                   int first, int end) {
+SWIFTQUEUE_INLINE SeenTokens kept_events(const KeptEvents& kept, const EventLayer& layer,
+                                         int number, int first, int end) {
   const float* keys = kept_rows(kept, number);
   return {keys, keys + kWidth * kBlock, 2 * kWidth,      kept.slots, first,
           end,  layer.sink_key,         layer.sink_value};
 }
 
 // What a layer makes of a block x, in place, attending to what is seen.
-template <typename Hide = Everything>
+template <typename Hide = NoMask>
 void event_layer(const EventEncoder& encoder, const EventLayer& layer, const Workspace& work,
-                 const Seen& seen, int vectors, float* x, Hide hide = {}) {
+                 const SeenTokens& seen, int vectors, float* x, Hide hide = {}) {
   normalise(layer.norm1, x, vectors, work.hidden);
   linear<kWidth, kWidth>(layer.query, nullptr, work.hidden, vectors, work.query);
   attend(work, seen, work.query, vectors, hide);

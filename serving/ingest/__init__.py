@@ -1,1 +1,1 @@
-"""Telemetry ingest: senders' events over HTTP into the feature store, once (docs/TELEMETRY.md)."""
+"""The telemetry ingest: senders' events over HTTP into the feature store, each once (docs/TELEMETRY.md)."""

@@ -1,7 +1,7 @@
 """The ingest as a Ray Serve application: replicas that take batches, and one process that compacts.
 
-Every replica writes segments of its own, so a batch may go to any of them; what a retry brought to two is
-found by the compaction. The answer 200 means: on disk.
+Every replica writes segments of its own, so a batch may go to any of them. The compaction finds batches that
+a retry brought to two replicas. The answer 200 means that the batch is on the disk.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from serving.ingest.senders import INSTALLATION, hashed, may_speak
 if TYPE_CHECKING:
     from ray.serve import Application
 
-ONGOING_REQUESTS: Final = 128  # of a replica; beyond, and beyond those waiting, Serve itself answers 503
+ONGOING_REQUESTS: Final = 128  # most at a replica; beyond them and the waiting ones, Serve answers 503
 WAITING_REQUESTS: Final = 256
 RETRY_AFTER_S: Final = 1
-CHECK_S: Final = 1.0  # from one check to the next: anybody may ask for one, and it waits for the disk
-BODY_S: Final = 30.0  # a body that takes longer to come is given up
-STRANGERS_S: Final = 0.1  # lines in the log about requests without a right token
-COMPACT_PAUSE_S: Final = 1.0  # between two compactions
-ASKED_BYTES: Final = 1024  # of the body of a request for a session
-METRICS_FOLDER: Final = "PROMETHEUS_MULTIPROC_DIR"  # read by prometheus_client when it is imported
+CHECK_S: Final = 1.0  # seconds between checks: anybody may ask for one, and it waits for the disk
+BODY_S: Final = 30.0  # seconds after which a body that has not come is given up
+STRANGERS_S: Final = 0.1  # log lines per second about requests without a right token
+COMPACT_PAUSE_S: Final = 1.0  # seconds between two compactions
+ASKED_BYTES: Final = 1024  # most bytes in the body of a request for a session
+METRICS_FOLDER: Final = "PROMETHEUS_MULTIPROC_DIR"  # prometheus_client reads it when it is imported
 STATUS: Final = {
     "token": 401,
     "two_senders": 409,
@@ -48,7 +48,7 @@ STATUS: Final = {
     "no_size": 411,
     "too_large": 413,
     "senders": 507,
-}  # by reason; the others 400
+}  # status by reason; the others are 400
 _log = logging.getLogger(SERVE)
 
 
@@ -56,7 +56,7 @@ class Ingest:
     """One replica."""
 
     def __init__(self, root: str, log: str, installation: str, limits: Limits, _compaction: Any) -> None:
-        from serving.ingest import metrics  # once the replica's environment names the metrics folder
+        from serving.ingest import metrics  # imported once the replica's environment names the metrics folder
         from serving.ingest.committer import BusyError, Committer
 
         keep_log(log, "a replica")
@@ -71,12 +71,12 @@ class Ingest:
         metrics.forget_dead_processes()
 
     def check_health(self) -> None:
-        """Tell Serve whether batches can still be appended; it replaces a replica that cannot."""
+        """Raise an error if batches cannot be appended any more; Serve then replaces the replica."""
         if self._committer is not None and self._committer.ended():
             raise RuntimeError("the appending task ended")
 
     async def __call__(self, request: Request) -> Response:
-        """Answer one request."""
+        """Handle one request."""
         match (request.method, request.url.path.strip("/").split("/")):
             case ("POST", ["v1", "senders", sender, "batches"]):
                 return await self._answered(sender, request, self._batch, "batch")
@@ -99,7 +99,7 @@ class Ingest:
         answer: Callable[[str, Request], Awaitable[Response]],
         what: str,
     ) -> Response:
-        """Let a request of a sender be answered, if it is that sender's and in its turn."""
+        """Handle a request of a sender, if it speaks for that sender and is in its turn."""
         metrics = self._metrics
         try:
             if not may_speak(
@@ -111,7 +111,7 @@ class Ingest:
         except RefusedError as error:
             metrics.REFUSED.labels(error.reason).inc()
             metrics.BATCHES.labels("refused").inc(what == "batch")
-            if error.reason != "token" or self._strangers.take(1):  # they cannot fill the log
+            if error.reason != "token" or self._strangers.take(1):  # such requests cannot fill the log
                 _log.warning("ingest: a %s is refused (%s): %s", what, error.reason, error)
             return _refusal(error)
         except self._later as error:
@@ -155,7 +155,7 @@ class Ingest:
         return JSONResponse({"session": number}, 201)
 
     def _check(self) -> Response:
-        """Write and read in the store, as a batch is."""
+        """Write and read in the store, as for a batch."""
         content, path = secrets.token_hex(), self._root / f"check-{os.getpid()}"
         started = time.perf_counter()
         try:
@@ -172,8 +172,8 @@ async def _body(request: Request, most: int) -> bytes:
     """Read a request's body, once its size is known and allowed.
 
     Raises:
-        RefusedError: it does not say its size, or it is too large; nothing more of it is read.
-        TimeoutError: it does not come.
+        RefusedError: the request does not say its size, or is too large; nothing more of it is read.
+        TimeoutError: the body does not come.
     """
     size = request.headers.get("content-length", "")
     if not (size.isascii() and size.isdecimal()) or "transfer-encoding" in request.headers:
@@ -188,7 +188,7 @@ async def _body(request: Request, most: int) -> bytes:
             came += len(part)
             if came > most:
                 raise RefusedError("too_large", line)
-    return b"".join(parts)  # at once: a buffer that grows breaks the heap into pieces
+    return b"".join(parts)  # joined at once: a buffer that grows breaks the heap into pieces
 
 
 def _refusal(error: RefusedError) -> Response:
@@ -214,7 +214,7 @@ class Compaction:
         self._thread.start()
 
     def check_health(self) -> None:
-        """Tell Serve whether the compaction still works."""
+        """Raise an error if the compaction has ended; Serve then replaces it."""
         if not self._thread.is_alive():
             raise RuntimeError("the compaction ended")
 
@@ -225,7 +225,7 @@ class Compaction:
             try:
                 compactor = compactor or Compactor(self._root, **self._keep)
                 report = compactor.run()
-            except (OSError, ValueError) as error:  # disk full; the one before still ends
+            except (OSError, ValueError) as error:  # for example a full disk
                 _log.error("ingest: the compaction waits: %s", error)
                 self._metrics.COMPACT_FAILURES.inc()
             else:
@@ -248,15 +248,15 @@ def application(
     limits: Limits,
     cpus: float = 0.0,
 ) -> Application:
-    """Return the application: bind it to a Serve instance with `serve.run`.
+    """Return the application; `serve.run` binds it to a Serve instance.
 
     Args:
-        root: folder of the telemetry store; on a cluster one that every node sees.
-        log: file of what they say of errors.
-        replicas: processes that take batches.
-        keep: what the compaction keeps, the arguments of `Compactor`.
-        limits: what a sender may ask.
-        cpus: what each process reserves in Ray; 0 lets training have all.
+        root: folder of the telemetry store; on a cluster every node must see it.
+        log: file for the errors of the processes.
+        replicas: number of processes that take batches.
+        keep: retention of the compaction, as arguments of `Compactor`.
+        limits: limits of a sender.
+        cpus: number of cores that each process reserves in Ray; 0 leaves all to training.
     """
     folder = private_dir(private_dir(root) / "metrics")
     options = {

@@ -1,6 +1,6 @@
-"""What one sender may ask of a replica, so that it can neither fill the store nor crowd out another.
+"""Bounds on a sender's requests to a replica, so that it can neither fill the store nor crowd out others.
 
-Each replica counts for itself: of N replicas a sender gets at most N times as much.
+Each replica counts for itself: with N replicas a sender gets at most N times as much.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ import numpy as np
 from feature_store.telemetry.events import MINUTE_NS, BatchKey, Events, RefusedError
 from feature_store.telemetry.manifest import load_manifest
 
-IN_FLIGHT: Final = 8  # requests of one sender; a client sends its batches one after the other
+IN_FLIGHT: Final = 8  # most requests of one sender; a client sends its batches one after the other
 SEQUENCE_JUMP: Final = 1 << 20  # three days of batches of a quarter of a second that never came
 PACKET_JUMP: Final = 1 << 32  # six days of packets at 100 Mbit/s
-REMEMBERED: Final = 4096  # senders
-BURST_S: Final = 10.0  # of what a sender may bring per second, at once
+REMEMBERED: Final = 4096  # senders that a replica remembers
+BURST_S: Final = 10.0  # seconds of a sender's rate that may come at once
 
 
 class LaterError(RuntimeError):
@@ -33,27 +33,25 @@ class LaterError(RuntimeError):
 
 @dataclass(frozen=True)
 class Limits:
-    """Of one sender; the first two are settings (docs/SETTINGS.md)."""
+    """The limits of one sender; the first two are settings (docs/SETTINGS.md)."""
 
-    senders: int  # that there may be in the store
-    bytes_s: float  # of batches
-    minutes_s: float = (
-        1.0  # new minutes by a sender's clock: each is a file. Sixty times as fast as time goes
-    )
+    senders: int  # most senders in the store
+    bytes_s: float  # bytes of batches per second
+    minutes_s: float = 1.0  # new minutes per second of a sender's clock, each a file: sixty times real time
     minutes_burst: float = 60.0
     openings_s: float = 0.5
     openings_burst: float = 30.0
 
 
 class Allowance:
-    """So much per second, and so much at once."""
+    """An allowance of so much per second, and of so much at once."""
 
     def __init__(self, per_s: float, burst: float) -> None:
         self._per_s, self._burst = per_s, burst
         self._left, self._at_s = burst, time.monotonic()
 
     def take(self, amount: float) -> bool:
-        """Take it, if it is there; more than a whole burst is there when the burst is."""
+        """Take an amount, if it is there; a full burst allows a larger amount."""
         now_s = time.monotonic()
         self._left = min(self._left + (now_s - self._at_s) * self._per_s, self._burst)
         self._at_s = now_s
@@ -64,30 +62,30 @@ class Allowance:
 
 
 @dataclass
-class _Sender:
+class _SenderState:
     bytes: Allowance
     minutes: Allowance
     openings: Allowance
     in_flight: int = 0
-    session: int = 0  # of what follows
-    sequence: int = -1  # the highest that was stored
-    packet: int = -1  # likewise; -1: not known
-    minute: int = field(default=-1)  # of the last event
+    session: int = 0  # session of the following numbers
+    sequence: int = -1  # highest stored batch
+    packet: int = -1  # highest stored packet; -1: unknown
+    minute: int = field(default=-1)  # minute of the last event
 
 
 class Bounds:
-    """What a replica knows of its senders. For one event loop."""
+    """The state of a replica's senders, for one event loop."""
 
     def __init__(self, root: Path, limits: Limits) -> None:
         self._root, self._limits = root, limits
-        self._senders: OrderedDict[str, _Sender] = OrderedDict()
+        self._senders: OrderedDict[str, _SenderState] = OrderedDict()
 
     @contextmanager
     def turn(self, name: str) -> Iterator[None]:
         """Hold one of the sender's places while a request of its is answered.
 
         Raises:
-            LaterError: all are taken.
+            LaterError: all places are taken.
         """
         sender = self._of(name)
         if sender.in_flight >= IN_FLIGHT:
@@ -108,7 +106,7 @@ class Bounds:
             raise LaterError(f"sender {name} opens sessions too fast")
 
     async def check(self, key: BatchKey, events: Events, size: int) -> None:
-        """Allow for a batch, once what the store has of its session is known.
+        """Allow for a batch, once its session's progress in the store is known.
 
         Raises:
             RefusedError: `jump`: its numbers are too far above the session's last.
@@ -118,7 +116,7 @@ class Bounds:
         if sender.session != key.session or sender.packet < 0:  # its first may be with another replica
             await self._look_up(sender, key)
         line = self._jump(sender, key, events)
-        if line:  # another replica may have stored what lies between
+        if line:  # another replica may have stored the batches between
             await self._look_up(sender, key)
             line = self._jump(sender, key, events)
         if line:
@@ -135,11 +133,11 @@ class Bounds:
             sender.sequence = max(sender.sequence, key.sequence)
             sender.packet = max(sender.packet, int(events["packet"].max()))
 
-    def _of(self, name: str) -> _Sender:
+    def _of(self, name: str) -> _SenderState:
         sender = self._senders.get(name)
         if sender is None:
             limits = self._limits
-            sender = self._senders[name] = _Sender(
+            sender = self._senders[name] = _SenderState(
                 Allowance(limits.bytes_s, BURST_S * limits.bytes_s),
                 Allowance(limits.minutes_s, limits.minutes_burst),
                 Allowance(limits.openings_s, limits.openings_burst),
@@ -151,10 +149,10 @@ class Bounds:
                 del self._senders[oldest]
         return sender
 
-    async def _look_up(self, sender: _Sender, key: BatchKey) -> None:
-        """Learn from the store how far the session has come."""
+    async def _look_up(self, sender: _SenderState, key: BatchKey) -> None:
+        """Read from the store how far the session has come."""
         stored = None
-        with contextlib.suppress(OSError, ValueError):  # the compaction says what is wrong with it
+        with contextlib.suppress(OSError, ValueError):  # the compaction reports what is wrong with the store
             manifest = await asyncio.to_thread(load_manifest, self._root, key.sender)
             stored = manifest.sessions.get(key.session)
         if sender.session != key.session:
@@ -164,7 +162,7 @@ class Bounds:
             sender.packet = max(sender.packet, stored.last_packet)
 
     @staticmethod
-    def _jump(sender: _Sender, key: BatchKey, events: Events) -> str:
+    def _jump(sender: _SenderState, key: BatchKey, events: Events) -> str:
         if key.sequence > sender.sequence + SEQUENCE_JUMP:
             return f"batch {key.sequence} after batch {sender.sequence}"
         packet = int(events["packet"].max())

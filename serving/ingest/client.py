@@ -1,4 +1,4 @@
-"""A sender's side of the ingest: numbers its batches, sends them one after the other, and never blocks it."""
+"""A sender's client of the ingest: it numbers batches, sends them one by one, and never blocks the sender."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LONGEST_PAUSE_S: Final = 5.0
 PORTS: Final = {"http": 80, "https": 443}
 LOOPBACK: Final = ("localhost", "127.0.0.1", "::1")
 TOKEN: Final = re.compile(r"[A-Za-z0-9._~+/=-]{16,256}")
-TAKEN: Final = (200, 201)  # a batch that is on the disk, a session that is open
+TAKEN: Final = (200, 201)  # statuses of a batch that is on the disk, and of a session that is open
 _log = logging.getLogger(__name__)
 
 
@@ -36,36 +36,36 @@ class SenderRefusedError(RuntimeError):
 
 
 @dataclass
-class Shipped:
-    """What became of the batches given to a client."""
+class ShippingCounts:
+    """The outcomes of the batches given to a client."""
 
     accepted: int = 0
-    duplicates: int = 0  # of those accepted: the ingest had it already, its answer had been lost
+    duplicates: int = 0  # accepted batches that the ingest had already: its answer had been lost
     refused: int = 0  # bad batches; sending them again would not help
-    # The oldest, where the buffer was full: a gap in the sequence numbers; and what waited at the close.
+    # Batches dropped at a full buffer, which leave a gap in the sequence numbers, or left at the close.
     dropped: int = 0
     retries: int = 0
 
 
 def host_and_port(url: str) -> tuple[str, int]:
-    """Take an ingest's address apart.
+    """Return the host and port of an ingest's address.
 
     Raises:
         ValueError: it is not `http://HOST:PORT` or `https://HOST:PORT`.
     """
     parts = urllib.parse.urlsplit(url)
     if parts.scheme not in PORTS or not parts.hostname or "@" in parts.netloc:
-        told = url.rpartition("@")[2]  # what stands before is nobody's business
+        told = url.rpartition("@")[2]  # the part before it may be a secret
         raise ValueError(f"ingest address {told!r}: must be http://HOST:PORT or https://HOST:PORT")
     return parts.hostname, parts.port or PORTS[parts.scheme]
 
 
 def read_token(path: Path) -> str:
-    """Read a token from the file that `swiftqueue sender add --out` or the installation made.
+    """Return the token in the file that `swiftqueue sender add --out` or the installation made.
 
     Raises:
-        OSError: it is not there, or others may read it.
-        ValueError: it has none.
+        OSError: the file is missing, or others may read it.
+        ValueError: it has no token.
     """
     if stat.S_IMODE(path.stat().st_mode) & 0o077:
         raise PermissionError(f"{path}: others may read this token: chmod 600 {path}, or make a new one")
@@ -78,8 +78,8 @@ def read_token(path: Path) -> str:
 class IngestClient:
     """Ships a sender's batches in a thread of its own; `send` returns at once.
 
-    Batches are numbered when they are given. While the ingest is away or busy the newest `buffer` batches
-    wait; older ones are dropped and show as a gap in the store.
+    Batches are numbered when they are given. While the ingest is away or busy, the newest `buffer` batches
+    wait; older ones are dropped and leave a gap in the store.
     """
 
     def __init__(
@@ -95,28 +95,28 @@ class IngestClient:
         buffer: int = BUFFER_BATCHES,
         timeout_s: float = TIMEOUT_S,
     ) -> None:
-        """Begin; nothing is sent before the first batch.
+        """Start the thread; nothing is sent before the first batch.
 
         Args:
-            url: of the ingest.
-            sender: the id to send under.
-            token: that speaks for it.
-            ca: certificates (PEM) of who may sign an `https://` server's; the system's without it.
-            own_server: of this user, on this machine: no other user who has its port is told the token.
-            events_before: that the sender produced since it connected to the agent (docs/TELEMETRY.md).
-            after: set when the client before it, of the same sender, has ended: nothing is sent until then.
-            buffer: batches that wait at most.
-            timeout_s: of one answer.
+            url: address of the ingest.
+            sender: id of the sender.
+            token: token that speaks for the sender.
+            ca: PEM file of the authority for an `https://` server; None takes the system's.
+            own_server: whether the server is this user's own: no other user at its port gets the token.
+            events_before: events of the sender since it connected to the agent (docs/TELEMETRY.md), a count.
+            after: set when the sender's previous client has ended; nothing is sent before.
+            buffer: most batches that wait.
+            timeout_s: longest wait for one answer, in seconds.
 
         Raises:
-            ValueError: the id is none, the address is none, or the token is none.
+            ValueError: the id, the address or the token is invalid.
             OSError: the certificates cannot be read.
         """
         if not SENDER_NAME.fullmatch(sender):
             raise ValueError(f"sender {sender!r}: must be 1 to 64 of A-Z a-z 0-9 . _ -")
         if token is not None and not TOKEN.fullmatch(token):
             raise ValueError(f"sender {sender}: its token is none: 16 to 256 letters, digits, . _ ~ + / = -")
-        self.sender, self.shipped = sender, Shipped()
+        self.sender, self.shipped = sender, ShippingCounts()
         self._host, self._port = host_and_port(url)
         self._tls = ssl.create_default_context(cafile=ca) if url.startswith("https:") else None
         if token and not self._tls and self._host not in LOOPBACK:
@@ -149,7 +149,7 @@ class IngestClient:
 
         Raises:
             SenderRefusedError: another sender uses this id; give each its own.
-            ValueError: it is none.
+            ValueError: the array is no batch.
         """
         if events.dtype != EVENT or events.ndim != 1:
             raise ValueError(f"sender {self.sender}: a batch must be an array of records of EVENT")
@@ -164,7 +164,7 @@ class IngestClient:
             self._changed.notify_all()
 
     def flush(self, timeout_s: float) -> bool:
-        """Wait until every batch is answered; False if the time ran out first."""
+        """Wait until every batch is answered; return False if the time ran out first."""
         with self._changed:
             return self._changed.wait_for(
                 lambda: self._conflict is not None or not (self._waiting or self._in_hand), timeout_s
@@ -172,12 +172,12 @@ class IngestClient:
 
     @property
     def waiting(self) -> int:
-        """Batches not answered yet."""
+        """Return the number of batches not answered yet."""
         with self._changed:
             return len(self._waiting) + self._in_hand
 
     def close(self, timeout_s: float = 5.0) -> None:
-        """Ship what waits, for so long at most, and end the thread; what is left is dropped, and said."""
+        """Ship the waiting batches for `timeout_s` at most, and end the thread; drops are reported."""
         self.flush(timeout_s)
         self._closing.set()
         with self._changed:
@@ -223,7 +223,7 @@ class IngestClient:
                     self._changed.notify_all()
 
     def _ship(self, number: int, events: Events) -> bool:
-        """Send one batch until it is answered; False when closed before."""
+        """Send one batch until it is answered; return False when closed before."""
         if self._session is None:
             asked = (
                 json.dumps({"events_before": self._events_before}).encode() if self._events_before else b""
@@ -257,10 +257,10 @@ class IngestClient:
     def _until_answered(
         self, call: str, body: bytes, is_taken: Callable[[dict[str, Any]], bool]
     ) -> tuple[int, dict[str, Any]] | None:
-        """Post again and again, ever more slowly, until the answer is final; None when closed meanwhile.
+        """Post again and again, ever more slowly, until the answer is final; return None when closed.
 
         Only the ingest says what it took or why it refused: Ray Serve's proxy answers 404 before it knows the
-        application, and whoever else has its port now may answer 200.
+        application, and another program that has its port now may answer 200.
         """
         pause_s = FIRST_PAUSE_S
         while not self._closing.is_set():
@@ -272,7 +272,7 @@ class IngestClient:
                 line = f"{status} {said.get('error', '')}"
             except (OSError, http.client.HTTPException) as error:
                 line = f"{type(error).__name__}: {error}"
-            self._hang_up()  # the port may be another's by the next try
+            self._hang_up()  # the port may be another program's by the next try
             if self.shipped.retries == 0 or pause_s == LONGEST_PAUSE_S:
                 _log.warning(
                     "sender %s: the ingest does not take batches (%s); trying again", self.sender, line
@@ -298,7 +298,7 @@ class IngestClient:
         content = response.read()
         try:
             said = json.loads(content)
-        except ValueError:  # from Ray Serve itself
+        except ValueError:  # an answer of Ray Serve itself
             said = content[:200].decode(errors="replace")
         if not isinstance(said, dict):
             said = {"error": said}

@@ -14,18 +14,18 @@ from feature_store.telemetry.events import BatchKey
 from feature_store.telemetry.log import SEGMENT_S, SegmentWriter
 from serving.ingest import metrics
 
-GROUP_BYTES: Final = 16 << 20  # of one append
+GROUP_BYTES: Final = 16 << 20  # most bytes of one append
 WAITING_BATCHES: Final = 64
 WAITING_BYTES: Final = 64 << 20
-REMEMBERED: Final = 4096  # batches whose repetition is known at once; older ones are found by the compaction
+REMEMBERED: Final = 4096  # batches whose repetition is known at once; the compaction finds older ones
 
 
 class BusyError(RuntimeError):
-    """Too much waits already: the sender must come again."""
+    """Too many batches wait already: the sender must come again."""
 
 
 class Committer:
-    """Appends batches to this process's own segments. For one event loop."""
+    """Appends batches to this process's own segments, for one event loop."""
 
     def __init__(self, root: Path) -> None:
         self._writer = SegmentWriter(root)
@@ -41,7 +41,7 @@ class Committer:
 
         Raises:
             BusyError: the queue is full.
-            OSError: it could not be written.
+            OSError: the batch could not be written.
         """
         if self._task is None:
             self._task = asyncio.create_task(self._run())
@@ -61,7 +61,7 @@ class Committer:
         return True
 
     def ended(self) -> bool:
-        """Whether the task that appends is gone, which only an error of its own can cause."""
+        """Return whether the appending task has ended, which only an error of its own can cause."""
         return self._task is not None and self._task.done()
 
     async def _run(self) -> None:
@@ -79,7 +79,7 @@ class Committer:
                     error = failed
                 metrics.APPEND_SECONDS.observe(time.perf_counter() - started)
                 self._answer([key for key, _ in group], error)
-            with contextlib.suppress(OSError):  # what cannot be renamed now is closed with the next append
+            with contextlib.suppress(OSError):  # if it cannot be renamed, the next append does it
                 await loop.run_in_executor(self._thread, self._writer.close_if_due)
 
     def _take_group(self) -> list[tuple[BatchKey, bytes]]:
@@ -99,8 +99,8 @@ class Committer:
             if error is None:
                 future.set_result(None)
             else:
-                del self._known[key]  # it is not there: the retry must be written
+                del self._known[key]  # the batch is not stored: its retry must be written
                 future.set_exception(error)
-                future.exception()  # seen, even if its request is gone
+                future.exception()  # marks the error as seen, even if its request is gone
         while len(self._known) > REMEMBERED and next(iter(self._known.values())).done():
             self._known.popitem(last=False)

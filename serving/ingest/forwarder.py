@@ -1,7 +1,7 @@
-"""`swiftqueue part forwarder`: from the agents' telemetry socket to the ingest.
+"""`swiftqueue part forwarder`: forwards telemetry from the agents' socket to the ingest.
 
 It listens on the unix socket; agents (`--telemetry unix:SOCKET`, docs/AGENT.md) connect and write frames.
-Each sender that they name becomes one of the ingest, with a session of its own each time that it comes.
+Each sender that they name becomes a sender of the ingest, with a session of its own for each visit.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ from serving.ingest.client import IngestClient, SenderRefusedError, read_token
 from serving.ingest.own_socket import listening, stranger
 from serving.ingest.senders import INSTALLATION
 
-BATCH_S: Final = 0.25  # events wait so long for company: a request costs the ingest some milliseconds
-COMPLAINT_S: Final = 10.0  # between two lines about the same
-LAST_READ_S: Final = 1.0  # of what agents had written when the end came
-MOST_SENDERS: Final = 64  # at once: each has a thread; an agent takes 256
-MOST_NAMED: Final = 4096  # that one connection may name at once
+BATCH_S: Final = 0.25  # seconds that events wait for company: a request costs the ingest some milliseconds
+COMPLAINT_S: Final = 10.0  # seconds between two lines about the same fault
+LAST_READ_S: Final = 1.0  # seconds to read what agents had written when the end came
+MOST_SENDERS: Final = 64  # most senders at once: each has a thread; an agent takes 256
+MOST_NAMED: Final = 4096  # most senders that one connection may name at once
 MOST_AGENTS: Final = 16
 CLOSERS: Final = 16  # threads that end clients: each waits some seconds where the ingest is away
 READ_BYTES: Final = 1 << 18
@@ -57,32 +57,32 @@ SOON_EVENTS: Final = MAX_EVENTS - READ_BYTES // frames.ACKED.itemsize  # one mor
 HELLO, BYE = 1, 7
 SIZES: Final = {frames.TYPES[number].itemsize: number for number in (HELLO, 2, 3, BYE)}  # and SENT, ACKED
 TYPE_OF: Final = np.array([SIZES.get(size, 0) for size in range(max(SIZES) + 1)], np.uint8)
-NUMBERED: Final = np.dtype([("sender", "<u4"), ("number", "<u8"), ("event", EVENT)])  # by its agent
+NUMBERED: Final = np.dtype([("sender", "<u4"), ("number", "<u8"), ("event", EVENT)])  # numbered by the agent
 _log = logging.getLogger(__name__)
 
 
 class FrameError(ValueError):
-    """Bytes that are no frames of telemetry; the connection they came by is closed."""
+    """The bytes are no frames of telemetry; their connection is closed."""
 
 
 @dataclass
-class Counts:
-    """What the forwarder did; `SOCKET.alive` has it, as JSON."""
+class ForwarderCounts:
+    """The forwarder's counts, which stand in `SOCKET.alive` as JSON."""
 
     events: int = 0  # given to the senders' clients
-    lost: int = 0  # numbered by their agent, and never came here
-    of_nobody: int = 0  # of senders that nobody had named, or that were refused
+    lost: int = 0  # numbered by their agent, but never received
+    of_nobody: int = 0  # events of senders that nobody had named, or that were refused
     refused_senders: int = 0
     refused_agents: int = 0
     bad_streams: int = 0
     said_s: dict[str, float] = field(default_factory=dict, repr=False)
 
     def as_said(self) -> dict[str, int]:
-        """The counts alone."""
+        """Return the counts alone."""
         return {name: value for name, value in asdict(self).items() if name != "said_s"}
 
     def complain(self, about: str, line: str) -> None:
-        """Count it, and say it unless that was done a moment ago."""
+        """Count a fault, and log it unless that was done a moment ago."""
         count = getattr(self, about) + 1
         setattr(self, about, count)
         if time.monotonic() - self.said_s.get(about, -COMPLAINT_S) >= COMPLAINT_S:
@@ -91,33 +91,33 @@ class Counts:
 
 
 @dataclass(eq=False)
-class Sender:
-    """One that an agent named."""
+class NamedSender:
+    """A sender that an agent named."""
 
-    id: str  # at the ingest
-    began_before: bool  # this connection to the agent, as its HELLO said: another forwarder had events of it
-    taken: int  # its agent's number of the event that comes next
-    client: IngestClient | None = None  # from its first event on
+    id: str  # id at the ingest
+    began_before: bool  # its HELLO said that another forwarder had events of this connection
+    taken: int  # its agent's number of the next event
+    client: IngestClient | None = None  # made for its first event
     refused: bool = False
 
 
-# Makes a client for a sender id: how many events its connection had before, and what to wait for first.
+# Makes a client for a sender id, the number of its connection's earlier events, and an event to wait for.
 Connect = Callable[[str, int, threading.Event | None], IngestClient]
 
 
-class Senders:
-    """The senders of all agents: a client for each, at most so many, and one for an id."""
+class SenderClients:
+    """The clients of all agents' senders: one for each id, and at most so many."""
 
-    def __init__(self, connect: Connect, counts: Counts, most: int = MOST_SENDERS) -> None:
+    def __init__(self, connect: Connect, counts: ForwarderCounts, most: int = MOST_SENDERS) -> None:
         if most < 1:
             raise ValueError(f"--most-senders {most}: must be at least 1")
         self.counts = counts
         self._connect, self._most = connect, most
-        self._there: dict[str, Sender] = {}
-        self._ends: dict[threading.Event, str] = {}  # of clients that ship their last, in their order
+        self._there: dict[str, NamedSender] = {}
+        self._ends: dict[threading.Event, str] = {}  # of clients that ship their last batches, in their order
         self._closers = ThreadPoolExecutor(CLOSERS, "forwarder-closer")
 
-    def client(self, sender: Sender, number: int) -> IngestClient | None:
+    def client(self, sender: NamedSender, number: int) -> IngestClient | None:
         """Return the sender's client, made for its event `number`; None while there is no place for it."""
         if sender.client is not None:
             return sender.client
@@ -139,7 +139,7 @@ class Senders:
         self._there[sender.id] = sender
         return sender.client
 
-    def leave(self, sender: Sender) -> None:
+    def leave(self, sender: NamedSender) -> None:
         """Let the sender's client ship what it has, and end."""
         if sender.client is None:
             return
@@ -149,7 +149,7 @@ class Senders:
         self._closers.submit(_end, sender.client, end)
 
     def close(self) -> None:
-        """Wait until those that left have ended; all have left."""
+        """Wait until the clients that were left have ended."""
         self._closers.shutdown()
 
     def __len__(self) -> int:
@@ -169,19 +169,19 @@ def _end(client: IngestClient, end: threading.Event) -> None:
 class Forwarder:
     """Turns one connection's frames into batches and gives them to the senders' clients."""
 
-    def __init__(self, senders: Senders) -> None:
+    def __init__(self, senders: SenderClients) -> None:
         self._senders = senders
         self._counts = senders.counts
-        self._rest = b""  # an incomplete frame
-        self._named: dict[int, Sender] = {}  # by the agent's number
-        self._events: list[NDArray[Any]] = []  # of NUMBERED, in the order they came
+        self._rest = b""  # bytes of an incomplete frame
+        self._named: dict[int, NamedSender] = {}  # senders by the agent's number
+        self._events: list[NDArray[Any]] = []  # arrays of NUMBERED, in the order they came
         self._oldest_s = 0.0
 
     def take(self, data: bytes) -> None:
-        """Take what was read from the socket: what comes before a bad frame too.
+        """Take bytes that were read from the socket; frames before a bad one are taken, too.
 
         Raises:
-            FrameError: it is no frame of telemetry.
+            FrameError: a frame is none of telemetry.
         """
         data = self._rest + data
         start_N, rest, bad_size = frames.split(data, SIZES)
@@ -211,7 +211,7 @@ class Forwarder:
             raise FrameError("a frame's type, format or number cannot be (docs/AGENT.md)")
 
     def ship_if_due(self) -> None:
-        """Ship what has waited long enough."""
+        """Ship the events that have waited long enough."""
         if self._events and time.monotonic() - self._oldest_s >= BATCH_S:
             self.ship()
 
@@ -229,12 +229,12 @@ class Forwarder:
             client = self._senders.client(sender, int(of_one["number"][0]))
             if client is None:
                 continue
-            # An ACK may be heard a hair late: it counts as of the last event's time (docs/EVENTS.md).
+            # An ACK may be read slightly late: it counts from the last event's time (docs/EVENTS.md).
             batch = of_one["event"].copy()
             time_ns = batch["time_ns"] = np.maximum.accumulate(batch["time_ns"])
-            # What waited for long, or a clock that was set, is more than one batch may span: one per minute.
+            # After a long wait or a clock change events may span more than a batch may: one batch a minute.
             minutes = np.split(batch, np.flatnonzero(np.diff(time_ns // MINUTE_NS)) + 1)
-            with contextlib.suppress(SenderRefusedError):  # said in the log when it came
+            with contextlib.suppress(SenderRefusedError):  # logged when it came
                 for minute in minutes:
                     client.send(minute)
                     self._counts.events += len(minute)
@@ -242,7 +242,7 @@ class Forwarder:
         self._counts.of_nobody += of_nobody
 
     def close(self) -> None:
-        """Ship what there is and end the sessions."""
+        """Ship the waiting events and end the sessions."""
         self.ship()
         for sender in self._named.values():
             self._senders.leave(sender)
@@ -257,7 +257,7 @@ class Forwarder:
         if number in self._named or len(self._named) >= MOST_NAMED:
             raise FrameError(f"a HELLO of a sender that is there, or of more than {MOST_NAMED}")
         following = int(hello["sequence"])
-        self._named[number] = Sender(sender_id(name.decode()), following > 0, following)
+        self._named[number] = NamedSender(sender_id(name.decode()), following > 0, following)
 
     def _bye(self, header: np.void) -> None:
         if int(header["sender"]) not in self._named:  # its HELLO was dropped
@@ -289,7 +289,7 @@ class Forwarder:
         self._events.append(events)
 
     def _check_numbers(self, events: NDArray[Any]) -> None:
-        """See that each sender's numbers grow, and count those that did not come."""
+        """Check that each sender's numbers grow, and count the missing ones."""
         order = np.argsort(events["sender"], kind="stable")
         sender_N, number_N = events["sender"][order], events["number"][order].astype(np.int64)
         begins = np.flatnonzero(np.append(True, np.diff(sender_N) != 0))
@@ -306,10 +306,10 @@ class Forwarder:
 
 
 def sender_id(name: str) -> str:
-    """Return an agent's name of a sender as the ingest takes it.
+    """Return the id of an agent's sender at the ingest.
 
-    Other characters than A-Z a-z 0-9 . _ - become `_`, and the first 8 digits of the name's SHA-256 follow:
-    two names are never one id.
+    Characters other than A-Z a-z 0-9 . _ - become `_`, and the first 8 digits of the name's SHA-256 follow,
+    so two names never share an id.
     """
     taken = re.sub(r"[^A-Za-z0-9._-]", "_", name).lstrip(".") or "unnamed"
     if taken == name and len(name) <= 64:
@@ -317,16 +317,16 @@ def sender_id(name: str) -> str:
     return f"{taken[:55]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
 
 
-class _Agents:
-    """The connections, each with its forwarder."""
+class _AgentConnections:
+    """The agents' connections, each with its forwarder."""
 
-    def __init__(self, senders: Senders) -> None:
+    def __init__(self, senders: SenderClients) -> None:
         self._senders = senders
         self._counts = senders.counts
         self._by_connection: dict[socket.socket, Forwarder] = {}
         self._selector = selectors.DefaultSelector()
-        # One buffer for all reads: `recv` would allocate all of it each time, and shrink it to the few
-        # kilobytes that came, which breaks the heap into pieces (300 MiB an hour at 2,400 events/s).
+        # One buffer serves all reads: `recv` would allocate it each time and shrink it to the few kilobytes
+        # that came, which breaks the heap into pieces (300 MiB an hour at 2,400 events/s).
         self._buffer = memoryview(bytearray(READ_BYTES))
 
     def serve(self, listener: socket.socket, beat: Callable[[], None], ended: threading.Event) -> None:
@@ -342,12 +342,12 @@ class _Agents:
                     self._read(key.fileobj)  # type: ignore[arg-type]  # only sockets are registered
             for forwarder in self._by_connection.values():
                 forwarder.ship_if_due()
-        listener.shutdown(socket.SHUT_RDWR)  # nobody connects any more; who did is heard
+        listener.shutdown(socket.SHUT_RDWR)  # nobody connects any more; accepted connections are still read
         while self._accept(listener):
             pass
         until_s = time.monotonic() + LAST_READ_S
         for connection in list(self._by_connection):
-            # From now on its agent's writes fail: those frames are for the next forwarder.
+            # From now on an agent's writes fail: those frames are for the next forwarder.
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RD)
             while connection in self._by_connection and time.monotonic() < until_s:
@@ -357,10 +357,10 @@ class _Agents:
         self._selector.close()
 
     def _accept(self, listener: socket.socket) -> bool:
-        """Accept one connection; False if none waits."""
+        """Accept one connection; return False if none waits."""
         try:
             connection, _ = listener.accept()
-        except OSError as error:  # it is gone already; or no descriptor is left, and the listener stays ready
+        except OSError as error:  # the client is gone; or no descriptor is left, and the listener stays ready
             if error.errno in (errno.EMFILE, errno.ENFILE):
                 time.sleep(BATCH_S)
             return False
@@ -396,8 +396,8 @@ class _Agents:
         connection.close()
 
 
-def forward(path: Path, senders: Senders, ended: threading.Event) -> None:
-    """Listen at `path` and forward whatever agents say, until told to end.
+def forward(path: Path, senders: SenderClients, ended: threading.Event) -> None:
+    """Listen at `path` and forward agents' events, until told to end.
 
     Raises:
         OSError: no socket can be made there.
@@ -406,7 +406,7 @@ def forward(path: Path, senders: Senders, ended: threading.Event) -> None:
     with listening(path) as listener:
         say(f"forwarder: listens at {path}")
         said = lambda: {"senders": len(senders)} | senders.counts.as_said()  # noqa: E731
-        _Agents(senders).serve(listener, lambda: heart.beat(said), ended)
+        _AgentConnections(senders).serve(listener, lambda: heart.beat(said), ended)
     senders.close()
     counts = senders.counts
     if counts.lost or counts.of_nobody:
@@ -416,21 +416,21 @@ def forward(path: Path, senders: Senders, ended: threading.Event) -> None:
 
 def main(
     listen: Annotated[
-        Path, typer.Argument(metavar="SOCKET", help="to listen at; the agent's --telemetry unix:SOCKET")
+        Path, typer.Argument(metavar="SOCKET", help="socket to listen at, the agent's --telemetry")
     ],
     url: Annotated[
-        str, typer.Argument(metavar="URL", help="of the ingest, http://HOST:PORT or https://HOST:PORT")
+        str, typer.Argument(metavar="URL", help="URL of the ingest, http://HOST:PORT or https://HOST:PORT")
     ],
     token_file: Annotated[
         Path | None,
-        typer.Option(help="of the token that speaks for the senders (default: this machine's own)"),
+        typer.Option(help="file of the token that speaks for the senders (default: this machine's own)"),
     ] = None,
     ca: Annotated[
-        Path | None, typer.Option(help="certificate of the authority that signed the ingest's")
+        Path | None, typer.Option(help="PEM file of the authority that signed the ingest's certificate")
     ] = None,
     most_senders: Annotated[int, typer.Option(help="at once")] = MOST_SENDERS,
 ) -> None:
-    """Forward from the agents' telemetry socket to the ingest until SIGTERM.
+    """Forward telemetry from the agents' socket to the ingest until SIGTERM.
 
     Example: swiftqueue part forwarder var/telemetry.sock http://127.0.0.1:8010
     """
@@ -452,5 +452,5 @@ def main(
             after=after,
         )
 
-    connect("address-and-certificates").close()  # they can be: it sends nothing
-    forward(listen, Senders(connect, Counts(), most_senders), ended)
+    connect("address-and-certificates").close()  # checks address and certificates: it sends nothing
+    forward(listen, SenderClients(connect, ForwarderCounts(), most_senders), ended)

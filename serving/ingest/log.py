@@ -1,6 +1,6 @@
-"""What the ingest's replicas and its compaction say: when they begin, and errors. One file of bounded size.
+"""The log of the ingest's replicas and compaction: their starts and their errors, in one bounded file.
 
-Ray writes it into a folder of its own, which goes with its head; this stays.
+Ray's own log lies in a folder that goes with its head; this one stays.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from typing import Final
 
 from common.json_lines import turn_over
 
-LOG_NAME: Final = "replicas.log"  # in `var/ingest`, beside the log of the program that started them
-LOG_BYTES: Final = 4 << 20  # then it becomes `replicas.log.1`
-SERVE: Final = "ray.serve"  # Ray Serve's own logger: its errors are told as well
+LOG_NAME: Final = "replicas.log"  # file in `var/ingest`, beside the log of the program that started them
+LOG_BYTES: Final = 4 << 20  # size at which it becomes `replicas.log.1`
+SERVE: Final = "ray.serve"  # Ray Serve's own logger, whose errors are logged as well
 
 
 class SharedLog(logging.Handler):
@@ -26,7 +26,7 @@ class SharedLog(logging.Handler):
         self.setFormatter(logging.Formatter("%(asctime)s pid %(process)d %(levelname)s %(message)s"))
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write a record, in one write: lines of two processes do not mix."""
+        """Write a record in one write, so that lines of two processes do not mix."""
         try:
             with self._path.open("ab", buffering=0) as file:
                 file.write(f"{self.format(record)}\n".encode(errors="replace"))
@@ -37,7 +37,7 @@ class SharedLog(logging.Handler):
 
 
 def keep_log(path: str, part: str) -> None:
-    """Keep what this process of Ray Serve says of errors in a file too, and that the part begins here."""
+    """Log this Ray Serve process's errors to a file, too, and a line about its start."""
     log = SharedLog(Path(path))
     logging.getLogger(SERVE).addHandler(log)
     begins = logging.LogRecord(SERVE, logging.INFO, __file__, 0, "ingest: %s begins", (part,), None)

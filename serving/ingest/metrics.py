@@ -1,9 +1,8 @@
-"""Metrics of all ingest processes, on whatever nodes, answered by any of them.
+"""The metrics of all ingest processes, on whatever nodes; any of them answers.
 
 Each process keeps its values in files of the folder that `PROMETHEUS_MULTIPROC_DIR` names (set before this
-module is imported), so counts survive a replica that is killed. Processes of two nodes may have one number,
-so a file bears its node's name, too. Each process holds a lock of its own while it lives, by which every node
-sees who does.
+module is imported), so counts survive a killed replica. Processes of two nodes may share a number, so a
+file's name has its node, too. Each process holds a lock of its own while it lives, so every node sees it.
 """
 
 from __future__ import annotations
@@ -75,7 +74,7 @@ COMPACT_FAILURES: Final = prometheus.Counter(
     "swiftqueue_ingest_compact_failures",
     "runs of the compaction that ended in an error (the log has its line)",
 )
-# Each series is there from the start, at 0: no alert sees the first count of an absent one, or its lack.
+# Each series is there from the start, at 0: otherwise no alert sees its first count, or its absence.
 for _series, _values in ((EVENTS, KINDS), (BATCHES, OUTCOMES), (REFUSED, REASONS)):
     for _value in _values:
         _series.labels(_value)
@@ -91,7 +90,7 @@ def exposition() -> bytes:
 
 
 def forget_dead_processes() -> None:
-    """Put the counts of processes that ended, on whichever node, into one file of each kind; gauges go."""
+    """Merge the counts of ended processes, on whichever node, into one file of each kind; drop gauges."""
     with _locked(fcntl.LOCK_EX) as folder:
         alive = {path.stem for path in folder.glob("*.alive") if _is_held(path)}
         dead = [path for path in folder.glob("*.db") if path.stem.rpartition("_")[2] not in alive]
@@ -100,7 +99,7 @@ def forget_dead_processes() -> None:
             kept = folder / f"{kind}_ended.db"
             if files and files != [kept]:
                 _fold(files, kept)
-        for path in dead:  # killed before this, the next start counts them once more: better than never
+        for path in dead:  # if killed before this, the next start counts them once more: better than never
             if not path.stem.endswith("_ended"):
                 path.unlink()
         for path in folder.glob("*.alive"):
@@ -109,7 +108,7 @@ def forget_dead_processes() -> None:
 
 
 def _is_held(path: Path) -> bool:
-    with path.open("a") as file:  # for reading alone, NFS refuses the lock
+    with path.open("a") as file:  # NFS refuses the lock to a file opened for reading
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -120,7 +119,7 @@ def _is_held(path: Path) -> bool:
 def _fold(files: list[Path], into: Path) -> None:
     total: Counter[str] = Counter()
     for path in files:
-        if path.stat().st_size:  # 0: killed when it had just made it
+        if path.stat().st_size:  # 0 bytes: its process was killed when it had just made it
             found = MmapedDict.read_all_values_from_file(path)  # type: ignore[no-untyped-call]
             for key, value, *_ in found:
                 total[key] += value

@@ -1,6 +1,6 @@
-"""The forwarder's unix socket: for its owner alone, in a folder of its owner alone.
+"""The forwarder's unix socket, in a private folder of its owner.
 
-Nothing is ever removed for it but a socket of the same user at which nobody listens any more.
+Only a socket of the same user at which nobody listens any more is ever removed for it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _PEER: Final = struct.Struct("3i")  # pid, uid and gid: unix(7), SO_PEERCRED
 
 @contextmanager
 def listening(path: Path) -> Iterator[socket.socket]:
-    """Listen at `path` while the block runs; its folder is made if it is not there.
+    """Listen at `path` while the block runs; its folder is made if it is missing.
 
     Raises:
         OSError: the folder is not private, something else is at `path`, or another program listens there.
@@ -53,16 +53,16 @@ def listening(path: Path) -> Iterator[socket.socket]:
 
 
 def listens(path: Path) -> bool:
-    """Whether a program listens there.
+    """Return whether a program listens at a socket.
 
     Raises:
-        OSError: nobody can tell: it is no such socket, or another user's.
+        OSError: nobody can tell: the path is no such socket, or another user's.
     """
     with socket.socket(socket.AF_UNIX) as probe:
         probe.setblocking(False)
         try:
             probe.connect(str(path))
-        except BlockingIOError:  # more wait there than its backlog takes
+        except BlockingIOError:  # more clients wait there than its backlog takes
             return True
         except (ConnectionRefusedError, FileNotFoundError):
             return False
@@ -72,7 +72,7 @@ def listens(path: Path) -> bool:
 
 
 def stranger(connection: socket.socket) -> str:
-    """Whose process is at the other end, if it is neither this user's nor root's; else nothing."""
+    """Return the other end's process, if it is neither this user's nor root's; else nothing."""
     pid, uid, _ = _PEER.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
     return "" if uid in (os.geteuid(), 0) else f"process {pid} of user {uid}"
 

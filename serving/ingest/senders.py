@@ -1,7 +1,7 @@
-"""Who may speak for a sender: the token of that sender, of which the store keeps the SHA-256 alone.
+"""The tokens of senders: a sender's token speaks for it, and the store keeps only its SHA-256.
 
-`tokens/NAME` in the telemetry store has the hash of sender NAME's token. For a name without a token of its
-own the installation's speaks (`common.state.secret("ingest")`), which this machine's forwarder has.
+`tokens/NAME` in the telemetry store has the hash of sender NAME's token. The installation's token speaks for
+every name without a token of its own (`common.state.secret("ingest")`); this machine's forwarder has it.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ _SCHEME: Final = "Bearer "
 
 
 def hashed(token: str) -> str:
-    """Return what is stored of a token: 256 random bits need no salt and no slow hash."""
+    """Return the stored hash of a token: 256 random bits need no salt and no slow hash."""
     return hashlib.sha256(token.encode()).hexdigest()
 
 
 def tokens_dir(root: Path) -> Path:
-    """Folder that has a file for each sender with a token of its own."""
+    """Return the folder that has a file for each sender with a token of its own."""
     return root / "tokens"
 
 
 def may_speak(root: Path, installation: str, sender: str, authorization: str) -> bool:
-    """Whether a request that says so may speak for a sender; as fast for every wrong token.
+    """Return whether a request may speak for a sender; every wrong token takes the same time.
 
     Args:
-        root: of the store.
+        root: folder of the store.
         installation: hash of the installation's token.
-        sender: its id, or anything that a stranger takes for one.
+        sender: id of the sender, or anything that a stranger takes for one.
         authorization: the request's header.
 
     Raises:
@@ -56,13 +56,13 @@ def add(root: Path, sender: str, out: Path | None = None) -> str:
     """Make a sender's token and return it; it can never be read again.
 
     Args:
-        root: of the store.
-        sender: its id.
-        out: a new file of mode 0600 that gets the token.
+        root: folder of the store.
+        sender: id of the sender.
+        out: new file of mode 0600 for the token.
 
     Raises:
-        ValueError: the id is none.
-        OSError: the sender has a token already, or a file cannot be written; nothing is changed then.
+        ValueError: the id is invalid.
+        OSError: the sender has a token already, or a file cannot be written; nothing was changed.
     """
     check_sender(sender)
     token = secrets.token_hex(32)
@@ -85,8 +85,8 @@ def remove(root: Path, sender: str) -> None:
     """Take a sender's token back: no request with it is taken from now on.
 
     Raises:
-        ValueError: the id is none.
-        OSError: it has no token.
+        ValueError: the id is invalid.
+        OSError: the sender has no token.
     """
     check_sender(sender)
     try:
@@ -97,5 +97,5 @@ def remove(root: Path, sender: str) -> None:
 
 
 def with_tokens(root: Path) -> list[str]:
-    """Ids of the senders that have a token of their own, sorted."""
+    """Return the ids of the senders that have a token of their own, sorted."""
     return sorted(path.name for path in tokens_dir(root).glob("*") if SENDER_NAME.fullmatch(path.name))

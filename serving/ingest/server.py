@@ -1,4 +1,4 @@
-"""`swiftqueue part ingest`: the ingest, on a local Ray or that of `RAY_ADDRESS`.
+"""`swiftqueue part ingest`: runs the ingest on a local Ray or that of `RAY_ADDRESS`.
 
 Its settings are SWIFTQUEUE_TELEMETRY and SWIFTQUEUE_INGEST_* (docs/SETTINGS.md).
 """
@@ -35,12 +35,12 @@ SERVE_PATIENCE: Final = {
 
 
 def elsewhere() -> bool:
-    """Whether SWIFTQUEUE_INGEST names one, so that none is started here."""
+    """Return whether SWIFTQUEUE_INGEST names an ingest, so that none is started here."""
     return settings().ingest is not None
 
 
 def address() -> str:
-    """`http(s)://HOST:PORT` of the ingest that senders use: that of SWIFTQUEUE_INGEST, or the local one.
+    """Return `http(s)://HOST:PORT` of the senders' ingest: that of SWIFTQUEUE_INGEST, or the local one.
 
     Raises:
         ValueError: the variable is no such address.
@@ -53,12 +53,12 @@ def address() -> str:
 
 
 def telemetry_dir() -> Path:
-    """Absolute path of the telemetry store; it may not exist yet."""
+    """Return the absolute path of the telemetry store; it may not exist yet."""
     return (settings().telemetry or state_dir() / "telemetry").absolute()
 
 
 def replicas_log() -> Path:
-    """Log of the replicas and the compaction; it is there from now on, for who follows it."""
+    """Return the log of the replicas and the compaction, made if it is missing so that it can be followed."""
     path = state_dir() / "ingest" / LOG_NAME
     private_dir(path.parent)
     return private_file(path)
@@ -66,17 +66,17 @@ def replicas_log() -> Path:
 
 @dataclass(frozen=True)
 class Tls:
-    """What a server shows: PEM files."""
+    """The PEM files of a server's certificate and key."""
 
     certificate: Path
     key: Path
 
 
 def listen_at() -> tuple[str, Tls | None]:
-    """Address to listen at, and what to show there.
+    """Return the address to listen at, and the certificate for it.
 
     Raises:
-        ValueError: the address is not of this machine alone, and it would be in clear; or half of a pair.
+        ValueError: the address is public and would be without TLS, or half of a pair is set.
     """
     host, certificate, key = settings().ingest_host, settings().ingest_cert, settings().ingest_key
     if bool(certificate) != bool(key):
@@ -89,14 +89,14 @@ def listen_at() -> tuple[str, Tls | None]:
 
 
 def limits() -> Limits:
-    """What a sender may ask, by the settings."""
+    """Return the limits of a sender, by the settings."""
     from serving.ingest.bounds import Limits
 
     return Limits(senders=settings().ingest_senders, bytes_s=float(settings().ingest_rate_mb << 20))
 
 
 def keep() -> dict[str, int]:
-    """What the compaction keeps (the arguments of `Compactor`), by the settings."""
+    """Return the retention of the compaction (the arguments of `Compactor`), by the settings."""
     from feature_store.telemetry import compact
 
     return {
@@ -115,7 +115,7 @@ def serve_ingest(
     host: str = LOOPBACK,
     tls: Tls | None = None,
 ) -> None:
-    """Start the application on the Ray that is connected, and wait until it answers.
+    """Start the application on the connected Ray, and wait until it answers.
 
     Raises:
         RuntimeError: it did not start.
@@ -131,7 +131,7 @@ def serve_ingest(
     if tls:
         http |= {"ssl_certfile": str(tls.certificate), "ssl_keyfile": str(tls.key)}
     try:
-        # A line for each request of each sender: gigabytes a day.
+        # Access lines of every request would be gigabytes a day.
         serve.start(http_options=http, logging_config={"enable_access_log": False})
         serve.run(
             application(
@@ -161,7 +161,7 @@ def main() -> None:
     host, tls = listen_at()
     private_dir(root)
     check_format(root)
-    for name, value in SERVE_PATIENCE.items():  # read by Ray's processes when they start
+    for name, value in SERVE_PATIENCE.items():  # Ray's processes read it when they start
         os.environ.setdefault(name, value)
     with ray_cluster(workers=1):
         from ray import serve

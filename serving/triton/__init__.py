@@ -1,1 +1,1 @@
-"""Triton's side: its repository and configuration, its servers and what they accept, our native backend."""
+"""Triton's side: its repository and configuration, its servers and their limits, our native backend."""

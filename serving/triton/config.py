@@ -1,4 +1,4 @@
-"""`config.pbtxt` for each way a version is served; a configuration names one version and its one backend.
+"""`config.pbtxt` for each way of serving a version; a configuration names one version and its one backend.
 
 Triton mixes no backends within a model, so the configuration follows the version served: when the next one
 needs another backend, Triton loads it beside the present one and swaps, as it does for a new version of
@@ -16,9 +16,11 @@ from common.json_file import read_object
 from feature_store.events.definition import EVENTS
 
 MAX_BATCH: Final = 64  # windows computed at once: 32 senders asking for both queues
-LATENCY_OUTPUT: Final = "latency_us"  # of artifacts, which name none
-MODEL_SCRIPT: Final = "model.py"  # lies in the folders of versions for the Python backend, and only there
-CONTENT_FILE: Final = "content.sha256"  # of the artifact: the same number may come back with another model
+LATENCY_OUTPUT: Final = "latency_us"  # output of artifacts, which name none
+MODEL_SCRIPT: Final = "model.py"  # file in version folders for the Python backend, and only there
+CONTENT_FILE: Final = (
+    "content.sha256"  # the artifact's hash: the same number may come back with another model
+)
 
 _MODEL: Final = """\
 name: "{name}"
@@ -31,11 +33,11 @@ instance_group [ {{ count: 1 kind: {kind} }} ]
 parameters {{ key: "schema_hash" value {{ string_value: "{schema_hash}" }} }}
 parameters {{ key: "content_sha256" value {{ string_value: "{content}" }} }}
 """
-# The Python backend computes what waits together. The engine answers each request by itself, so there
+# The Python backend computes waiting requests together. The engine answers each request by itself, so there
 # collecting requests would only add a thread to each one's way (docs/SERVING.md has the figures).
 _BATCHING: Final = "dynamic_batching { }\n"
 # TensorRT builds its kernels for the range of batch sizes seen so far, which takes seconds: the warm-up
-# shows it the smallest and the largest before any client comes. FP32, as the answers were checked. ONNX
+# shows it the smallest and the largest before any client comes. FP32 is the precision of the checks. ONNX
 # Runtime knows a kept engine by the graph and not by its weights (its issue 6455): a folder per content.
 _GPU: Final = """\
 dynamic_batching {{ max_queue_delay_microseconds: 50 }}
@@ -59,45 +61,45 @@ model_warmup {{
   }}
 }}
 """
-# Inside NVIDIA's container; a folder mounted there keeps the built kernels over restarts.
+# Cache folder in NVIDIA's container; a volume there keeps the built kernels over restarts.
 GPU_CACHE: Final = "/tensorrt-cache"
 
 
 class Backend(StrEnum):
-    """What runs a version in the embedded server; the value is the backend's name in Triton."""
+    """The backend that runs a version in the embedded server; its value is Triton's name for it."""
 
     NATIVE = "swiftqueue"  # the C++ engine, serving/triton/native
     PYTHON = "python"  # ONNX Runtime, serving/triton/model.py
 
     @property
     def label(self) -> str:
-        """How messages call it."""
+        """Return the backend's name in messages."""
         return {"swiftqueue": "native backend", "python": "Python backend with ONNX Runtime"}[self.value]
 
 
 @dataclass(frozen=True)
 class Signature:
-    """What a version's `model.json` says that Triton and its clients must know."""
+    """The fields of a version's `model.json` that Triton and its clients need."""
 
     tokens: int  # W
-    features: int  # F of a row
-    horizon: int  # H
+    features: int  # F, features of a row
+    horizon: int  # H, horizon
     schema_hash: str
-    output: str  # name of the tensor that answers
+    output: str  # name of the output tensor
 
     @classmethod
     def read(cls, folder: Path) -> Signature:
-        """Read it from an artifact or a version folder.
+        """Read the signature of an artifact or a version folder.
 
         Raises:
-            OSError: there is no description.
-            ValueError: it is malformed.
+            OSError: the description is missing.
+            ValueError: the description is malformed.
         """
         described = read_object(folder / "model.json")
         try:
             window = described["window"]
             output = str(window.get("output", LATENCY_OUTPUT))
-            # A predictor of latencies may see some features of an event window's row only, and takes all.
+            # A predictor of latencies may use some features of an event window's row only, and takes all.
             rows = EVENTS.features if output == LATENCY_OUTPUT else described["features"]
             return cls(
                 int(window["tokens"]),
@@ -111,19 +113,19 @@ class Signature:
 
 
 def backend_of(folder: Path) -> Backend:
-    """Backend that a version folder was staged for."""
+    """Return the backend that a version folder was staged for."""
     return Backend.PYTHON if (folder / MODEL_SCRIPT).is_file() else Backend.NATIVE
 
 
 def config_text(name: str, version: int, folder: Path) -> str:
-    """`config.pbtxt` of model `name` in the embedded server; it serves `version`, which lies in `folder`."""
+    """Return `config.pbtxt` of model `name` in the embedded server; it serves `version` in `folder`."""
     backend = backend_of(folder)
     text = _model_text(name, version, folder, f'backend: "{backend}"', "KIND_CPU")
     return text + (_BATCHING if backend is Backend.PYTHON else "")
 
 
 def gpu_config_text(name: str, version: int, folder: Path) -> str:
-    """`config.pbtxt` of model `name` in NVIDIA's container: ONNX Runtime with TensorRT on each GPU."""
+    """Return `config.pbtxt` of model `name` in NVIDIA's container: ONNX Runtime with TensorRT on each GPU."""
     signature = Signature.read(folder)
     warmup = "".join(
         _WARMUP.format(batch=batch, tokens=signature.tokens, features=signature.features)

@@ -1,4 +1,4 @@
-"""The Triton servers this project talks to: where they listen, and the few calls deploy and status need."""
+"""The Triton servers of this project: their addresses, and the few calls that deploy and status need."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ DEFAULT_PORTS: Final = {"grpc": 8001, "metrics": 8002}
 CALL_TIMEOUT_S: Final = 5.0
 TLS_CA, TLS_CERT, TLS_KEY = map(variable, ("tls_ca", "tls_cert", "tls_key"))
 CONTROL_SECRET: Final = variable("triton_secret")
-CONTROL_KEY: Final = "swiftqueue"  # of Triton's restricted protocols
+CONTROL_KEY: Final = "swiftqueue"  # header of Triton's restricted protocols
 LOAD_TIMEOUT_S: Final = 60.0  # a version's interpreter and ONNX Runtime need 1-2 s, 10 s on a busy machine
 
 
@@ -37,11 +37,11 @@ _CHANNEL: Final = (
 
 
 class TritonError(OSError):
-    """Triton does not answer, or refused; the message says which and what to do."""
+    """Triton does not answer, or refused; the message says which, and what to do."""
 
 
 def port(kind: str) -> int:
-    """Port of `grpc` or `metrics`: from SWIFTQUEUE_TRITON_<KIND>, the running server, or the default."""
+    """Return the port of `grpc` or `metrics`: SWIFTQUEUE_TRITON_<KIND>, the running one's or the default."""
     chosen = {"grpc": settings().triton_grpc, "metrics": settings().triton_metrics}[kind]
     if chosen is not None:
         return chosen
@@ -53,15 +53,15 @@ def port(kind: str) -> int:
 
 
 def elsewhere() -> bool:
-    """Whether SWIFTQUEUE_TRITON_SERVERS names the servers, so that none is started here."""
+    """Return whether SWIFTQUEUE_TRITON_SERVERS names the servers, so that none is started here."""
     return bool(settings().triton_servers.strip())
 
 
 def grpc_addresses() -> list[str]:
-    """`host:port` of each server's gRPC service: those of SWIFTQUEUE_TRITON_SERVERS, or the local one.
+    """Return `host:port` of each server's gRPC service: those of SWIFTQUEUE_TRITON_SERVERS, or the local one.
 
     Raises:
-        ValueError: the variable is not what it ought to be.
+        ValueError: the variable is no list of addresses.
     """
     if not elsewhere():
         return [f"{LOOPBACK}:{port('grpc')}"]
@@ -76,12 +76,12 @@ def grpc_addresses() -> list[str]:
 
 
 def grpc_address() -> str:
-    """Address of the server to ask where one is enough: the first."""
+    """Return the address of the first server, for calls that need only one."""
     return grpc_addresses()[0]
 
 
 def pem_file(name: str) -> str | None:
-    """File that a setting names, None if it is not set.
+    """Return the file that a setting names, None if it is not set.
 
     Raises:
         OSError: there is no such file.
@@ -93,7 +93,7 @@ def pem_file(name: str) -> str | None:
 
 
 def control_secret_file() -> Path:
-    """File of the secret that a server wants from who controls it: that of SWIFTQUEUE_TRITON_SECRET, or ours.
+    """Return the file of the secret that controls a server: that of SWIFTQUEUE_TRITON_SECRET, or ours.
 
     Raises:
         OSError: it is missing, or every user may read it.
@@ -109,9 +109,9 @@ def control_secret_file() -> Path:
 
 
 def control_headers(address: str = "") -> dict[str, str]:
-    """Metadata of the calls that only who controls a server may make: load, unload, statistics and more.
+    """Return the metadata of the calls that control a server: load, unload, statistics and more.
 
-    A server of SWIFTQUEUE_TRITON_SERVERS is told no secret but that of SWIFTQUEUE_TRITON_SECRET.
+    A server of SWIFTQUEUE_TRITON_SERVERS gets no secret but that of SWIFTQUEUE_TRITON_SECRET.
 
     Raises:
         OSError: the secret cannot be read, or every user may; or another user has taken the server's port.
@@ -125,9 +125,9 @@ def control_headers(address: str = "") -> dict[str, str]:
 
 
 def connect(address: str, channel_args: Sequence[tuple[str, str | int]] = ()) -> triton.InferenceServerClient:
-    """Make a client of a Triton; with TLS where SWIFTQUEUE_TLS_CA names the authority of its certificate.
+    """Return a client of a Triton, with TLS where SWIFTQUEUE_TLS_CA names the authority of its certificate.
 
-    SWIFTQUEUE_TLS_CERT and SWIFTQUEUE_TLS_KEY are what we show to a server that wants to know us.
+    SWIFTQUEUE_TLS_CERT and SWIFTQUEUE_TLS_KEY are our certificate for a server that wants to know us.
 
     Raises:
         ValueError: the three variables do not go together.
@@ -147,10 +147,10 @@ def connect(address: str, channel_args: Sequence[tuple[str, str | int]] = ()) ->
 
 
 @dataclass(frozen=True)
-class Answer:
-    """What an inference gave and the version that computed it."""
+class InferenceResult:
+    """The output of an inference and the version that computed it."""
 
-    y_BH: NDArray[np.float32]  # latencies in us, or rates in bytes/s
+    y_BH: NDArray[np.float32]  # latencies in µs, or rates in bytes/s
     version: int
 
 
@@ -174,7 +174,7 @@ class Triton:
         self._client.close()
 
     def live(self) -> bool:
-        """Whether a Triton answers at the address."""
+        """Return whether a Triton answers at the address."""
         try:
             return bool(self._client.is_server_live(client_timeout=self._call_timeout_s))
         except Exception:  # the client raises its own and gRPC's errors here; all mean no
@@ -192,10 +192,10 @@ class Triton:
         self._control(f"load of {model}", self._client.load_model, model, LOAD_TIMEOUT_S)
 
     def unload(self, model: str, timeout_s: float = LOAD_TIMEOUT_S) -> None:
-        """Unload a model; harmless when it is not loaded."""
+        """Unload a model; do nothing when it is not loaded."""
         self._control(f"unload of {model}", self._client.unload_model, model, timeout_s)
 
-    def infer(self, x_BWF: NDArray[np.float32], model: str = MODEL) -> Answer:
+    def infer(self, x_BWF: NDArray[np.float32], model: str = MODEL) -> InferenceResult:
         """Ask the served version about raw windows: latencies, or rates."""
         tensor = triton.InferInput("window", list(x_BWF.shape), "FP32").set_data_from_numpy(x_BWF)
         result = self._call(
@@ -206,17 +206,17 @@ class Triton:
             client_timeout=self._call_timeout_s,
         )
         response = result.get_response()
-        return Answer(result.as_numpy(response.outputs[0].name), int(response.model_version))
+        return InferenceResult(result.as_numpy(response.outputs[0].name), int(response.model_version))
 
     def served_version(self, model: str = MODEL) -> int | None:
-        """Version that answers a real inference; None when none does."""
+        """Return the version that answers a real inference; None when none does."""
         try:
             return self.infer(np.zeros((1, *self.config(model).input[0].dims), np.float32), model).version
         except TritonError:
             return None
 
     def config(self, model: str = MODEL) -> Any:
-        """`ModelConfig` of the loaded model."""
+        """Return the `ModelConfig` of the loaded model."""
         call = self._client.get_model_config
         return self._call(f"config of {model}", call, model, client_timeout=self._call_timeout_s).config
 
@@ -237,19 +237,19 @@ class Triton:
             raise TritonError(f"{what} at {self.address} failed: {line}") from error
 
 
-_RESTRICTED: Final = "This protocol is restricted"  # in Triton's words
+_RESTRICTED: Final = "This protocol is restricted"  # Triton's words
 _ADDRESS: Final = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):(?P<port>[0-9]{1,5})")
 
 
 def first_line(text: str | None) -> str:
-    """Make one line of an error: Triton's carry tracebacks, of which the first lines say it."""
+    """Return an error in one line: Triton's carry tracebacks, whose first lines say it."""
     line = " ".join((text or "no reason given").split())
     if "failed to connect" in line:
         line = next((hint for sign, hint in _CONNECTION_HINTS if sign in line), line)
     return line[:400]
 
 
-# What gRPC says about TLS says too little. As in serving/agent/predictors/triton_channel.cc.
+# gRPC's words about TLS say too little. The same lines stand in serving/agent/predictors/triton_channel.cc.
 _CONNECTION_HINTS: Final = (
     (
         "Hostname Verification Check failed",

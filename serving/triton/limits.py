@@ -1,6 +1,6 @@
-"""Which values of a feature a served version accepts: a range for each unit of the feature definition.
+"""The values of a feature that a served version accepts: a range for each unit of the feature definition.
 
-The ranges do not say what is usual, they bar what no sender can mean: NaN, negative sizes, ages of years.
+The ranges do not say what is usual. They bar impossible values: NaN, negative sizes, ages of years.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ LIMITS_BY_UNIT: Final = {
     "bytes": (0.0, 2.0**30),  # the largest TCP window, RFC 7323 section 2.3
     "packets": (0.0, 2.0**24),  # counts stay exact in float32 up to here
     "ms": (0.0, YEAR_US / 1e3),
-    "bytes_per_s": (0.0, 1.25e11),  # 1 Tbit/s, as feature_store/rate has it, whose library no deploy needs
-    "usual": (0.0, 1024.0),  # LFQ's signals, over what is usual of them
+    "bytes_per_s": (0.0, 1.25e11),  # 1 Tbit/s as in feature_store/rate, whose library no deploy needs
+    "usual": (0.0, 1024.0),  # LFQ's signals, relative to their usual values
     "code": (-1.0, 4.0),  # a flag's change; the states of Linux's congestion control
     "flag": (0.0, 1.0),
     "sign": (-1.0, 1.0),
@@ -27,7 +27,7 @@ LIMITS_BY_UNIT: Final = {
 
 
 def limits_of(features: Sequence[ScaledFeature | Feature]) -> dict[str, dict[str, float]]:
-    """Lowest and highest accepted value by feature name.
+    """Return the lowest and highest accepted value by feature name.
 
     Raises:
         ValueError: a feature has a unit without a range.

@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 import onnxruntime
-import triton_python_backend_utils as triton  # type: ignore[import-not-found]  # of the backend
+import triton_python_backend_utils as triton  # type: ignore[import-not-found]  # part of the backend
 
 
 class TritonPythonModel:
-    """What the backend calls: `initialize` once a version, `execute` for each batch of requests."""
+    """The interface of the backend: `initialize` once a version, `execute` for each batch of requests."""
 
     def initialize(self, args: dict[str, str]) -> None:
         """Load the version's network; an exception here makes Triton refuse the version."""
@@ -36,12 +36,12 @@ class TritonPythonModel:
         limits = json.loads((folder / "limits.json").read_text())
         self.names = list(limits)  # features of a row, in their order
         self.shape_WF = (int(described["window"]["tokens"]), len(self.names))
-        self.output = self.session.get_outputs()[0].name  # latencies, or rates
+        self.output = self.session.get_outputs()[0].name  # name of the output: latencies, or rates
         self.low_F = np.array([limits[name]["low"] for name in self.names], dtype=np.float32)
         self.high_F = np.array([limits[name]["high"] for name in self.names], dtype=np.float32)
 
     def execute(self, requests: list[Any]) -> list[Any]:
-        """Answer each request: its forecasts, or its own error. Good ones are computed together."""
+        """Answer each request with its forecasts, or its own error; good ones are computed together."""
         windows, errors = [], []
         for request in requests:
             x_BWF = triton.get_input_tensor_by_name(request, "window").as_numpy()
@@ -63,7 +63,7 @@ class TritonPythonModel:
         return responses
 
     def _error(self, x_BWF: np.ndarray) -> str | None:
-        """What is wrong with a request's windows, or None."""
+        """Return what is wrong with a request's windows, or None."""
         if x_BWF.ndim != 3 or x_BWF.shape[1:] != self.shape_WF or not len(x_BWF):
             w, f = self.shape_WF
             return f"window has shape {list(x_BWF.shape)}, this version takes [-1, {w}, {f}]"

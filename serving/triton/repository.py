@@ -1,6 +1,6 @@
 """Triton's model repositories: one for the embedded server, one for the official GPU container.
 
-Each model has a folder of its name in both; those of rates and of limits have the same files.
+Each model has a folder of its name in both; the models of rates and of limits have the same files.
 
     var/triton/repository/swiftqueue/config.pbtxt
         N/{model.safetensors,model.json,limits.json,content.sha256[,model.onnx]}    for the native backend
@@ -11,8 +11,8 @@ Each version folder is whole for the one backend that it was staged for, appears
 as it is. The version policy names the served version, so a client that asks for no version gets the
 champion even when a higher number lies beside it (after a rollback).
 
-Several servers read the same folder (a volume that all of them mount): a server that starts, or that carries
-out a load late, takes what the configuration names by then.
+Several servers read the same folder (a volume that all of them mount). A server that starts, or that carries
+out a load late, takes the version that the configuration names by then.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from serving.triton.config import CONTENT_FILE, MODEL_SCRIPT, Backend, config_te
 LATENCY: Final = "latency"
 RATE: Final = "rate"
 LIMIT: Final = "limit"
-# Names of the models in Triton, by what they predict: the word that `deploy --model` takes.
+# Names of the models in Triton by their prediction, which is the word that `deploy --model` takes.
 MODELS: Final = {LATENCY: "swiftqueue", RATE: "swiftqueue-rate", LIMIT: "swiftqueue-lfq"}
 MODEL: Final = MODELS[LATENCY]
 _SCRIPT_SOURCE: Final = Path(__file__).parent / MODEL_SCRIPT
@@ -41,7 +41,7 @@ _FILES: Final = {
 
 
 class ModelRepository:
-    """The two repositories under one folder (`var/triton` by default), of one model."""
+    """The two repositories of one model under one folder (`var/triton` by default)."""
 
     def __init__(self, root: Path | None = None, kind: str = LATENCY) -> None:
         root = root or state_dir() / "triton"
@@ -51,7 +51,7 @@ class ModelRepository:
         self.candidate = f"{self.model}_candidate"
         self.embedded = root / "repository"
         self.gpu = root / "repository-gpu"
-        # The version of the same number that a push took the place of.
+        # A promoted version's predecessor of the same number is put aside here.
         self._replaced = root / "replaced" / self.model
 
     def stage(
@@ -59,8 +59,8 @@ class ModelRepository:
     ) -> Path:
         """Put a version into the candidate's folder, where no client looks; return its version folder.
 
-        `model.onnx` is needed for the Python backend; for the native one it is taken along where the
-        artifact has one, because the GPU container serves it.
+        The Python backend needs `model.onnx`. For the native one it is taken along if it is there:
+        the GPU container serves it.
         """
         self.drop_candidate()
         folder = self.embedded / self.candidate / str(version)
@@ -93,7 +93,7 @@ class ModelRepository:
         self._copy_for_gpu(version)
 
     def take_back(self, version: int) -> bool:
-        """Remove a version that was promoted; whether the one whose place it took is there again."""
+        """Remove a version that was promoted; return whether its predecessor of the same number is back."""
         self.remove(version)
         before = self._replaced / str(version)
         if not before.is_dir():
@@ -103,11 +103,11 @@ class ModelRepository:
         return True
 
     def settle(self) -> None:
-        """Forget the version that was put aside: the one in its place is served."""
+        """Remove the version that was put aside, because the one in its place is served."""
         shutil.rmtree(self._replaced, ignore_errors=True)
 
     def _copy_for_gpu(self, version: int) -> None:
-        """Put a version's ONNX network into the GPU container's repository; nothing where it has none."""
+        """Put a version's ONNX network into the GPU container's repository, if it has one."""
         network = self.folder(version) / "model.onnx"
         gpu = self.gpu / self.model / str(version)
         shutil.rmtree(gpu, ignore_errors=True)  # the same number may come back with another model
@@ -121,13 +121,13 @@ class ModelRepository:
         partial.rename(gpu)
 
     def serve(self, version: int) -> None:
-        """Name `version` as the one to serve in both configurations; Triton acts at its next load."""
+        """Name `version` as the served one in both configurations; Triton acts at its next load."""
         folder = self.folder(version)
         write_file(self.embedded / self.model / "config.pbtxt", config_text(self.model, version, folder))
         gpu = self.gpu / self.model / "config.pbtxt"
         if (self.gpu / self.model / str(version)).is_dir():
             write_file(gpu, gpu_config_text(self.model, version, folder))
-        else:  # it has no ONNX network: better nothing there than another version under this one's name
+        else:  # without an ONNX network nothing is better there than another version under this one's name
             gpu.unlink(missing_ok=True)
 
     def drop_candidate(self) -> None:
@@ -145,9 +145,9 @@ class ModelRepository:
             (root / self.model / "config.pbtxt").unlink(missing_ok=True)
 
     def versions(self) -> list[int]:
-        """Versions whose folders lie in the repository, ascending."""
+        """Return the versions whose folders lie in the repository, ascending."""
         return sorted(int(p.name) for p in (self.embedded / self.model).glob("[0-9]*") if p.is_dir())
 
     def folder(self, version: int) -> Path:
-        """Folder of a version of the served model."""
+        """Return the folder of a version of the served model."""
         return self.embedded / self.model / str(version)

@@ -1,6 +1,6 @@
-"""Whether a sender can ask the model that a server serves, from Triton's configuration of it.
+"""Checks from Triton's configuration whether a sender can ask the model that a server serves.
 
-The C++ agent makes the same check and says the same line (serving/agent/predictors/usable_model.h).
+The C++ agent makes the same check and prints the same line (serving/agent/predictors/usable_model.h).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ WINDOWS: Final = 2  # of a question: one for each candidate queue
 
 
 def why_not_usable(config: Any) -> str:
-    """One line, why event windows made here are not for this model (a `ModelConfig`); empty if they are."""
+    """Return why event windows made here do not fit this model (`ModelConfig`); empty if they do."""
     theirs = _schema_hash(config)
     if old := why_old("", theirs):
         return f"the served model {old}"

@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 @contextmanager
 def connected(call_timeout_s: float = CALL_TIMEOUT_S) -> Iterator[list[Triton]]:
-    """Clients of all servers, in the order of SWIFTQUEUE_TRITON_SERVERS.
+    """Yield clients of all servers, in the order of SWIFTQUEUE_TRITON_SERVERS.
 
     Raises:
         ValueError: the variable is not a list of addresses.
@@ -24,7 +24,7 @@ def connected(call_timeout_s: float = CALL_TIMEOUT_S) -> Iterator[list[Triton]]:
 
 
 def each(servers: Sequence[Triton], call: Callable[[Triton], T]) -> list[T]:
-    """Call every server; return what each said, in their order, once all have answered.
+    """Call every server; return their results in their order, once all have answered.
 
     Raises:
         OSError, RuntimeError: the call failed at one; the first of these failures.
@@ -38,7 +38,7 @@ def each(servers: Sequence[Triton], call: Callable[[Triton], T]) -> list[T]:
 
 
 def try_each(servers: Sequence[Triton], call: Callable[[Triton], T]) -> list[T | OSError | RuntimeError]:
-    """Call every server; return what each said, or the failure there."""
+    """Call every server; return each one's result, or its failure."""
 
     def attempt(server: Triton) -> T | OSError | RuntimeError:
         try:

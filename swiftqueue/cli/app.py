@@ -17,7 +17,7 @@ from swiftqueue.cli.traces import sender_app, trace_app
 
 
 class PrivateFiles(TyperCommand):
-    """A command that writes state: only its owner may read the files that it, and what it starts, makes."""
+    """A command that writes state: only its owner may read the files that it and its child processes make."""
 
     def invoke(self, ctx: Any) -> Any:
         """Run it."""
@@ -26,7 +26,7 @@ class PrivateFiles(TyperCommand):
 
 
 def _programs(about: str, kind: type[TyperCommand] = TyperCommand, **programs: str) -> typer.Typer:
-    """Commands that are functions of other modules, `MODULE:FUNCTION`, imported when they are asked for."""
+    """Return commands that are functions of other modules (`MODULE:FUNCTION`), imported on demand."""
 
     class Programs(TyperGroup):
         def list_commands(self, ctx: Any) -> list[str]:
@@ -51,7 +51,7 @@ app.add_typer(experiments_app)
 app.add_typer(trace_app, name="trace")
 app.add_typer(
     _programs(
-        "One part of the live loop by itself; `up --live` starts them all.",
+        "Run one part of the live loop by itself; `up --live` starts them all.",
         PrivateFiles,
         agent="infra.local.sender:main",
         bed="infra.local.bed_sender:main",
@@ -64,7 +64,7 @@ app.add_typer(
 )
 app.add_typer(
     _programs(
-        "Prometheus here, and the dashboard.",
+        "Run Prometheus on this machine, and draw the dashboard.",
         dashboard="infra.monitoring.dashboard:main",
         picture="infra.monitoring.picture:main",
         prometheus="infra.local.prometheus:main",
@@ -73,7 +73,7 @@ app.add_typer(
 )
 app.add_typer(
     _programs(
-        "UDP packets that are really marked, and their receiver.",
+        "Send UDP packets that are really marked, and receive them.",
         send="serving.agent.marking.udp_command:send",
         echo="serving.agent.marking.udp_command:echo",
     ),
@@ -81,7 +81,7 @@ app.add_typer(
 )
 app.add_typer(
     _programs(
-        "The test bed: a real kernel's packets through a router with DualPI2.",
+        "Run the test bed: a real kernel's packets through a router with DualPI2.",
         check="testbed.host.command:check",
         clean="testbed.host.command:clean",
         report="testbed.host.command:report",
@@ -92,7 +92,7 @@ app.add_typer(
 )
 app.add_typer(
     _programs(
-        "TCP packets that a kernel really marks: a tc/eBPF program on a device.",
+        "Mark TCP packets in the kernel, by a tc/eBPF program on a device.",
         attach="testbed.host.mark_command:attach",
         detach="testbed.host.mark_command:detach",
         follow="testbed.host.mark_command:follow",
@@ -104,7 +104,7 @@ app.add_typer(
 )
 app.add_typer(
     _programs(
-        "Forecasts of a TCP connection's rate from its first ACKs.",
+        "Forecast a TCP connection's rate from its first ACKs.",
         add="infra.rate:add",
         collect="infra.rate:collect",
         exchange="infra.rate:exchange",

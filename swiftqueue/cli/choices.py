@@ -6,22 +6,22 @@ from enum import StrEnum
 
 
 class LatencySource(StrEnum):
-    """Where latencies come from: cumulative ACKs, or any, seen at the sender; or TCP timestamps."""
+    """The source of latencies: cumulative ACKs or any ACKs seen at the sender, or TCP timestamps."""
 
     acks = "acks"
     selective = "selective"
     timestamps = "timestamps"
 
 
-class Model(StrEnum):
-    """Which of the served models: of latencies, of a TCP connection's rate, or of a flow's limit (LFQ)."""
+class ModelKind(StrEnum):
+    """A kind of served model: of latencies, of a TCP connection's rate, or of a flow's limit (LFQ)."""
 
     latency = "latency"
     rate = "rate"
     limit = "limit"
 
 
-class Protocol(StrEnum):
+class SliceProtocol(StrEnum):
     """Lengths of pre-training, fine-tuning and test slices: 2.5/0.5/1 s, 30/6/10 s, 300/60/300 s."""
 
     short = "short"
@@ -30,7 +30,7 @@ class Protocol(StrEnum):
 
 
 class TraceProtocol(StrEnum):
-    """The same, of one trace: with `teach` the whole of it is pre-trained on, and nothing tests it."""
+    """The slice lengths of one trace; `teach` pre-trains on the whole trace and tests nothing."""
 
     short = "short"
     small = "small"
@@ -38,8 +38,8 @@ class TraceProtocol(StrEnum):
     teach = "teach"
 
 
-class Told(StrEnum):
-    """What a sender says of packets 2 to 8 of a batch; `replay_events` checks the same names."""
+class BatchKnowledge(StrEnum):
+    """The sender's knowledge of packets 2 to 8 of a batch; `replay_events` checks the same names."""
 
     all = "all"
     flows = "flows"
@@ -47,7 +47,7 @@ class Told(StrEnum):
 
 
 class Visibility(StrEnum):
-    """Which earlier latencies are known at a decision: those acknowledged, or all (the paper's)."""
+    """The earlier latencies known at a decision: the acknowledged ones, or all (the paper's protocol)."""
 
     acked = "acked"
     previous = "previous"

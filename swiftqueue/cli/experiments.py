@@ -1,4 +1,4 @@
-"""Commands that measure: packet tables and studies of other captures, forecasters, benchmarks, results."""
+"""Commands of experiments: packet tables and studies of captures, forecasters, benchmarks, results."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from typing import Annotated
 import typer
 
 from common.given import check_folder
-from swiftqueue.cli.choices import LatencySource, Protocol, Told, Visibility
+from swiftqueue.cli.choices import BatchKnowledge, LatencySource, SliceProtocol, Visibility
 
 experiments_app = typer.Typer()
 Scored = Annotated[
     Path,
-    typer.Option(help="says what is late, when a head answers, and which traces only teach"),
+    typer.Option(help="parameter file: lateness, a head's delay, traces that only teach"),
 ]
 
 
 class Benchmark(StrEnum):
-    """What `bench` can measure."""
+    """The benchmarks of `bench`."""
 
     capacity = "capacity"
     extract = "extract"
@@ -51,7 +51,7 @@ def extract(
     ],
     output: Annotated[Path, typer.Option("--output", "-o", help="folder for the packet tables")],
     sender: Annotated[
-        str | None, typer.Option(help="sender's address (default: who sent most TCP payload)")
+        str | None, typer.Option(help="sender's address (default: the one that sent most TCP payload)")
     ] = None,
     latency: Annotated[
         LatencySource, typer.Option(help="`timestamps` for captures made at the receiver")
@@ -60,7 +60,7 @@ def extract(
 ) -> None:
     """Turn captures into packet tables (Parquet by trace and minute).
 
-    Packets that the capture host saw twice count once. A line says so, and why few latencies are known.
+    A packet that the capture host saw twice counts once; a line says so, and why few latencies are known.
 
     Example: swiftqueue extract wifi.pcap.gz -o packets
     """
@@ -75,11 +75,11 @@ def study(
     folder: Annotated[Path, typer.Argument(help="folder of the study (made; resumed if it is there)")],
     traces: Annotated[
         list[Path] | None,
-        typer.Argument(help="captures (default: simulated ones)", metavar="[TRACE]...", dir_okay=False),
+        typer.Argument(help="captures (default: simulated traces)", metavar="[TRACE]...", dir_okay=False),
     ] = None,
-    protocol: Annotated[Protocol, typer.Option(help="slice lengths")] = Protocol.small,
+    protocol: Annotated[SliceProtocol, typer.Option(help="slice lengths")] = SliceProtocol.small,
     set_: Annotated[
-        list[str] | None, typer.Option("--set", help="override a parameter: SECTION.KEY=VALUE")
+        list[str] | None, typer.Option("--set", help="override of a parameter, SECTION.KEY=VALUE")
     ] = None,
     latency: Annotated[
         LatencySource, typer.Option(help="`timestamps` for captures made at the receiver")
@@ -102,42 +102,46 @@ def forecasts(
     output: Annotated[
         Path, typer.Option("--output", "-o", help="folder of the runs and their summary")
     ] = Path("var/forecasts"),
-    trace: Annotated[list[str] | None, typer.Option(help="a trace (default: all); may be repeated")] = None,
-    only: Annotated[
-        list[str] | None, typer.Option(help="a section of forecasters.yaml (default: all); may be repeated")
+    trace: Annotated[
+        list[str] | None, typer.Option(help="name of a trace (default: all); may be repeated")
     ] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="training seeds: 1 to so many")] = 3,
-    protocol: Annotated[Protocol, typer.Option(help="lengths of the slices")] = Protocol.small,
+    only: Annotated[
+        list[str] | None, typer.Option(help="section of forecasters.yaml (default: all); may be repeated")
+    ] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="number of training seeds")] = 3,
+    protocol: Annotated[
+        SliceProtocol, typer.Option(help="protocol that sets the slice lengths")
+    ] = SliceProtocol.small,
     against: Annotated[
-        str, typer.Option(help="the section that differences are taken from; `event-stream` has one layer")
+        str, typer.Option(help="section that differences are taken from; `event-stream` has one layer")
     ] = "event-stream-2",
     choose: Annotated[
         bool, typer.Option("--choose", help="test on the last third of the training slices instead")
     ] = False,
     sections: Annotated[Path, typer.Option(help="the variants")] = Path("forecasters.yaml"),
     told: Annotated[
-        Told, typer.Option(help="what a sender says of packets 2 to 8 of a batch (docs/MODEL.md)")
-    ] = Told.all,
+        BatchKnowledge, typer.Option(help="known inputs of packets 2 to 8 of a batch (docs/MODEL.md)")
+    ] = BatchKnowledge.all,
     truth: Annotated[
         list[str] | None,
         typer.Option(
-            help="what packets would have waited in either queue, to score the choice; for each trace",
+            help="packets' waiting times in either queue, for scoring the choice; one per trace",
             metavar="TRACE=truth.parquet",
         ),
     ] = None,
     visibility: Annotated[
-        Visibility, typer.Option(help="latencies known at a decision; previous: the paper's offline protocol")
+        Visibility, typer.Option(help="latencies known at a decision; previous: the paper's protocol")
     ] = Visibility.acked,
     explored: Annotated[
         float | None,
-        typer.Option(help="share of L4S flows' packets moved at random: estimates what the choice gains"),
+        typer.Option(help="share of L4S flows' packets moved at random, to estimate the choice by"),
     ] = None,
     params: Scored = Path("params.yaml"),
     also: Annotated[
-        Path | None, typer.Option(help="folder of packet tables of other traces to learn from besides, whole")
+        Path | None, typer.Option(help="folder of packet tables of further training traces")
     ] = None,
 ) -> None:
-    """Train the forecasters of forecasters.yaml and score them on the same packets; goes on where it stopped.
+    """Train the forecasters of forecasters.yaml and score them on the same packets; resume where it stopped.
 
     Example: swiftqueue forecasts data/packets --only event-stream-2 --only xgboost --seeds 3
     """
@@ -171,21 +175,27 @@ def tune(
     output: Annotated[
         Path, typer.Option("--output", "-o", help="folder of trials, tuned.yaml and tuning.json")
     ] = Path("var/tuning"),
-    trace: Annotated[list[str] | None, typer.Option(help="a trace (default: all); may be repeated")] = None,
+    trace: Annotated[
+        list[str] | None, typer.Option(help="name of a trace (default: all); may be repeated")
+    ] = None,
     only: Annotated[
         list[str] | None,
-        typer.Option(help="a section (default: all that have something to tune); may be repeated"),
+        typer.Option(help="section (default: all that have something to tune); may be repeated"),
     ] = None,
-    trials: Annotated[int, typer.Option(min=1, help="most trials of a variant; the first: its section")] = 16,
+    trials: Annotated[
+        int, typer.Option(min=1, help="most trials of a variant; the first is its section")
+    ] = 16,
     seconds: Annotated[
-        float, typer.Option(min=1, help="CPU seconds of a variant: after them no trial is begun")
+        float, typer.Option(min=1, help="CPU seconds of a variant after which no trial begins")
     ] = 1800,
-    seed: Annotated[int, typer.Option(min=0, help="of the proposals")] = 1,
-    protocol: Annotated[Protocol, typer.Option(help="lengths of the slices")] = Protocol.small,
+    seed: Annotated[int, typer.Option(min=0, help="seed of the proposals")] = 1,
+    protocol: Annotated[
+        SliceProtocol, typer.Option(help="protocol that sets the slice lengths")
+    ] = SliceProtocol.small,
     sections: Annotated[Path, typer.Option(help="the variants")] = Path("forecasters.yaml"),
     params: Scored = Path("params.yaml"),
 ) -> None:
-    """Tune each forecaster on training slices, with one budget for all; goes on where it stopped.
+    """Tune each forecaster on training slices, with one budget for all; resume where it stopped.
 
     Example: swiftqueue tune data/packets --only event-stream-2 --only xgboost --trials 8 --seconds 240
     Then: swiftqueue forecasts data/packets --sections var/tuning/tuned.yaml
@@ -212,7 +222,8 @@ def paper(
     exhibits: Annotated[
         list[str] | None,
         typer.Argument(
-            help="as figure-7a, numbered as in arXiv's first version (default: all)", metavar="[EXHIBIT]..."
+            help="exhibit as figure-7a, by arXiv's first version (default: all)",
+            metavar="[EXHIBIT]...",
         ),
     ] = None,
     small: Annotated[
@@ -224,14 +235,14 @@ def paper(
     ] = False,
     seeds: Annotated[
         int | None,
-        typer.Option(min=2, help="of traffic and training: 1 to so many", show_default="5; 3 if small"),
+        typer.Option(min=2, help="number of seeds of traffic and training", show_default="5; 3 if small"),
     ] = None,
     output: Annotated[
         Path, typer.Option("--output", "-o", help="folder of traces, rows and their summary")
     ] = Path("var/paper"),
     sections: Annotated[Path, typer.Option(help="the variants")] = Path("forecasters.yaml"),
 ) -> None:
-    """Redo the SwiftQueue paper exhibit by exhibit, each with a verdict; goes on where it stopped.
+    """Redo the SwiftQueue paper exhibit by exhibit, each with a verdict; resume where it stopped.
 
     Examples: swiftqueue paper --small --seeds 10, and swiftqueue paper figure-7a figure-15
     """
@@ -247,22 +258,22 @@ def paper(
 @experiments_app.command()
 def bench(
     what: Annotated[Benchmark, typer.Argument(help="the benchmark")],
-    rounds: Annotated[int, typer.Option(help="rounds; medians are reported")] = 5,
+    rounds: Annotated[int, typer.Option(help="number of rounds; medians are reported")] = 5,
     events: Annotated[
-        int | None, typer.Option(min=1, help="ingest: its memory over so many events, as 50000000")
+        int | None, typer.Option(min=1, help="ingest: number of events to measure its memory over")
     ] = None,
     minutes: Annotated[
-        float | None, typer.Option(min=0, help="soak: how long the loop runs (default: 120)")
+        float | None, typer.Option(min=0, help="soak: minutes that the loop runs (default: 120)")
     ] = None,
     weeks: Annotated[
         float | None,
-        typer.Option(min=0, help="soak: so many simulated weeks of rounds back to back, instead"),
+        typer.Option(min=0, help="soak: simulated weeks of rounds back to back, instead of minutes"),
     ] = None,
     gigabytes: Annotated[
-        float | None, typer.Option(min=0, help="extract: its memory over one capture of so many GB")
+        float | None, typer.Option(min=0, help="extract: GB of a capture to measure its memory over")
     ] = None,
     packets: Annotated[
-        str | None, typer.Option(help="reservoir, pretrain: a folder of packet tables, instead of simulated")
+        str | None, typer.Option(help="reservoir, pretrain: folder of packet tables (default: simulated)")
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="print a JSON list of rows")] = False,
     publish: Annotated[
@@ -278,7 +289,7 @@ def bench(
     from infra.local.under_way import leaving_at_sigterm
 
     if publish:
-        published.load(published.FILE)  # before the minutes that a benchmark takes
+        published.load(published.FILE)  # checked before the minutes that a benchmark takes
     try:
         with leaving_at_sigterm():
             rows = run_benchmark(
@@ -347,7 +358,7 @@ def draw_results(
     from infra.results.tables import LABORATORY
     from laboratory.runs import results
 
-    published.load(published.FILE)  # before anything is published in another folder
+    published.load(published.FILE)  # checked before anything is published in another folder
     if scores:
         evaluations.take(*scores)
     if forecasts:

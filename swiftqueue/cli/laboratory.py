@@ -9,14 +9,14 @@ from typing import Annotated, Final
 import typer
 
 from common.given import check_folder, given
-from swiftqueue.cli.choices import Protocol
+from swiftqueue.cli.choices import SliceProtocol
 
 lab_app = typer.Typer(
-    no_args_is_help=True, help="The L4S laboratory: simulated runs with controls, and the report."
+    no_args_is_help=True, help="Run the L4S laboratory: simulations with controls, and the report."
 )
 
 
-BENCH_QUEUES: Final = "bench-queues"  # whose verdict is on a published benchmark
+BENCH_QUEUES: Final = "bench-queues"  # the scenario whose verdict is on a published benchmark
 LabOutput = Annotated[Path, typer.Option(help="folder of runs, results, models and the report")]
 
 
@@ -35,7 +35,7 @@ def lab_scenarios() -> None:
 def lab_run(
     context: typer.Context,
     scenarios: Annotated[
-        list[str] | None, typer.Argument(help="names, or YAML files", metavar="SCENARIO...")
+        list[str] | None, typer.Argument(help="scenarios' names, or YAML files", metavar="SCENARIO...")
     ] = None,
     full: Annotated[
         bool,
@@ -43,25 +43,25 @@ def lab_run(
             "--full", help="the full laboratory: figure 8 (tuned heads too), all sweeps and maps, many flows"
         ),
     ] = False,
-    seeds: Annotated[int | None, typer.Option(help="how many seeds (default: the scenario's)")] = None,
+    seeds: Annotated[int | None, typer.Option(help="number of seeds (default: the scenario's)")] = None,
     seconds: Annotated[float | None, typer.Option(help="simulated seconds (default: the scenario's)")] = None,
     controls: Annotated[
-        str | None, typer.Option(help="run only these, as `default,model` (default: the scenario's)")
+        str | None, typer.Option(help="controls to run, as `default,model` (default: the scenario's)")
     ] = None,
     points: Annotated[
-        list[str] | None, typer.Option(help="run only points of this pattern, as `Confucius, *`; repeatable")
+        list[str] | None, typer.Option(help="pattern of the points to run, as `Confucius, *`; repeatable")
     ] = None,
     until_settled: Annotated[
         bool,
         typer.Option("--until-settled", help="look at planned numbers of seeds; stop where it is settled"),
     ] = False,
     artifact: Annotated[
-        str | None, typer.Option(help="the model: a folder, or `champion` of the registry")
+        str | None, typer.Option(help="model's folder, or `champion` of the registry")
     ] = None,
     truth: Annotated[bool, typer.Option("--truth", help="keep each packet's truth as Parquet")] = False,
     pcap: Annotated[bool, typer.Option("--pcap", help="keep S1's captures: `extract` reads them")] = False,
     set_: Annotated[
-        list[str] | None, typer.Option("--set", help="of lfq-400: override a key of lfq.yaml, KEY=VALUE")
+        list[str] | None, typer.Option("--set", help="lfq-400: override of a key of lfq.yaml, KEY=VALUE")
     ] = None,
     output: LabOutput = Path("var/lab"),
 ) -> None:
@@ -96,15 +96,15 @@ def lab_run(
 def lab_paper(
     exhibits: Annotated[
         list[str] | None,
-        typer.Argument(help="as figure-7b (default: all)", metavar="[EXHIBIT]..."),
+        typer.Argument(help="exhibit as figure-7b (default: all)", metavar="[EXHIBIT]..."),
     ] = None,
     artifact: Annotated[
-        str, typer.Option(help="the model: a folder, or `champion` of the registry")
+        str, typer.Option(help="model's folder, or `champion` of the registry")
     ] = "docs/laboratory/models/figure8",
     small: Annotated[bool, typer.Option("--small", help="30 s a run, two points of each axis")] = False,
     output: LabOutput = Path("var/lab"),
 ) -> None:
-    """Redo what the SwiftQueue paper says of P99, each figure with a verdict; goes on where it stopped.
+    """Redo the SwiftQueue paper's P99 figures, each with a verdict; resume where it stopped.
 
     Examples: swiftqueue lab paper --small, and swiftqueue lab paper figure-7b
     """
@@ -116,14 +116,14 @@ def lab_paper(
 @lab_app.command("train")
 def lab_train(
     context: typer.Context,
-    scenario: Annotated[str, typer.Argument(help="name, or a YAML file")],
-    protocol: Annotated[Protocol, typer.Option(help="slice lengths")] = Protocol.small,
+    scenario: Annotated[str, typer.Argument(help="scenario's name, or a YAML file")],
+    protocol: Annotated[SliceProtocol, typer.Option(help="slice lengths")] = SliceProtocol.small,
     set_: Annotated[
-        list[str] | None, typer.Option("--set", help="override a parameter: SECTION.KEY=VALUE")
+        list[str] | None, typer.Option("--set", help="override of a parameter, SECTION.KEY=VALUE")
     ] = None,
     artifact: Annotated[
         str | None,
-        typer.Option(help="a model that the sender follows in traces of their own: a folder, or `champion`"),
+        typer.Option(help="model that the sender follows in extra traces: a folder, or `champion`"),
     ] = None,
     output: LabOutput = Path("var/lab"),
 ) -> None:
@@ -151,7 +151,7 @@ def lab_register(
         ),
     ],
     set_: Annotated[
-        list[str] | None, typer.Option("--set", help="override a key of lfq.yaml, KEY=VALUE")
+        list[str] | None, typer.Option("--set", help="override of a key of lfq.yaml, KEY=VALUE")
     ] = None,
     output: LabOutput = Path("var/lab"),
 ) -> None:
@@ -166,15 +166,15 @@ def lab_register(
 
 @lab_app.command("explain")
 def lab_explain(
-    scenario: Annotated[str, typer.Argument(help="name, or a YAML file")],
-    artifact: Annotated[str, typer.Option(help="the model: a folder, or `champion` of the registry")],
+    scenario: Annotated[str, typer.Argument(help="scenario's name, or a YAML file")],
+    artifact: Annotated[str, typer.Option(help="model's folder, or `champion` of the registry")],
     profile: Annotated[str, typer.Option(help="queue profile")] = "uncoupled",
-    point: Annotated[str, typer.Option(help="of a sweep, as `50`")] = "",
-    seed: Annotated[int, typer.Option(help="of the traffic")] = 1,
+    point: Annotated[str, typer.Option(help="point of a sweep, as `50`")] = "",
+    seed: Annotated[int, typer.Option(help="seed of the traffic")] = 1,
     seconds: Annotated[float | None, typer.Option(help="simulated seconds (default: the scenario's)")] = None,
     output: LabOutput = Path("var/lab"),
 ) -> None:
-    """Run one seed with the model: what it predicted beside what came, and what makes the tail.
+    """Run one seed with the model, and explain the tail: predictions beside outcomes.
 
     Example: swiftqueue lab explain receivers --artifact var/lab/models/figure8 --profile rfc9332
     """
@@ -195,7 +195,7 @@ def lab_explain(
 
 @lab_app.command("canary")
 def lab_canary() -> None:
-    """Prove that the program gives the published one's results, and list it as its equal.
+    """Prove that the program reproduces the published results, and list it as its equal.
 
     Example: swiftqueue lab canary
     """
@@ -206,11 +206,11 @@ def lab_canary() -> None:
 
 @lab_app.command("verdict")
 def lab_verdict(
-    scenario: Annotated[str, typer.Argument(help="its name, as `confucius-web`, or `bench-queues`")],
+    scenario: Annotated[str, typer.Argument(help="scenario's name, as `confucius-web`, or `bench-queues`")],
     as_json: Annotated[bool, typer.Option("--json", help="as JSON")] = False,
     output: LabOutput = Path("var/lab"),
 ) -> None:
-    """Say of each figure that a scenario is to reach: held, not held or not settled; 1 if one is not held.
+    """Print whether a scenario holds each target, does not or is not settled; exit with 1 if it does not.
 
     Example: swiftqueue lab verdict confucius-web --json
     """
@@ -231,8 +231,8 @@ def lab_verdict(
 def lab_tune(
     run: Annotated[Path, typer.Option(help="folder of the run so far")],
     from_ns: Annotated[int, typer.Option("--from-ns", help="first simulated time of the round's data")],
-    to_ns: Annotated[int, typer.Option("--to-ns", help="last simulated time of it")],
-    artifact: Annotated[Path, typer.Option(help="whose head is trained on")],
+    to_ns: Annotated[int, typer.Option("--to-ns", help="last simulated time of the round's data")],
+    artifact: Annotated[Path, typer.Option(help="artifact whose head is tuned further")],
     number: Annotated[int, typer.Option("--round", help="the round's number")],
     output: Annotated[Path, typer.Option(help="folder of the new artifact")],
 ) -> None:
@@ -245,11 +245,12 @@ def lab_tune(
 @lab_app.command("report")
 def lab_report(
     scenarios: Annotated[
-        list[str] | None, typer.Argument(help="of these only (default: all results)", metavar="SCENARIO...")
+        list[str] | None,
+        typer.Argument(help="scenarios to report (default: all results)", metavar="SCENARIO..."),
     ] = None,
     output: LabOutput = Path("var/lab"),
 ) -> None:
-    """Draw the results into one page and a Markdown table, and say what they answer.
+    """Draw the results into one page and a Markdown table, with their verdicts.
 
     Example: swiftqueue lab report small
     """

@@ -1,4 +1,4 @@
-"""Commands of the loop that runs: its servers, versions, rounds, and the agent that asks them."""
+"""Commands of the running loop: its servers, versions, rounds, and the agent."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ import typer
 from common.given import given
 from infra.local.ports import MOST_PORT
 from pipelines.live import DRIFT
-from swiftqueue.cli.choices import Model
+from swiftqueue.cli.choices import ModelKind
 
 running_app = typer.Typer()
 
 # Options of `up`.
 LIVE_ONLY = ("trace", "speed", "every", "learn", "judge", "drift", "retrain", "bed", "foreground")
 
-OfModel = Annotated[Model, typer.Option(help="which model")]
+OfModel = Annotated[ModelKind, typer.Option(help="kind of model")]
 METRICS_PORT = typer.Option(
-    min=0, max=MOST_PORT, help="Prometheus port, at SWIFTQUEUE_METRICS_ADDRESS; 0: a free one"
+    min=0, max=MOST_PORT, help="Prometheus port, at SWIFTQUEUE_METRICS_ADDRESS; 0 takes a free one"
 )
 
 
 class Retrain(StrEnum):
-    """What `schedule` does when the inputs have drifted."""
+    """The reaction of `schedule` to drifted inputs."""
 
     propose = "propose"
     start = "start"
@@ -35,7 +35,7 @@ class Retrain(StrEnum):
 
 @running_app.command()
 def run(
-    speed: Annotated[float, typer.Option(help="replay speed, times real time")] = 1.0,
+    speed: Annotated[float, typer.Option(help="replay speed as a multiple of real time")] = 1.0,
 ) -> None:
     """Run the main job: pipeline, deploy to Triton, replay a trace against it, say where to look next.
 
@@ -52,27 +52,27 @@ def up(
     mlflow: Annotated[bool, typer.Option("--mlflow", help="start the MLflow server alone")] = False,
     live: Annotated[bool, typer.Option("--live", help="start the whole live loop (docs/LIVE.md)")] = False,
     trace: Annotated[
-        str | None, typer.Option(help="--live: what its sender replays (default: register.trace)")
+        str | None, typer.Option(help="--live: trace that its sender replays (default: register.trace)")
     ] = None,
-    speed: Annotated[float, typer.Option(help="--live: of the replay, times real time")] = 1.0,
+    speed: Annotated[float, typer.Option(help="--live: replay speed as a multiple of real time")] = 1.0,
     every: Annotated[float, typer.Option(help="--live: seconds from one round to the next")] = 300.0,
     learn: Annotated[float, typer.Option(help="--live: seconds that a round learns from")] = 60.0,
-    judge: Annotated[float, typer.Option(help="--live: seconds that it is judged on")] = 10.0,
+    judge: Annotated[float, typer.Option(help="--live: seconds that a round is judged on")] = 10.0,
     drift: Annotated[
         float, typer.Option(help="--live: stability index of an input beyond which it has drifted")
     ] = DRIFT,
     retrain: Annotated[
-        Retrain, typer.Option(help="--live: a full re-train when the inputs have drifted: say so, or do it")
+        Retrain, typer.Option(help="--live: full re-train after drift: only proposed, or done")
     ] = Retrain.propose,
     bed: Annotated[
-        bool, typer.Option("--bed", help="--live: its sender is a TCP connection through the test bed")
+        bool, typer.Option("--bed", help="--live: take a TCP connection through the test bed as sender")
     ] = False,
     foreground: Annotated[
         bool,
-        typer.Option("--foreground", help="--live: stay, as its keeper: for systemd, or a container"),
+        typer.Option("--foreground", help="--live: stay as its keeper, for systemd or a container"),
     ] = False,
 ) -> None:
-    """Start the local Triton server (loopback only), MLflow's, or the live loop; harmless when it is up.
+    """Start the local Triton server (loopback only), MLflow's, or the live loop; do nothing where it is up.
 
     Example: swiftqueue up --live --every 60
     """
@@ -86,7 +86,7 @@ def up(
         from infra.local.loop import start_loop, stay_as_keeper
         from infra.local.main_job import make_first_champion
 
-        # The parts are not to be children of what stays: nobody would take note of those that end.
+        # The parts must not be children of the process that stays: it would not reap those that end.
         if foreground and (child := os.fork()):
             stay_as_keeper(child)
         start_loop(
@@ -109,13 +109,13 @@ def up(
 
 
 def _check_live(context: typer.Context) -> None:
-    """Refuse what `up --live` could not do."""
-    from infra.local.asked import Live
+    """Refuse options that `up --live` cannot carry out."""
+    from infra.local.asked import LiveOptions
 
     told = context.params
     if told["bed"] and (idle := given(context, ("trace", "speed"))):
         raise typer.BadParameter("--bed replays no trace", param_hint=", ".join(idle))
-    Live("", told["speed"], told["every"], told["learn"], told["judge"], told["drift"])
+    LiveOptions("", told["speed"], told["every"], told["learn"], told["judge"], told["drift"])
 
 
 @running_app.command()
@@ -132,7 +132,7 @@ def down() -> None:
 @running_app.command()
 def status(
     model: Annotated[
-        Model | None, typer.Option(help="only what serves this model (default: every part that runs)")
+        ModelKind | None, typer.Option(help="judge only the parts that serve this model (default: all)")
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="print one JSON object, a judgement a part")] = False,
 ) -> None:
@@ -148,7 +148,7 @@ def status(
 @running_app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def units(
     context: typer.Context,
-    memory: Annotated[str, typer.Option(help="what all parts together may have, as 12G or 75%")] = "75%",
+    memory: Annotated[str, typer.Option(help="most memory of all parts together, as 12G or 75%")] = "75%",
 ) -> None:
     """Write a systemd unit of this user that starts the live loop at boot; further options go to `up --live`.
 
@@ -156,10 +156,10 @@ def units(
     """
     from infra.local.units import NAME, write_unit
 
-    # Else the unit would fail at boot, where nobody reads why.
+    # Otherwise the unit would fail at boot, where nobody reads why.
     commands = typer.main.get_group(running_app)
     up_live = commands.commands["up"].make_context("swiftqueue up --live", ["--live", *context.args])
-    _check_live(cast(typer.Context, up_live))  # typer's name for its own
+    _check_live(cast(typer.Context, up_live))  # typer's name for its own context
     print(f"{write_unit(memory, context.args)} is written; to start it, now and at boot:")
     print(
         f"  systemctl --user daemon-reload && systemctl --user enable --now {NAME} && loginctl enable-linger"
@@ -169,7 +169,7 @@ def units(
 @running_app.command()
 def deploy(
     version: Annotated[int | None, typer.Option(help="registry version (default: the challenger)")] = None,
-    model: OfModel = Model.latency,
+    model: OfModel = ModelKind.latency,
 ) -> None:
     """Push a registered version to Triton: stage, load, compare with the local output, then alias.
 
@@ -185,7 +185,7 @@ def rollback(
     hold: Annotated[
         bool, typer.Option("--hold", help="keep that version until `release`, whatever rounds bring")
     ] = False,
-    model: OfModel = Model.latency,
+    model: OfModel = ModelKind.latency,
 ) -> None:
     """Put the previous champion back, in the registry and in Triton.
 
@@ -197,7 +197,7 @@ def rollback(
 
 
 @running_app.command()
-def hold(model: OfModel = Model.latency) -> None:
+def hold(model: OfModel = ModelKind.latency) -> None:
     """Keep the version that is served now until `release`, whatever rounds bring.
 
     Example: swiftqueue hold
@@ -208,8 +208,8 @@ def hold(model: OfModel = Model.latency) -> None:
 
 
 @running_app.command()
-def release(model: OfModel = Model.latency) -> None:
-    """Let rounds and `deploy` replace a version again that `hold` or `rollback --hold` keeps.
+def release(model: OfModel = ModelKind.latency) -> None:
+    """Let rounds and `deploy` replace a held version again.
 
     Example: swiftqueue release --model rate
     """
@@ -222,27 +222,29 @@ def release(model: OfModel = Model.latency) -> None:
 def schedule(
     telemetry: Annotated[
         Path | None,
-        typer.Option(
-            help="the feature store's telemetry (default: where the ingest stores it)", file_okay=False
-        ),
+        typer.Option(help="folder of the telemetry (default: where the ingest stores it)", file_okay=False),
     ] = None,
     sender: Annotated[
         str | None,
-        typer.Option(help="whose telemetry (default: those that send now take turns, by SWIFTQUEUE_SENDERS)"),
+        typer.Option(
+            help="sender to learn from (default: present senders take turns, by SWIFTQUEUE_SENDERS)"
+        ),
     ] = None,
     every: Annotated[float, typer.Option(help="seconds from one round to the next")] = 300.0,
     learn: Annotated[float, typer.Option(help="seconds of telemetry that a round learns from")] = 60.0,
-    judge: Annotated[float, typer.Option(help="seconds after them that it is judged on")] = 10.0,
+    judge: Annotated[float, typer.Option(help="seconds after them that a round is judged on")] = 10.0,
     least_windows: Annotated[
-        int, typer.Option(min=1, help="fewer in either part: the round is declined")
+        int, typer.Option(min=1, help="least windows in either part; with fewer the round is declined")
     ] = 200,
-    rounds: Annotated[int | None, typer.Option(min=1, help="stop after so many (default: never)")] = None,
+    rounds: Annotated[
+        int | None, typer.Option(min=1, help="number of rounds to stop after (default: never)")
+    ] = None,
     metrics_port: Annotated[int, METRICS_PORT] = 0,
     drift: Annotated[
         float, typer.Option(help="stability index of an input beyond which it has drifted")
     ] = DRIFT,
     retrain: Annotated[
-        Retrain, typer.Option(help="a full re-train when the inputs have drifted: say so, or do it")
+        Retrain, typer.Option(help="full re-train after drift: only proposed, or done")
     ] = Retrain.propose,
 ) -> None:
     """Fine-tune, judge, register and push a new head every few minutes, from telemetry.
@@ -270,19 +272,23 @@ def schedule(
 @running_app.command()
 def replay(
     trace: Annotated[str, typer.Argument(help="trace of data/packets, or a packet-table folder")],
-    speed: Annotated[float, typer.Option(help="times real time; 0 is as fast as possible")] = 1.0,
+    speed: Annotated[
+        float, typer.Option(help="replay speed as a multiple of real time; 0 is as fast as possible")
+    ] = 1.0,
     deadline_us: Annotated[
-        int, typer.Option(help="a batch is asked about this long before it is due")
+        int, typer.Option(help="µs between the question about a batch and its time")
     ] = 5_000,
     start: Annotated[float, typer.Option(help="second of the trace to begin at")] = 0.0,
-    seconds: Annotated[float | None, typer.Option(help="stop after this much of the trace")] = None,
+    seconds: Annotated[
+        float | None, typer.Option(help="seconds of the trace to replay (default: all)")
+    ] = None,
     server: Annotated[
         list[str] | None, typer.Option(help="HOST:PORT of a Triton server; several in order of preference")
     ] = None,
-    local: Annotated[Path | None, typer.Option(help="no server: the engine on this artifact")] = None,
+    local: Annotated[Path | None, typer.Option(help="artifact for the engine, instead of a server")] = None,
     json: Annotated[bool, typer.Option("--json", help="print the counts as JSON")] = False,
 ) -> None:
-    """Replay a packet table against Triton: what was predicted, what came, which queue was chosen.
+    """Replay a packet table against Triton, and show predictions, outcomes and chosen queues.
 
     Example: swiftqueue replay dumbbell-1 --speed 4
     """
@@ -309,14 +315,14 @@ def agent(
         list[str] | None, typer.Option(help="HOST:PORT of a Triton server; several in order of preference")
     ] = None,
     local: Annotated[
-        bool, typer.Option("--local", help="no server: the champion in the agent's own process")
+        bool, typer.Option("--local", help="ask the champion in the agent's own process instead of a server")
     ] = False,
     deadline_us: Annotated[
-        int, typer.Option(min=1, max=10_000_000, help="of batches that do not say when they are due")
+        int, typer.Option(min=1, max=10_000_000, help="µs to decide a batch that names no due time")
     ] = 2_000,
     metrics_port: Annotated[int | None, METRICS_PORT] = None,
     telemetry: Annotated[
-        str | None, typer.Option(help="unix:PATH or a file for what is sent and acknowledged")
+        str | None, typer.Option(help="unix:PATH or a file for packets sent and acknowledged")
     ] = None,
     guard: Annotated[
         bool, typer.Option(help="stop moving packets to a receiver where it is not settled to help")
@@ -337,17 +343,19 @@ def agent(
     ] = None,
     max_moved_share: Annotated[
         float | None,
-        typer.Option(min=0, max=1, help="or this share of those in flight, if that is more (default: 0.75)"),
+        typer.Option(
+            min=0, max=1, help="or this share of packets in flight, if that is more (default: 0.75)"
+        ),
     ] = None,
     charge_us: Annotated[
         float | None,
-        typer.Option(min=0, help="a packet's predicted gain must be above this, to move (default: 0)"),
+        typer.Option(min=0, help="least predicted gain in µs of a moved packet (default: 0)"),
     ] = None,
     rates: Annotated[
         bool, typer.Option("--rates", help="forecast connections' rates too (docs/RATE.md)")
     ] = False,
 ) -> None:
-    """Run the sender agent: programs that send ask it which queue to mark each packet for.
+    """Run the sender agent: sending programs ask it which queue to mark each packet for.
 
     Example: swiftqueue agent --listen var/agent.sock --local
     """

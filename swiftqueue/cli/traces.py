@@ -1,4 +1,4 @@
-"""`swiftqueue trace` and `swiftqueue sender`: what the loop learns from, and who may ship it."""
+"""`swiftqueue trace` and `swiftqueue sender`: the traces that the loop learns from, and senders' tokens."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ import typer
 from common.given import check_folder
 from swiftqueue.cli.choices import LatencySource, TraceProtocol
 
-trace_app = typer.Typer(no_args_is_help=True, help="The project's traces, versioned by DVC.")
-sender_app = typer.Typer(no_args_is_help=True, help="Tokens with which senders elsewhere ship telemetry.")
+trace_app = typer.Typer(no_args_is_help=True, help="Manage the project's traces, which DVC versions.")
+sender_app = typer.Typer(no_args_is_help=True, help="Manage the tokens of senders on other machines.")
 
 
 @trace_app.command("add")
 def trace_add(
-    file: Annotated[Path, typer.Argument(help="a capture made at the sender")],
-    name: Annotated[str | None, typer.Option(help="the trace's name (default: from the file name)")] = None,
-    sender: Annotated[str | None, typer.Option(help="sender's address, if not the heaviest")] = None,
-    latency: Annotated[LatencySource, typer.Option(help="where latencies come from")] = LatencySource.acks,
+    file: Annotated[Path, typer.Argument(help="capture made at the sender")],
+    name: Annotated[str | None, typer.Option(help="name of the trace (default: from the file name)")] = None,
+    sender: Annotated[str | None, typer.Option(help="address of the sender (default: the heaviest)")] = None,
+    latency: Annotated[LatencySource, typer.Option(help="source of the latencies")] = LatencySource.acks,
     protocol: Annotated[
         TraceProtocol | None,
         typer.Option(
-            help="its slice lengths (default: the project's, or the longest that fits), or teach: all trains"
+            help="slice lengths (default: the project's, or the longest that fit); teach: all trains"
         ),
     ] = None,
 ) -> None:
@@ -52,10 +52,10 @@ def trace_remove(name: Annotated[str, typer.Argument(help="the trace's name in p
 @trace_app.command("simulate")
 def trace_simulate(
     output: Annotated[Path, typer.Argument(help="folder for the packet table")],
-    seed: Annotated[int, typer.Option(help="of the traffic; not that of a trace of params.yaml")] = 3,
-    seconds: Annotated[float, typer.Option(help="how long it lasts")] = 660.0,
+    seed: Annotated[int, typer.Option(help="seed of the traffic, which no trace of params.yaml has")] = 3,
+    seconds: Annotated[float, typer.Option(help="seconds to simulate")] = 660.0,
 ) -> None:
-    """Simulate one more trace of section `simulate` and extract it: to be replayed, not for DVC.
+    """Simulate one more trace of section `simulate` and extract it, for a replay and not for DVC.
 
     Example: swiftqueue trace simulate var/long --seconds 1950 && swiftqueue up --live --trace var/long
     """
@@ -80,10 +80,10 @@ def trace_list() -> None:
 def sender_add(
     name: Annotated[str, typer.Argument(help="the sender's id: 1 to 64 of A-Z a-z 0-9 . _ -")],
     out: Annotated[
-        Path | None, typer.Option(help="new file of mode 0600 for the token (default: print it, once)")
+        Path | None, typer.Option(help="new file of mode 0600 for the token (default: it is printed once)")
     ] = None,
 ) -> None:
-    """Make a sender's token: from now on nobody else speaks for it, not even this machine's forwarder.
+    """Make a sender's token; from then on nobody else speaks for it, not even this machine's forwarder.
 
     Example: swiftqueue sender add agent-7 --out agent-7.token
     """
@@ -96,7 +96,7 @@ def sender_add(
 
 @sender_app.command("remove")
 def sender_remove(name: Annotated[str, typer.Argument(help="the sender's id")]) -> None:
-    """Take a sender's token back: the running ingest refuses it from now on.
+    """Take a sender's token back: the running ingest refuses it from then on.
 
     Example: swiftqueue sender remove agent-7
     """

@@ -1,4 +1,4 @@
-"""The test bed from Python: what this machine can do, the marker of TCP packets, runs over the router.
+"""The test bed from Python: checks of this machine, the marker of TCP packets, and runs over the router.
 
-It starts the programs that `testbed/` builds (docs/TESTBED.md).
+This package starts the programs that `testbed/` builds (docs/TESTBED.md).
 """

@@ -1,6 +1,6 @@
-"""`swiftqueue bed check`: what this machine can do for the test bed, each tried for real, with its reason.
+"""`swiftqueue bed check`: tries what this machine can do for the test bed, and gives each reason.
 
-What needs a network is tried in a namespace of its own, which ends with the process that tries.
+A check that needs a network runs in a namespace of its own, which ends with its process.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ fcntl.ioctl(os.open("/dev/net/tun", os.O_RDWR), 0x400454CA, struct.pack("16sH22x
 
 @dataclass(frozen=True)
 class Capability:
-    """Whether this machine can do something, and why or why not."""
+    """A capability of this machine, with the reason why it has it or not."""
 
     name: str
     what_for: str
@@ -46,17 +46,17 @@ class Capability:
 
     @property
     def why_not(self) -> str | None:
-        """The reason if it cannot; None if it can."""
+        """Return the reason if the machine cannot, None if it can."""
         return None if self.can else f"{self.name}: {self.reason}"
 
 
 def own_network() -> list[str]:
-    """Words that start a command in a network namespace of its own, as root there where we are not."""
+    """Return the words that start a command in its own network namespace, as root there."""
     return ["unshare", "--net"] if os.geteuid() == 0 else ["unshare", "--user", "--map-root-user", "--net"]
 
 
 def check() -> list[Capability]:
-    """Try every capability; a few seconds."""
+    """Try every capability; this takes a few seconds."""
     return [capability(name) for name in _TRIALS]
 
 
@@ -65,7 +65,7 @@ def capability(name: str) -> Capability:
     """Try one capability, once in a process.
 
     Raises:
-        KeyError: there is none of this name.
+        KeyError: there is no capability of this name.
 
     """
     what_for, trial = _TRIALS[name]
@@ -74,7 +74,7 @@ def capability(name: str) -> Capability:
 
 
 def _runs(command: Sequence[str], well: str) -> tuple[bool, str]:
-    """Whether a command ends well; its last line where it does not."""
+    """Return whether a command succeeds, with `well` or its last line."""
     if shutil.which(command[0]) is None and not Path(command[0]).is_file():
         return False, f"no {command[0]} here"
     try:

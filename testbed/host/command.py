@@ -19,7 +19,7 @@ BED: Final = Path("var/bed")
 PUBLISHED: Final = Path("docs/laboratory")
 FORECASTER: Final = Path("data/rate/models/transformer-1")
 SCENARIOS: Final = ("bed-figure8",)
-TAKES: Final = {  # what `run` takes beside --output, by scenario
+TAKES: Final = {  # options of `run` beside --output, by scenario
     None: (
         *("profile", "rate_mbps", "delay_ms", "jitter_ms", "cross_mbps", "send_mbps", "flows", "seconds"),
         *("seeds", "traffic", "agent"),
@@ -30,7 +30,7 @@ TAKES: Final = {  # what `run` takes beside --output, by scenario
 
 
 def check(as_json: Annotated[bool, typer.Option("--json", help="print one JSON list")] = False) -> None:
-    """Say what this machine can do for the test bed, each tried for real, with its reason.
+    """Check what this machine can do for the test bed, each capability tried for real, with its reason.
 
     Example: swiftqueue bed check
     """
@@ -43,8 +43,8 @@ def check(as_json: Annotated[bool, typer.Option("--json", help="print one JSON l
 
 
 def selfcheck(
-    rates: Annotated[str, typer.Option(help="Mbit/s, by commas")] = "20,50,100",
-    seconds: Annotated[float, typer.Option(help="how long at each rate")] = 10.0,
+    rates: Annotated[str, typer.Option(help="rates in Mbit/s, separated by commas")] = "20,50,100",
+    seconds: Annotated[float, typer.Option(help="seconds at each rate")] = 10.0,
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON list")] = False,
 ) -> None:
     """Measure the router's own error against an ideal queue, on this machine, now.
@@ -79,57 +79,67 @@ def selfcheck(
 def run(
     context: typer.Context,
     scenario: Annotated[
-        str | None, typer.Argument(help="figure8 | fct (downloads with forecasts); none: one marked sender")
+        str | None,
+        typer.Argument(help="figure8 | fct (downloads with forecasts); none: one marked sender"),
     ] = None,
     profile: Annotated[
-        str | None, typer.Option(help="of the queue: rfc9332 or uncoupled (default: rfc9332; figure8: both)")
+        str | None, typer.Option(help="queue profile: rfc9332 or uncoupled (default: rfc9332; figure8: both)")
     ] = None,
-    rate_mbps: Annotated[float, typer.Option(help="of the link")] = 40.0,
-    delay_ms: Annotated[float, typer.Option(help="one way, both ways")] = 10.0,
-    jitter_ms: Annotated[float, typer.Option(help="at most so much more, at random")] = 0.0,
-    cross_mbps: Annotated[float, typer.Option(help="classic Poisson traffic in the same queue")] = 20.0,
-    send_mbps: Annotated[float, typer.Option(help="of the marked sender, if UDP")] = 18.0,
-    flows: Annotated[int, typer.Option(help="of the marked sender")] = 4,
+    rate_mbps: Annotated[float, typer.Option(help="rate of the link in Mbit/s")] = 40.0,
+    delay_ms: Annotated[float, typer.Option(help="one-way delay in ms, in both directions")] = 10.0,
+    jitter_ms: Annotated[float, typer.Option(help="largest random additional delay in ms")] = 0.0,
+    cross_mbps: Annotated[
+        float, typer.Option(help="classic Poisson traffic in the same queue, Mbit/s")
+    ] = 20.0,
+    send_mbps: Annotated[float, typer.Option(help="rate of the marked UDP sender in Mbit/s")] = 18.0,
+    flows: Annotated[int, typer.Option(help="flows of the marked sender")] = 4,
     seconds: Annotated[
-        float | None, typer.Option(help="of each run (default: 10, or the scenario's)")
+        float | None, typer.Option(help="seconds of each run (default: 10, or the scenario's)")
     ] = None,
     seeds: Annotated[
-        int | None, typer.Option(min=1, help="how many (default: 1, or the scenario's; fct: 5)")
+        int | None, typer.Option(min=1, help="number of seeds (default: 1, or the scenario's; fct: 5)")
     ] = None,
     traffic: Annotated[
-        str, typer.Option(help="udp, paced at --send-mbps; or tcp, a connection a flow")
+        str, typer.Option(help="transport: udp, paced at --send-mbps; or tcp, a connection a flow")
     ] = "udp",
-    agent: Annotated[Path | None, typer.Option(help="the agent's socket: each seed again with it")] = None,
+    agent: Annotated[
+        Path | None, typer.Option(help="socket of the agent, with which each seed runs again")
+    ] = None,
     artifact: Annotated[
         Path | None,
         typer.Option(
-            help="folder of the model of figure8, as `lab train bed-figure8-flows` makes it (default: none); "
-            f"of fct, of the network that forecasts (default: {FORECASTER})",
+            help="figure8: folder of the model, as `lab train bed-figure8-flows` makes it (default: none); "
+            f"fct: folder of the forecasting network (default: {FORECASTER})",
             metavar="FOLDER",
         ),
     ] = None,
     rtt: Annotated[
-        list[int] | None, typer.Option(min=1, help="of fct, ms, may be repeated (default: 8)")
+        list[int] | None, typer.Option(min=1, help="fct: round trip in ms, may be repeated (default: 8)")
     ] = None,
     buffer_bdp: Annotated[
-        list[float] | None, typer.Option(help="of fct, may be repeated (default: 0.5, 1)")
+        list[float] | None,
+        typer.Option(help="fct: buffer in bandwidth-delay products, may be repeated (default: 0.5, 1)"),
     ] = None,
-    load: Annotated[float | None, typer.Option(help="of fct, share of the link by downloads")] = None,
-    downloads: Annotated[int | None, typer.Option(help="of fct, of a run; each second is judged")] = None,
+    load: Annotated[float | None, typer.Option(help="fct: share of the link for downloads")] = None,
+    downloads: Annotated[
+        int | None, typer.Option(help="fct: downloads of a run; each second one is judged")
+    ] = None,
     variant: Annotated[
         list[str] | None,
-        typer.Option(help="of fct: only these senders beside bbr and oracle, may be repeated (default: all)"),
+        typer.Option(help="fct: sender beside bbr and oracle, may be repeated (default: all)"),
     ] = None,
-    minutes: Annotated[float | None, typer.Option(min=0, help="of fct: begin no run after so long")] = None,
+    minutes: Annotated[
+        float | None, typer.Option(min=0, help="fct: minutes after which no run begins")
+    ] = None,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="file for the rows as JSON; of a scenario the folder"),
+        typer.Option("--output", "-o", help="JSON file for the rows; for a scenario its folder"),
     ] = None,
     as_json: Annotated[
-        bool, typer.Option("--json", help="print one JSON document; what goes on stands in stderr")
+        bool, typer.Option("--json", help="print one JSON document; progress goes to stderr")
     ] = False,
 ) -> None:
-    """Send a real kernel's marked packets through the router; a scenario goes on where it was stopped.
+    """Send a real kernel's marked packets through the router; a scenario resumes where it was stopped.
 
     Example: swiftqueue bed run figure8 --seeds 5
     """
@@ -224,7 +234,7 @@ def _run_completions(
 
     variants = variants or list(fct.VARIANTS)
     if OURS in variants:
-        network_at(artifact)  # names what is wrong with it
+        network_at(artifact)  # the error names the fault of the artifact
     traffic = fct.Traffic(**{key: value for key, value in of_runs.items() if value is not None})
     runs = fct.measure(
         output / "runs",
@@ -254,14 +264,14 @@ def report(
     output: Annotated[Path, typer.Option("--output", "-o", help="folder of the bed's rows")] = BED,
     laboratory: Annotated[
         Path | None,
-        typer.Option(help="folder of the laboratory: its rows of the bed's scenarios are taken in"),
+        typer.Option(help="laboratory's folder, whose rows of the bed's scenarios are included"),
     ] = None,
     publish: Annotated[bool, typer.Option("--publish", help="put all rows into docs/laboratory")] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="print one JSON object instead: rows, directions, router's error")
     ] = False,
 ) -> None:
-    """Say where kernel and simulator agree in direction, and how late the router was in the kernel's runs.
+    """Report where kernel and simulator agree in direction, and how late the router was in the kernel's runs.
 
     Example: swiftqueue lab run bed-figure8; swiftqueue bed report --laboratory var/lab
     """
@@ -284,7 +294,7 @@ def report(
 
 
 def clean(as_json: Annotated[bool, typer.Option("--json", help="print one JSON list")] = False) -> None:
-    """Remove the files of runs that were killed, and end a router whose run has gone, should there be one.
+    """Remove the files of killed runs, and end a router whose run has gone.
 
     Example: swiftqueue bed clean
     """

@@ -1,6 +1,6 @@
-"""Two hosts and the router between them, for as long as a `with` lasts.
+"""Two hosts and the router between them, for the duration of a `with` block.
 
-Namespaces and devices have no names: they are gone when the last process in them is, and each of those ends
+Namespaces and devices have no names: they are gone when the last process in them is, and each process ends
 with its parent. So nothing stays but a killed run's folder, which `clean` removes, whichever process is
 killed, and several beds on one machine do not meet.
 """
@@ -23,16 +23,16 @@ from testbed.host.programs import ROUTER, why_not_built
 
 ADDRESS_B: Final = "10.77.0.2"
 DEVICE: Final = "tun0"
-PRIORITY: Final = 20  # SCHED_FIFO, where it is given
+PRIORITY: Final = 20  # SCHED_FIFO priority of the router, where it is given
 TRAFFIC_PRIORITY: Final = 10  # below the router's, which takes the core from a sender that shares it
-# Waking up takes 30 to 60 us, so the last moment before a packet is due is waited for awake. From a real-time
-# program that never sleeps the kernel takes its core for 50 ms of each second (sched_rt_runtime_us): hence a
-# share of a packet's time.
+# Waking up takes 30 to 60 us, so the program waits awake for the last moment before a packet is due. The
+# kernel takes the core from a real-time program that never sleeps for 50 ms of each second
+# (sched_rt_runtime_us): hence a share of a packet's time.
 SPIN_SHARE: Final = 0.4
 MOST_SPIN_US: Final = 250.0
 STOP_S: Final = 10.0
-OWNER: Final = "OWNER_OF_THE_BED"  # in a router's environment: the process that it is to end with
-PREFIX: Final = "sq-bed "  # begins the name of a run's folder; its owner follows
+OWNER: Final = "OWNER_OF_THE_BED"  # variable in a router's environment: the process that it is to end with
+PREFIX: Final = "sq-bed "  # prefix of a run folder's name; its owner follows
 
 
 class Bed:
@@ -50,21 +50,21 @@ class Bed:
         queue: Mapping[str, object] | None = None,
         rule: Mapping[str, object] | None = None,
     ) -> None:
-        """Keep what the router is to do.
+        """Keep the parameters of the router.
 
         Args:
-            rate_mbps: of the link from host a to host b.
-            delay_ms: one way, both ways.
-            jitter_ms: at most so much more from a to b, at random, in order.
-            cross_mbps: classic Poisson traffic that shares the queue.
-            seed: of jitter, cross traffic and random marks.
-            log: file for every packet (`router_log.py`).
+            rate_mbps: rate of the link from host a to host b, Mbit/s.
+            delay_ms: one-way delay in both directions, ms.
+            jitter_ms: largest random additional delay from a to b, in order, ms.
+            cross_mbps: classic Poisson traffic that shares the queue, Mbit/s.
+            seed: seed of jitter, cross traffic and random marks.
+            log: file that gets every packet (`router_log.py`).
             queue: parameters of the queue by name, as `l_step_ms` (docs/TESTBED.md).
-            rule: that moves packets to the classic queue: `rule-port`, and `move-share` or `move-margin-us`.
+            rule: rule for moving packets to the classic queue: `rule-port`, `move-share` or `move-margin-us`.
 
         Raises:
             RuntimeError: the router is not built.
-            ValueError: a rate that is not above 0.
+            ValueError: a rate is not above 0.
 
         """
         if not rate_mbps > 0:
@@ -115,15 +115,15 @@ class Bed:
         self._complaints.close()
 
     def now_ns(self) -> int:
-        """The router's clock, as its log has it."""
+        """Return the time of the router's clock, as its log has it."""
         return time.clock_gettime_ns(time.CLOCK_MONOTONIC)
 
     def a(self, *command: object) -> list[str]:
-        """Words that start a command on host a."""
+        """Return the words that start a command on host a."""
         return self._on("a", command)
 
     def b(self, *command: object) -> list[str]:
-        """Words that start a command on host b."""
+        """Return the words that start a command on host b."""
         return self._on("b", command)
 
     def _on(self, host: str, command: tuple[object, ...]) -> list[str]:
@@ -131,23 +131,23 @@ class Bed:
         enter = ["nsenter", f"--net=/proc/{pid}/fd/{self.ready[host]}"]
         if os.geteuid() != 0:
             enter += [f"--user=/proc/{pid}/ns/user", "--preserve-credentials"]
-        # Said after entering, which takes it back: it ends with whoever starts it.
+        # Set after entering the namespace, which clears it: the command ends with its parent.
         return [*enter, "setpriv", "--pdeathsig", "KILL", *map(str, command)]
 
 
 def _owner() -> str:
-    """This process, so that it is not taken for a later one of its number, nor one of another container."""
+    """Return an identity of this process that no later process or other container shares."""
     return f"{os.readlink('/proc/self/ns/pid')} {os.getpid()} {_began(os.getpid())}"
 
 
 def _is_gone(owner: str) -> bool:
-    """Whether the process that `_owner` named has ended; of another PID namespace nobody here can say."""
+    """Return whether the process that `_owner` named has ended; another PID namespace's counts as alive."""
     namespace, pid, began = owner.rsplit(" ", 2)
     return namespace == os.readlink("/proc/self/ns/pid") and _began(int(pid)) != began
 
 
 def _began(pid: int) -> str:
-    """When a process began, in ticks since boot; empty: it ended."""
+    """Return when a process began, in ticks since boot; empty if it ended."""
     try:
         state, ticks = state_and_start(pid)
     except OSError:
@@ -156,16 +156,16 @@ def _began(pid: int) -> str:
 
 
 def run_folder() -> tempfile.TemporaryDirectory[str]:
-    """A folder for a run's files; removes what runs that were killed have left (`clean`)."""
+    """Return a new folder for a run's files, after removing those of killed runs (`clean`)."""
     clean()
     return tempfile.TemporaryDirectory(prefix=f"{PREFIX}{_owner()} ")
 
 
 def leftovers() -> list[int | Path]:
-    """Folders of runs that were killed, and routers of this project whose owner is gone.
+    """Return the folders of killed runs, and the routers of this project whose owner is gone.
 
-    Of these there are none, unless one outlived it all the same, whoever adopted it: PID 1, or a subreaper. A
-    router whose owner is PID 1 itself is none.
+    A router outlives its owner only in rare cases, whoever adopted it: PID 1, or a subreaper. A router whose
+    owner is PID 1 itself is no leftover.
     """
     import psutil
 
@@ -185,7 +185,7 @@ def leftovers() -> list[int | Path]:
 
 
 def clean() -> list[int | Path]:
-    """End and remove what `leftovers` finds; returns it."""
+    """End and remove everything that `leftovers` finds; return it."""
     import psutil
 
     found = leftovers()

@@ -12,11 +12,11 @@ import typer
 from testbed.host.programs import MARK_OBJECT, MARKER, run_marker, why_not_built
 
 Device = Annotated[str, typer.Argument(help="network device, as eth0", metavar="DEVICE")]
-Cookie = Annotated[int, typer.Argument(help="of the flow's socket: getsockopt(SO_COOKIE)")]
+Cookie = Annotated[int, typer.Argument(help="cookie of the flow's socket: getsockopt(SO_COOKIE)")]
 
 
 def attach(device: Device) -> None:
-    """Put the marker on a device, segmentation offload off (root, or CAP_NET_ADMIN and CAP_SYS_ADMIN).
+    """Put the marker on a device, with segmentation offload off (root, or CAP_NET_ADMIN and CAP_SYS_ADMIN).
 
     Example: swiftqueue mark attach eth0
     """
@@ -24,7 +24,7 @@ def attach(device: Device) -> None:
 
 
 def detach(device: Device) -> None:
-    """Take the marker off a device, and put back what `attach` changed there.
+    """Take the marker off a device, and restore the settings that `attach` changed.
 
     Example: swiftqueue mark detach eth0
     """
@@ -32,7 +32,7 @@ def detach(device: Device) -> None:
 
 
 def status(device: Device) -> None:
-    """Say whether the marker is on a device, and what became of each registered flow's packets.
+    """Print whether the marker is on a device, and the counts of each registered flow's packets.
 
     Example: swiftqueue mark status eth0
     """
@@ -43,11 +43,11 @@ def set_decision(
     device: Device,
     cookie: Cookie,
     codepoints: Annotated[
-        str, typer.Argument(help="8 digits, by turns: 0 Not-ECT, 1 ECT(1), 2 ECT(0)")
+        str, typer.Argument(help="8 digits for packets in turn: 0 Not-ECT, 1 ECT(1), 2 ECT(0)")
     ] = "11111111",
-    for_ms: Annotated[int, typer.Option(help="how long the decision is valid; then plain ECT(1)")] = 1000,
+    for_ms: Annotated[int, typer.Option(help="ms that the decision is valid; then plain ECT(1)")] = 1000,
 ) -> None:
-    """Register a TCP flow, and say what its next packets get.
+    """Register a TCP flow, and set the codepoints of its next packets.
 
     Example: swiftqueue mark set eth0 4711 11112222 --for-ms 50
     """
@@ -64,30 +64,32 @@ def forget(device: Device, cookie: Cookie) -> None:
 
 def follow(
     device: Device,
-    agent: Annotated[Path | None, typer.Option(help="the agent's socket")] = None,
+    agent: Annotated[Path | None, typer.Option(help="socket of the agent")] = None,
     port: Annotated[
         list[int] | None,
-        typer.Option(help="follow flows to this port; may be repeated, 16 at most", min=1, max=65_535),
+        typer.Option(help="port of flows to follow; may be repeated, 16 at most", min=1, max=65_535),
     ] = None,
     plain_port: Annotated[
         list[int] | None,
-        typer.Option(help="flows to this port are ECT(1), and nobody is asked", min=1, max=65_535),
+        typer.Option(help="port of flows that are ECT(1) without a question", min=1, max=65_535),
     ] = None,
     cookie: Annotated[
-        list[int] | None, typer.Option(help="follow this flow: getsockopt(SO_COOKIE) of its socket")
+        list[int] | None, typer.Option(help="flow to follow: getsockopt(SO_COOKIE) of its socket")
     ] = None,
-    name: Annotated[str, typer.Option(help="of the senders at the agent: NAME-0, NAME-1, ...")] = "tcp",
+    name: Annotated[str, typer.Option(help="name of the senders at the agent: NAME-0, NAME-1, ...")] = "tcp",
     ahead: Annotated[int, typer.Option(help="packets before a batch at which it is asked about")] = 8,
-    for_ms: Annotated[int, typer.Option(help="how long a decision counts at most")] = 1000,
+    for_ms: Annotated[int, typer.Option(help="longest validity of a decision in ms")] = 1000,
     last_latency_ms: Annotated[
         float | None,
-        typer.Option(help="no agent: move a flow while its last L4S latency is above its least by so much"),
+        typer.Option(
+            help="ms: without an agent, a flow moves while its L4S latency is this much above its least"
+        ),
     ] = None,
-    stale_ms: Annotated[float, typer.Option(help="how long that latency counts")] = 100.0,
-    seconds: Annotated[float, typer.Option(help="how long it follows; 0: until it is told to end")] = 0.0,
+    stale_ms: Annotated[float, typer.Option(help="longest age of that latency in ms")] = 100.0,
+    seconds: Annotated[float, typer.Option(help="seconds to follow; 0 follows until told to end")] = 0.0,
     log: Annotated[Path | None, typer.Option(help="CSV of every packet, ACK and decision")] = None,
 ) -> None:
-    """Let the agent decide for TCP flows: their packets and ACKs to it, its decisions to the marker.
+    """Let the agent decide for TCP flows: it gets their packets and ACKs, the marker its decisions.
 
     Example: swiftqueue mark follow eth0 --agent var/agent.sock --port 443
     """

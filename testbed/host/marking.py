@@ -1,4 +1,4 @@
-"""Who marks the L4S flows of a bed's scenario: an agent, the follower by its rule, or nobody."""
+"""The marker of the L4S flows of a bed's scenario: an agent, the follower's own rule, or none."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CONTROLLER: Final = (
     *("margin_us", "margin_share", "max_moved_unacked", "max_moved_share", "charge_us"),
     *("guard", "guard_packets", "guard_growth", "guard_advantage"),
 )
-# What a run means that does not say these (simulation/programs/laboratory/run.cc); the agent ships others.
+# Defaults of a run that does not name these (simulation/programs/laboratory/run.cc); the agent has others.
 UNSAID: Final = {
     "guard": "off",
     "guard_packets": HORIZON,
@@ -41,7 +41,7 @@ def marked(
     model: Model | None,
     folder: Path,
 ) -> Iterator[dict[str, subprocess.Popen[str]]]:
-    """Mark the L4S flows: S1's as the control decides, all others ECT(1); yields the programs that do it."""
+    """Mark S1's L4S flows as the control decides and all others ECT(1); yield the marking programs."""
     ports = [group["port"] for group in groups if group["control"] == DCTCP]
     if not ports:
         yield {}
@@ -65,10 +65,10 @@ def marked(
 
 
 def agent_words(socket: Path, model: Path, control: Mapping[str, Any]) -> list[object]:
-    """An agent of the model in its own process, with the laboratory's controller.
+    """Return the words of an agent of the model in its own process, with the laboratory's controller.
 
     Raises:
-        ValueError: it is to act on a probability; the agent acts on one latency.
+        ValueError: the control acts on a probability; the agent acts on one latency.
     """
     if "least_probability" in control:
         raise ValueError("controls.model.least_probability: the bed's agent acts on one latency")
@@ -78,7 +78,7 @@ def agent_words(socket: Path, model: Path, control: Mapping[str, Any]) -> list[o
 
 
 def ended(programs: Mapping[str, subprocess.Popen[str]]) -> dict[str, Any]:
-    """See that all marked to the end; returns the follower's summary, empty where nothing was followed."""
+    """Check that all programs marked to the end; return the follower's summary, empty without a follower."""
     for name, process in programs.items():
         if process.poll() is not None:
             raise RuntimeError(f"{name} ended before the run, with {process.returncode}")
@@ -91,7 +91,7 @@ def ended(programs: Mapping[str, subprocess.Popen[str]]) -> dict[str, Any]:
 def unforeseen_share(
     followed: Mapping[str, Any], records: NDArray[Any], groups: Sequence[Mapping[str, Any]]
 ) -> float:
-    """Share of S1's L4S packets without a decision in all its packets, the warm-up among them."""
+    """Return the share of S1's L4S packets without a decision, including the warm-up."""
     ports = [group["port"] for group in groups if group["s1"]]
     back = np.isin(records["kind"], (router_log.BACK, router_log.STALL, router_log.CROSS))
     data = ~back & np.isin(records["destination_port"], ports) & (records["bytes"] > records["headers"])

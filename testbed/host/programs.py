@@ -24,7 +24,7 @@ CONTROLS: Final = Path("/proc/sys/net/ipv4/tcp_available_congestion_control")
 
 
 def build_hash(*files: Path) -> str:
-    """Hash of the programs that a run is made with: runs of others are not gone on with."""
+    """Return a hash of the programs of a run: a run of other programs is not resumed."""
     digest = hashlib.sha256()
     for file in files:
         digest.update(file.read_bytes())
@@ -32,7 +32,7 @@ def build_hash(*files: Path) -> str:
 
 
 def why_not_built(*files: Path) -> str | None:
-    """One line if one of these files of the test bed is not here."""
+    """Return a line if one of these files of the test bed is missing, else None."""
     for file in files:
         if not file.is_file():
             return f"{file.name} is not built; `make -C testbed` builds it or says what is missing"
@@ -40,9 +40,9 @@ def why_not_built(*files: Path) -> str | None:
 
 
 def wait_for_name(control: str, seconds: float = 60.0) -> None:
-    """Wait while another bed of this machine has a congestion control of this name, or its last flows do.
+    """Wait while another bed of this machine, or its last flows, has a congestion control of this name.
 
-    Whoever still finds it afterwards is told so by the kernel.
+    If the name is still taken afterwards, the kernel says so.
     """
     until = time.monotonic() + seconds
     while control in CONTROLS.read_text().split() and time.monotonic() < until:
@@ -50,10 +50,10 @@ def wait_for_name(control: str, seconds: float = 60.0) -> None:
 
 
 def run_marker(*arguments: object) -> dict[str, Any]:
-    """Run the marker's loader; returns the object that it prints.
+    """Run the marker's loader; return the object that it prints.
 
     Raises:
-        RuntimeError: it is not built, or it failed; the line is its own.
+        RuntimeError: the loader is not built, or it failed; the message is its own line.
 
     """
     if reason := why_not_built(MARKER, MARK_OBJECT):

@@ -1,4 +1,4 @@
-"""Where the kernel's rows and the simulator's agree in direction; how late the router was in the kernel's."""
+"""Compares the kernel's rows with the simulator's in direction, and reports the router's lateness."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from testbed.host.runs import CONTROLS, ROUTER
 SOURCES: Final = {"kernel": "kernel", "ns3": "ns-3"}
 OPEN: Final = "open"
 NOT_MEASURED: Final = "not measured"
-ASKED: Final = (Limit("P90", QUEUEING_P90, NO_HARM), *LIMITS)  # P99 where a run has packets enough
+ASKED: Final = (Limit("P90", QUEUEING_P90, NO_HARM), *LIMITS)  # P99 where a run has enough packets
 
 
 @dataclass(frozen=True)
-class Pair:
+class SourcePair:
     """A control's change of one measure in both sources."""
 
     place: str
@@ -40,7 +40,7 @@ class Pair:
         return "agree" if ways[0] == ways[1] else "disagree"
 
     def as_json(self) -> dict[str, Any]:
-        """Plain values; a change is a share of the default, with its 95 % interval."""
+        """Return plain values; a change is a share of the default, with its 95 % interval."""
         found: dict[str, Any] = {"place": self.place, "control": self.control}
         found["measure"] = self.kernel.limit.name
         for name in SOURCES:
@@ -49,8 +49,8 @@ class Pair:
         return found | {"direction": self.direction}
 
 
-def pairs(rows: pl.DataFrame) -> list[Pair]:
-    """Every change that both sources have."""
+def pairs(rows: pl.DataFrame) -> list[SourcePair]:
+    """Return every change that both sources have."""
     found = []
     by_source = {name: rows.filter(source=name).drop("source") for name in SOURCES}
     for place in places(rows):
@@ -59,12 +59,12 @@ def pairs(rows: pl.DataFrame) -> list[Pair]:
             if kernel is None or ns3 is None:
                 continue
             both = [measure for measure in kernel.found if measure in ns3.found]
-            found += [Pair(place.words(), control, kernel.found[one], ns3.found[one]) for one in both]
+            found += [SourcePair(place.words(), control, kernel.found[one], ns3.found[one]) for one in both]
     return found
 
 
 def agreement(rows: pl.DataFrame) -> list[str]:
-    """A table for each place: every measure's change in both sources, and whether they have one direction."""
+    """Return a table for each place, with every measure's change in both sources and their agreement."""
     found = pairs(rows)
     if not found:
         return ["Nothing to compare yet: `swiftqueue bed run figure8`, `swiftqueue lab run bed-figure8`."]
@@ -82,13 +82,13 @@ def agreement(rows: pl.DataFrame) -> list[str]:
 
 
 def router_errors(rows: pl.DataFrame) -> list[dict[str, Any]]:
-    """Of each scenario of the kernel: its runs, how many say the router's error, and those figures."""
+    """Return for each scenario of the kernel its number of runs, how many have the router's error, and it."""
     by_scenario = rows.filter(source="kernel").group_by("scenario", maintain_order=True)
     return [{"scenario": name, **errors_of(runs.select(*ROUTER).to_dicts())} for (name,), runs in by_scenario]
 
 
 def router_table(rows: pl.DataFrame) -> list[str]:
-    """What `router_errors` finds as a table: medians of the runs, and the worst."""
+    """Return the result of `router_errors` as a table, with medians of the runs and the worst."""
     lines = lab.head_of(
         ["scenario", "runs measured", *(f"{q}, µs" for q in ("P50", "P99", "P99.9")), "stalled, %"]
     )

@@ -1,10 +1,10 @@
-"""`swiftqueue bed run`: marked packets of a real kernel through the router, beside cross traffic.
+"""`swiftqueue bed run`: sends a real kernel's marked packets through the router, beside cross traffic.
 
-UDP is paced, at a rate; TCP is as many connections as flows, each as fast as its congestion control lets it.
+UDP is paced at a rate; TCP is a connection for each flow, as fast as its congestion control lets it.
 
 Each seed runs once for each control, with the same cross traffic: `default` (no agent: every packet ECT(1))
-and, where an agent's socket is given, `agent`. A row has what the router saw of our packets and what the
-sender did.
+and, where an agent's socket is given, `agent`. A row has the router's figures of our packets and the sender's
+summary.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ PROFILES: Final[dict[str, Mapping[str, object]]] = {
 
 @dataclass(frozen=True)
 class Plan:
-    """What a run does; rates are of IP packets."""
+    """The parameters of a run; rates are of IP packets."""
 
     profile: str = "rfc9332"
     rate_mbps: float = 40.0
@@ -58,7 +58,7 @@ class Plan:
     seconds: float = 10.0
     seeds: int = 1
     agent: Path | None = None
-    traffic: str = "udp"  # udp | tcp; send_mbps is of udp alone
+    traffic: str = "udp"  # udp | tcp; send_mbps is for udp alone
 
     def __post_init__(self) -> None:
         if self.traffic not in ("udp", "tcp"):
@@ -73,10 +73,10 @@ class Plan:
 
 
 def run(plan: Plan) -> list[dict[str, Any]]:
-    """Run every seed with every control; returns a row for each.
+    """Run every seed with every control; return a row for each.
 
     Raises:
-        RuntimeError: this machine cannot; the line says why.
+        RuntimeError: this machine cannot run the bed; the line says why.
 
     """
     if reason := why_not_built() or capability("router").why_not:
@@ -116,7 +116,7 @@ def _run(plan: Plan, seed: int, control: str, agent: Path | None) -> dict[str, A
 
 
 def figures(records: NDArray[Any], ours: NDArray[Any], delay_ns: float) -> dict[str, Any]:
-    """What the router saw of our packets: waiting by queue, marks, drops; how late it was itself."""
+    """Return the router's figures of our packets: waiting by queue, marks, drops, and its own lateness."""
     forward = ours[ours["kind"] == router_log.FORWARD]
     lost = np.isin(ours["kind"], (router_log.DROPPED, router_log.REFUSED))
     out: dict[str, Any] = {
@@ -139,7 +139,7 @@ def figures(records: NDArray[Any], ours: NDArray[Any], delay_ns: float) -> dict[
 
 
 def connect(bed: Bed, flows: int, seconds: float, agent: Path | None, log: Path) -> dict[str, Any]:
-    """Let so many TCP connections send from host a, marked as the agent decides; returns their summary.
+    """Send by several TCP connections from host a, marked as the agent decides; return their summary.
 
     Raises:
         RuntimeError: one of them failed, or no agent answered.
@@ -162,19 +162,19 @@ def connect(bed: Bed, flows: int, seconds: float, agent: Path | None, log: Path)
 def send(
     bed: Bed, rate_mbps: float, seconds: float, *options: object, agent: Path | None = None
 ) -> dict[str, Any]:
-    """Send marked UDP packets from host a to an echo on host b; returns the sender's summary.
+    """Send marked UDP packets from host a to an echo on host b; return the sender's summary.
 
-    Both have a real-time priority where it is given, or a busy machine's bursts would be the traffic.
+    Both have a real-time priority where it is given; otherwise a busy machine's bursts would be the traffic.
 
     Args:
-        bed: that runs.
-        rate_mbps: of IP packets.
-        seconds: how long.
-        options: more words of `swiftqueue-udp send`.
-        agent: its socket.
+        bed: the running bed.
+        rate_mbps: rate of IP packets, Mbit/s.
+        seconds: seconds to send.
+        options: further words of `swiftqueue-udp send`.
+        agent: path of its socket; None: every packet is ECT(1).
 
     Raises:
-        RuntimeError: sender or receiver failed, or no agent answered; the line is its own.
+        RuntimeError: sender or receiver failed, or no agent answered; the message is its own line.
 
     """
     urgent = ["chrt", "-f", TRAFFIC_PRIORITY] if capability("real_time").can else []

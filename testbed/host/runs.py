@@ -1,4 +1,4 @@
-"""Rows of the bed's scenarios, by a kernel and by the simulator: the laboratory's columns, and `source`."""
+"""The rows of the bed's scenarios, by kernel and simulator: the laboratory's columns, and `source`."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from laboratory.runs import results
 FILE: Final = "bed.parquet"
 SOURCES: Final = ("kernel", "ns3")
 CONTROLS: Final = ("default", "no_l4s", "random", "last_latency", "oracle", "model")
-ROUTER: Final[dict[str, pl.DataType | type[pl.DataType]]] = {  # its own error; null of ns-3
-    "late_p50_us": pl.Float64,  # written after it was due in virtual time; packets in stalls are masked
+ROUTER: Final[dict[str, pl.DataType | type[pl.DataType]]] = {  # the router's own error; null for ns-3
+    "late_p50_us": pl.Float64,  # time after the virtual due time; packets in stalls are masked
     "late_p99_us": pl.Float64,
     "late_p999_us": pl.Float64,
-    "stalled_share": pl.Float64,  # of the packets, masked
+    "stalled_share": pl.Float64,  # share of the packets that is masked
 }
-EXPERIMENT: Final = ("seconds", "program")  # one for all rows of a source and scenario
+EXPERIMENT: Final = ("seconds", "program")  # equal in all rows of a source and scenario
 SCHEMA: Final = {"source": pl.String, **results.SCHEMA, **ROUTER}
 LATER: Final = (*results.LATER, *ROUTER)  # as `results.LATER`
 
 
 def load(output: Path) -> pl.DataFrame:
-    """Rows of a folder, of kernel and simulator; none yet is an empty table.
+    """Return the rows of a folder, of kernel and simulator; a missing file gives an empty table.
 
     Raises:
         ValueError: the file is damaged or of another version.
@@ -43,12 +43,12 @@ def load(output: Path) -> pl.DataFrame:
 
 
 def check_same(output: Path, rows: pl.DataFrame, new: Mapping[str, Any]) -> None:
-    """Refuse a folder's rows of a source and scenario that were run for another time or by other programs.
+    """Raise ValueError if rows of the same source and scenario had other seconds or programs.
 
-    Rows without a program are from before it was noted: nobody can say that it is the same.
+    Rows without a program are older than that column, and nobody can say that it is the same.
 
     Raises:
-        ValueError: there are such; the line names the folder.
+        ValueError: there are such rows; the line names the folder.
 
     """
     beside = rows.filter(source=new["source"], scenario=new["scenario"])
@@ -61,10 +61,10 @@ def check_same(output: Path, rows: pl.DataFrame, new: Mapping[str, Any]) -> None
 
 
 def keep(output: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Put rows in the place of those of the same key.
+    """Write rows, in place of those of the same key.
 
     Raises:
-        ValueError: others would stay that are no part of the same experiment (`check_same`).
+        ValueError: rows of another experiment would stay (`check_same`).
 
     """
     new = pl.DataFrame([dict(row) for row in rows], schema=SCHEMA)
@@ -79,7 +79,7 @@ def keep(output: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def simulated(name: str, laboratory: Path) -> list[dict[str, Any]]:
-    """The simulator's rows of a scenario, of the controls that the bed has too."""
+    """Return the simulator's rows of a scenario, for the controls that the bed has too."""
     rows = results.load(laboratory).filter(
         pl.col("scenario") == name, pl.col("control").is_in(CONTROLS), pl.col("status") == results.COMPLETE
     )

@@ -1,6 +1,6 @@
-"""`swiftqueue bed run figure8`: a scenario of the laboratory with a real kernel's packets, and its rows.
+"""`swiftqueue bed run figure8`: runs a scenario of the laboratory with a real kernel's packets.
 
-The run is the laboratory's own `run.json`; of it the bed takes one bottleneck, its profile, and groups of
+The run is the laboratory's own `run.json`; the bed takes one bottleneck of it, its profile, and groups of
 flows that send messages. L4S flows have DCTCP of struct_ops and ECT(1), classic flows the kernel's Cubic and
 ECT(0). The controls `random` and `oracle` move S1's packets at the router's door; `model` and `last_latency`
 mark them on host a, by an agent and by the follower's own rule. All figures are of the router's log.
@@ -40,22 +40,25 @@ from testbed.host.runs import CONTROLS, check_same, keep, load
 from testbed.host.tcp import PORT, running, summary, urgent
 
 ECT0: Final = 2
-RULE: Final = {"random": {"burst_packets": 8}, "oracle": {"rate_us": 20_000}}  # of the router, by kind
+RULE: Final = {
+    "random": {"burst_packets": 8},
+    "oracle": {"rate_us": 20_000},
+}  # router parameters by kind
 CDF_LEVELS: Final = np.linspace(0, 1, 201)
 LEVELS: Final = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "p999": 0.999, "max": 1.0}
 SIZES: Final = PROJECT / "simulation" / "model" / "message-sizes.h"
 
 
 def why_not() -> str | None:
-    """One line if this machine cannot."""
+    """Return a line if this machine cannot run the bed, else None."""
     return tcp.why_not() or capability("dctcp").why_not
 
 
 def sizes_of(name: str) -> list[list[float]]:
-    """Points of a distribution of message sizes, as the simulator has them: bytes, share at most as large.
+    """Return the points of a distribution of message sizes: bytes, and the share at most as large.
 
     Raises:
-        ValueError: there is none of this name.
+        ValueError: there is no distribution of this name.
 
     """
     word = "".join(part.capitalize() for part in name.split("_"))
@@ -74,18 +77,18 @@ def run(
     *,
     models: Mapping[str, Model] | None = None,
 ) -> pl.DataFrame:
-    """Run what a scenario asks for and has no such row yet, one by one; returns all rows of the file.
+    """Run a scenario's missing rows one by one; return all rows of the file.
 
     Args:
-        name: under which the rows are kept.
-        scenario: of the laboratory.
+        name: name under which the rows are kept.
+        scenario: scenario of the laboratory.
         output: folder of `bed.parquet`.
-        report: is told what is run.
-        models: of control `model`, by profile; a profile without one has no such run.
+        report: called with a line for each run.
+        models: models of control `model`, by profile; a profile without one has no such run.
 
     Raises:
-        RuntimeError: this machine cannot, or a program failed; the line says why.
-        ValueError: the scenario has what the bed does not, or the folder runs of another length or program.
+        RuntimeError: this machine cannot run the bed, or a program failed; the line says why.
+        ValueError: the bed lacks something, or the folder's runs have another length or program.
 
     """
     if reason := why_not():
@@ -115,12 +118,12 @@ def run(
 
 
 def described_as(asked: Mapping[str, Any]) -> str:
-    """A run's column `parameters`: what it was asked for, its model's hash and its share among it."""
+    """Return a run's column `parameters`: its input, with its model's hash and its share."""
     return json.dumps(asked, sort_keys=True)
 
 
 def _share(done: pl.DataFrame, cell: Cell) -> tuple[float, str]:
-    """What the model moved in the same place, or else the oracle."""
+    """Return the share that the model moved in the same place, or else the oracle, and its name."""
     same = done.filter(scenario=cell.scenario, profile=cell.profile, seed=cell.seed)
     for control in MATCHED:
         if len(found := same.filter(control=control)):
@@ -179,7 +182,7 @@ def _row(scenario: Scenario, cell: Cell, asked: Mapping[str, Any], model: Model 
 
 
 def queue_of(profile: str, buffer_bytes: int) -> dict[str, object]:
-    """The queue's parameters, as simulation/helper/queue-profiles.cc limits it."""
+    """Return the queue's parameters, as simulation/helper/queue-profiles.cc limits it."""
     limits: dict[str, object] = {"max_bytes": buffer_bytes}
     if profile == "uncoupled":
         limits = {"l_max_bytes": buffer_bytes, "c_max_bytes": buffer_bytes, "max_bytes": 2 * buffer_bytes}
@@ -187,10 +190,10 @@ def queue_of(profile: str, buffer_bytes: int) -> dict[str, object]:
 
 
 def rule_of(control: Mapping[str, Any]) -> dict[str, object]:
-    """How the router moves S1's L4S packets, which go to PORT.
+    """Return the router's options for moving S1's L4S packets, which go to PORT.
 
     Raises:
-        ValueError: its rule has another burst or time constant (testbed/router/rules.h).
+        ValueError: the control has another burst or time constant (testbed/router/rules.h).
 
     """
     for key, value in RULE.get(control["kind"], {}).items():
@@ -204,7 +207,7 @@ def rule_of(control: Mapping[str, Any]) -> dict[str, object]:
 
 
 def groups_of(asked: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """A run's groups for `tcp_traffic.py messages`, each with a port of its own; S1's L4S flows have PORT.
+    """Yield a run's groups for `tcp_traffic.py messages`, each with its own port; S1's L4S flows have PORT.
 
     Raises:
         ValueError: the bed has no such flows.
@@ -235,7 +238,7 @@ def groups_of(asked: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 def figures(
     records: NDArray[Any], groups: Sequence[Mapping[str, Any]], span_ns: tuple[int, int]
 ) -> dict[str, Any]:
-    """The laboratory's figures of a router's log, of what came between two times.
+    """Return the laboratory's figures from a router's log, for packets between two times.
 
     Raises:
         RuntimeError: no packet of S1's L4S flows came.
@@ -275,7 +278,7 @@ def figures(
 
 
 class _Group:
-    """A group's packets with data in a router's log; of an L4S group those of ECT(0) were moved."""
+    """A group's data packets in a router's log; in an L4S group the packets with ECT(0) were moved."""
 
     def __init__(self, records: NDArray[Any], port: int, span_ns: tuple[int, int], *, l4s: bool) -> None:
         forward = np.isin(records["kind"], (router_log.FORWARD, router_log.DROPPED, router_log.REFUSED))
@@ -304,7 +307,7 @@ class _Group:
             self.again += int((again_N & now_N).sum())
             if not len(acks):
                 continue
-            # Karn: of what was sent twice no ACK says which it is of.
+            # Karn: no ACK says which of two transmissions it is for.
             repeated_N = np.isin(begin_N, begin_N[again_N])
             at_N = np.searchsorted(acked_A, end_N)
             chosen_N = now_N & ~repeated_N & (at_N < len(acks))
@@ -318,7 +321,7 @@ class _Group:
 
 
 def _from(first: np.uint32, numbers: NDArray[np.uint32]) -> NDArray[np.int64]:
-    """Sequence numbers as bytes since the first, which wrap at 2^32; a flow has fewer than 2^31 here."""
+    """Return sequence numbers as bytes since the first; they wrap at 2^32, and a flow has fewer than 2^31."""
     away = (numbers - first).astype(np.uint32)
     return np.asarray(away.astype(np.int32), np.int64)
 

@@ -1,9 +1,9 @@
-"""`swiftqueue bed selfcheck`: the router beside an ideal queue, on this machine, now.
+"""`swiftqueue bed selfcheck`: compares the router with an ideal queue, on this machine, now.
 
-Packets leave host a at random times, at 0.8 of the link's rate. What an ideal link would have done with them
-follows from the sender's own times: the last bit is on the link one transmission after the packet came or
-after its predecessor had left, whichever is later, and arrives one delay later. The error is how far from
-that the router wrote it, so it holds the lateness of the sender, the kernel and the router.
+Packets leave host a at random times, at 0.8 of the link's rate. Their times on an ideal link follow from the
+sender's own times: a packet's last bit is on the link one transmission after the packet came or after its
+predecessor had left, whichever is later, and arrives one delay later. The error is the distance of the
+router's write from that, so it holds the lateness of the sender, the kernel and the router.
 
 Shapes: N packets.
 """
@@ -25,9 +25,9 @@ from testbed.host.run import send
 
 OVERLOAD: Final = 1.3
 DELAY_MS: Final = 5.0
-BYTES: Final = 1200  # of payload
+BYTES: Final = 1200  # bytes of payload
 HOW: Final = ("--bytes", BYTES, "--poisson", "--classic")
-WANTED: Final = {  # of a check's figures, at most; as in `Checked`
+WANTED: Final = {  # upper limits of the figures in `SelfCheckFigures`
     "error_p50_us": 50.0,
     "error_p99_us": 250.0,
     "error_p999_us": 1000.0,
@@ -38,31 +38,31 @@ NO_AQM: Final = {"alpha_hz": 0, "beta_hz": 0}  # a plain queue
 
 
 @dataclass(frozen=True)
-class Checked:
-    """One rate's figures."""
+class SelfCheckFigures:
+    """The figures of one rate."""
 
     rate_mbps: float
     packets: int
     error_p50_us: float
     error_p99_us: float
     error_p999_us: float
-    unmasked_p999_us: float  # with the packets of stalls
+    unmasked_p999_us: float  # including the packets of stalls
     masked_share: float
     stalls: int
     stalled_ms: float
-    rate_error: float  # of an overloaded link's throughput, relative
+    rate_error: float  # relative error of an overloaded link's throughput
     priority: str  # whether the router had a real-time priority, or why not
 
     @property
     def held(self) -> bool:
-        """Whether every figure is as wanted."""
+        """Return whether every figure is within its limit."""
         return all(abs(getattr(self, name)) <= most for name, most in WANTED.items())
 
 
 def ideal_due_ns(
     sent_ns_N: NDArray[np.int64], bytes_N: NDArray[np.int64], rate_bps: float, delay_ns: float
 ) -> NDArray[np.float64]:
-    """When each packet would arrive over an ideal link with one queue, in the order sent."""
+    """Return when each packet would arrive over an ideal link with one queue, in the order sent."""
     transmission_N = bytes_N * 8 / rate_bps * 1e9
     # left_i = max(sent_i, left_{i-1}) + tx_i. With T_i the sum of tx up to i that is
     # left_i = T_i + max over j <= i of (sent_j - T_{j-1}).
@@ -71,8 +71,8 @@ def ideal_due_ns(
     return np.asarray(left_N + delay_ns)
 
 
-def selfcheck(rate_mbps: float, seconds: float) -> Checked:
-    """Measure the router at one rate, for so long at 0.8 of it and a third of that above it.
+def selfcheck(rate_mbps: float, seconds: float) -> SelfCheckFigures:
+    """Measure the router at one rate: at 0.8 of it for `seconds`, and above it for a third of that.
 
     Raises:
         RuntimeError: this machine cannot run it; the line says why.
@@ -103,7 +103,7 @@ def selfcheck(rate_mbps: float, seconds: float) -> Checked:
             f"(real-time priority: {bed.ready['priority']})"
         )
     stalls = records[records["kind"] == router_log.STALL]
-    return Checked(
+    return SelfCheckFigures(
         rate_mbps,
         len(ours),
         p50,
@@ -119,9 +119,9 @@ def selfcheck(rate_mbps: float, seconds: float) -> Checked:
 
 
 def _throughput(records: NDArray[Any]) -> float:
-    """Bit/s that an overloaded link delivered, from the first packet's arrival to the last one's."""
+    """Return the bit/s of an overloaded link, from the first packet's arrival to the last one's."""
     ours = records[(records["kind"] == router_log.FORWARD) & (records["packet"] >= 0)]
-    # Without the first tenth, in which the queue fills, and the last, in which it drains.
+    # The first tenth, in which the queue fills, and the last, in which it drains, are left out.
     ours = ours[len(ours) // 10 : -max(len(ours) // 10, 1)]
     seconds = (ours["written_ns"][-1] - ours["written_ns"][0]) / 1e9
     return float(ours["bytes"][1:].sum() * 8 / seconds)

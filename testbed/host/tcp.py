@@ -25,12 +25,12 @@ from testbed.host.hosts import ADDRESS_B, DEVICE, TRAFFIC_PRIORITY, Bed
 from testbed.host.programs import MARK_OBJECT, MARKER
 
 PORT: Final = 5001
-HEADERS: Final = 20 + 32  # bytes of IPv4 and TCP with timestamps: what is longer has data, or is a SYN
+HEADERS: Final = 20 + 32  # bytes of IPv4 and TCP with timestamps; longer packets have data or a SYN
 STOP_S: Final = 10.0
 
 
 @dataclass(frozen=True)
-class Marked:
+class MarkedBed:
     """A bed whose host a marks its connections to PORT as an agent decides."""
 
     bed: Bed
@@ -39,12 +39,12 @@ class Marked:
     agent: bool  # whether the agent has greeted
 
     def connection(self, seconds: float, control: str = "cubic") -> subprocess.Popen[str]:
-        """Start a connection from a to b that sends for so long; its last line is its summary."""
+        """Start a connection from a to b that sends for `seconds`; its last line is its summary."""
         words = urgent(sys.executable, tcp_traffic.__file__, "send", ADDRESS_B, PORT, seconds, control)
         return subprocess.Popen(self.bed.a(*words), stdout=subprocess.PIPE, text=True)
 
     def broken(self) -> str | None:
-        """Which of its programs has ended, in a line; None while all run."""
+        """Return which of its programs has ended, in a line; None while all run."""
         for name, process in (
             ("router", self.bed.process),
             ("follower", self.follower),
@@ -57,14 +57,14 @@ class Marked:
 
 @dataclass(frozen=True)
 class Rule:
-    """A flow is moved while its last latency in the L4S queue is above its least by more than a threshold."""
+    """A rule: a flow moves while its L4S latency is above its least by more than a threshold."""
 
     threshold_ms: float
-    stale_ms: float  # how long a latency counts
+    stale_ms: float  # ms that a latency counts
 
 
 def why_not() -> str | None:
-    """One line if this machine cannot."""
+    """Return a line if this machine cannot mark TCP, else None."""
     return capability("router").why_not or capability("tc_bpf").why_not
 
 
@@ -82,19 +82,19 @@ def following(
     """Attach the marker to host a's device and follow its flows to some ports.
 
     Args:
-        bed: that runs.
-        agent: its socket; None: nobody decides, or the rule.
-        ports: of the flows that are decided about.
-        plain_ports: of flows that are ECT(1), and about which nobody is asked.
-        rule: decides in an agent's place.
-        name: of the senders at the agent: NAME-0, NAME-1, ...
-        log: file for every packet, ACK and decision (CSV).
+        bed: the running bed.
+        agent: path of its socket; None: the rule decides, or nobody.
+        ports: ports of the flows that are decided about.
+        plain_ports: ports of flows that are ECT(1) without a question.
+        rule: rule that decides in an agent's place.
+        name: name of the senders at the agent: NAME-0, NAME-1, ...
+        log: CSV file that gets every packet, ACK and decision.
 
     Yields:
-        the follower, and whether the agent has greeted.
+        The follower, and whether the agent has greeted.
 
     Raises:
-        RuntimeError: one of the programs did not start; the line is its own.
+        RuntimeError: one of the programs did not start; the message is its own line.
 
     """
     attached = subprocess.run(
@@ -112,17 +112,19 @@ def following(
 
 
 @contextmanager
-def marked(bed: Bed, agent: Path | None, *, name: str = "tcp", log: Path | None = None) -> Iterator[Marked]:
+def marked(
+    bed: Bed, agent: Path | None, *, name: str = "tcp", log: Path | None = None
+) -> Iterator[MarkedBed]:
     """Attach the marker to host a's device, follow its flows, and take connections on host b.
 
     Args:
-        bed: that runs.
-        agent: its socket; None, or while nobody is there: all packets are plain ECT(1).
-        name: of the senders at the agent: NAME-0, NAME-1, ...
-        log: file for every packet, ACK and decision (CSV).
+        bed: the running bed.
+        agent: path of its socket; None, or while nobody is there: all packets are plain ECT(1).
+        name: name of the senders at the agent: NAME-0, NAME-1, ...
+        log: CSV file that gets every packet, ACK and decision.
 
     Raises:
-        RuntimeError: one of the programs did not start; the line is its own.
+        RuntimeError: one of the programs did not start; the message is its own line.
 
     """
     take = [sys.executable, tcp_traffic.__file__, "take", ADDRESS_B, PORT]
@@ -130,22 +132,22 @@ def marked(bed: Bed, agent: Path | None, *, name: str = "tcp", log: Path | None 
         following(bed, agent, name=name, log=log) as (follower, greeted),
         running(bed.b(*urgent(*take)), "the receiver") as (taker, _),
     ):
-        yield Marked(bed, follower, taker, greeted)
+        yield MarkedBed(bed, follower, taker, greeted)
 
 
 @contextmanager
 def running(
     command: list[str], what: str, *, quiet: bool = False
 ) -> Iterator[tuple[subprocess.Popen[str], dict[str, Any]]]:
-    """Run a program that says an object when it is ready; it is told to end with the block.
+    """Run a program that prints an object when it is ready; it is told to end with the block.
 
     Args:
         command: the program and its arguments.
-        what: names it in an error.
-        quiet: its complaints are nobody's.
+        what: name of the program in an error.
+        quiet: whether its complaints are dropped.
 
     Raises:
-        RuntimeError: it ended before.
+        RuntimeError: it ended before it was ready.
 
     """
     complaints = subprocess.DEVNULL if quiet else None
@@ -160,12 +162,12 @@ def running(
 
 
 def urgent(*command: object) -> list[object]:
-    """A command with a real-time priority where it is given: a busy machine's bursts would be the traffic."""
+    """Return a command with a real-time priority where it is given: else a busy machine's bursts show."""
     return [*(("chrt", "-f", TRAFFIC_PRIORITY) if capability("real_time").can else ()), *command]
 
 
 def summary(process: subprocess.Popen[str]) -> dict[str, Any]:
-    """Wait for a program's end; returns the last object that it said.
+    """Wait for a program's end; return the last object that it printed.
 
     Raises:
         RuntimeError: it failed.
@@ -180,7 +182,7 @@ def summary(process: subprocess.Popen[str]) -> dict[str, Any]:
 
 
 def data_packets(records: NDArray[Any]) -> NDArray[Any]:
-    """The connection's packets with data as they came to the router, in the order sent, (N,)."""
+    """Return the connection's data packets as they came to the router, in the order sent, (N,)."""
     data = (records["protocol"] == 6) & (records["destination_port"] == PORT)
     data &= (records["bytes"] > HEADERS) & (records["kind"] != router_log.BACK)
     ours = records[data]
@@ -191,17 +193,17 @@ def data_packets(records: NDArray[Any]) -> NDArray[Any]:
 
 @dataclass(frozen=True)
 class Delays:
-    """How long a decision takes to the wire; microseconds."""
+    """The times from a decision to the wire, in microseconds."""
 
     answer_to_map_us_D: NDArray[np.float64]  # from reading the agent's answer to the marker's map
     marked_to_router_us_N: NDArray[np.float64]  # from the tc program to the router
     answer_to_wire_us_D: NDArray[np.float64]  # from the answer to its first packet at the router
-    decided_share: float  # of the packets
-    wrong: int  # packets whose codepoint at the router is not that of the marker
+    decided_share: float  # share of the packets that were decided
+    wrong: int  # packets whose codepoint at the router differs from the marker's
 
 
 def latencies_ms(follow_log: Path) -> NDArray[np.float64]:
-    """Latency of each packet that was sent once, from the marker to its first cumulative ACK."""
+    """Return the latency of each packet that was sent once, from the marker to its first cumulative ACK."""
     sent_ns: dict[tuple[str, str], int] = {}
     out = []
     with follow_log.open() as file:
@@ -218,7 +220,7 @@ def delays(follow_log: Path, records: NDArray[Any]) -> Delays:
     """Measure one connection's delays from the follower's log and the router's.
 
     Raises:
-        RuntimeError: the two do not speak of the same packets.
+        RuntimeError: the two logs have different packets.
 
     """
     rows = list(csv.DictReader(follow_log.open()))

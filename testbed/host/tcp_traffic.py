@@ -1,11 +1,11 @@
-"""A TCP connection on the bed: who sends as fast as it may, and who takes it; a program on a host each.
+"""TCP traffic on the bed: a program that sends on one host, and one that receives on the other.
 
     tcp_traffic.py take ADDRESS PORT [CONTROL [BYTES]]  # any number of connections; BYTES of receive window
     tcp_traffic.py send ADDRESS PORT SECONDS [CONTROL]
-    tcp_traffic.py messages ADDRESS SECONDS SEED GROUPS     # as the laboratory's: JSON, see `messages`
+    tcp_traffic.py messages ADDRESS SECONDS SEED GROUPS     # like the laboratory's: JSON, see `messages`
     tcp_traffic.py flows ADDRESS PORT BYTES COUNT GAP_S SEED CONTROL [OTHERS]   # by a Poisson process
 
-Prints a JSON object per line. Needs Python alone, so that it starts at once. Ends at SIGTERM, in order.
+It prints a JSON object per line. It needs Python alone, so that it starts at once. SIGTERM ends it in order.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ from typing import Any, Final
 
 SO_COOKIE: Final = 57
 TCP_NOTSENT_LOWAT: Final = 25
-UNSENT_BYTES: Final = 128 << 10  # what waits in the socket: its end is soon after SECONDS
+UNSENT_BYTES: Final = 128 << 10  # most bytes waiting in the socket, so that it ends soon after SECONDS
 CHUNK: Final = bytes(16 << 10)
 SO_RCVBUFFORCE: Final = 33
 TOTAL_RETRANSMITTED: Final = 100  # offset of tcpi_total_retrans in struct tcp_info (linux/tcp.h)
-SEGMENTS_OUT: Final = 136  # of tcpi_segs_out
+SEGMENTS_OUT: Final = 136  # offset of tcpi_segs_out
 
 
-class _Told(Exception):
+class _StopSignal(Exception):
     """SIGTERM came."""
 
 
 def _tell(number: int, frame: FrameType | None) -> None:
-    raise _Told
+    raise _StopSignal
 
 
 def take(address: str, port: int, control: str = "", window: int = 0) -> None:
-    """Take connections until SIGTERM, with a congestion control of their own; whatever comes is dropped.
+    """Take connections until SIGTERM, with a congestion control of their own, and drop the data.
 
-    The receive window grows as the kernel lets it; with `window` its buffer is of so many bytes (root).
+    The receive window grows as the kernel lets it; with `window` its buffer has that many bytes (root).
     """
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     taken: list[int] = []
@@ -61,7 +61,7 @@ def take(address: str, port: int, control: str = "", window: int = 0) -> None:
         if window:
             listener.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, window)
         print(json.dumps({"event": "ready", "port": listener.getsockname()[1]}), flush=True)
-        with contextlib.suppress(_Told):
+        with contextlib.suppress(_StopSignal):
             while True:
                 near, _ = listener.accept()
                 threading.Thread(target=drop, args=(near,), daemon=True).start()
@@ -69,7 +69,7 @@ def take(address: str, port: int, control: str = "", window: int = 0) -> None:
 
 
 def send(address: str, port: int, seconds: float, control: str) -> None:
-    """Send for so long, and wait until all of it is acknowledged."""
+    """Send for `seconds`, and wait until all of it is acknowledged."""
     with socket.create_connection((address, port)) as near:
         near.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, control.encode())
         near.setsockopt(socket.IPPROTO_TCP, TCP_NOTSENT_LOWAT, UNSENT_BYTES)
@@ -79,7 +79,7 @@ def send(address: str, port: int, seconds: float, control: str) -> None:
         try:
             while time.monotonic() < begin + seconds:
                 sent += near.send(CHUNK)
-        except _Told:
+        except _StopSignal:
             pass
         near.shutdown(socket.SHUT_WR)
         near.recv(1)  # the other end closes when it has all
@@ -94,10 +94,10 @@ def messages(address: str, seconds: float, seed: int, groups: list[dict[str, Any
     """Send messages on connections that stay: sizes drawn from a distribution, by a Poisson process each.
 
     Args:
-        address: of the receiver.
-        seconds: from now; what is unsent then is not sent.
-        seed: of starts, sizes and times.
-        groups: each `port`, `flows`, `control`, `rate_bps` of a flow, `start_s` (first and last start) and
+        address: address of the receiver.
+        seconds: seconds from now; messages that are unsent then are dropped.
+        seed: seed of starts, sizes and times.
+        groups: groups with `port`, `flows`, `control`, `rate_bps` of a flow, `start_s` (first and last) and
             `sizes`: bytes and the share that is at most as large, rising.
 
     """
@@ -139,7 +139,7 @@ def messages(address: str, seconds: float, seed: int, groups: list[dict[str, Any
 
     threads = []
     for number, (group, _) in enumerate((g, n) for g in groups for n in range(g["flows"])):
-        # Each flow draws for itself, so that what one does changes no other.
+        # Each flow draws for itself, so that no flow changes another.
         draw = random.Random(1000 * seed + number)  # noqa: S311 - no secret
         threads.append(threading.Thread(target=one, args=(group, draw)))
     for thread in threads:
@@ -159,7 +159,7 @@ def flows(
 ) -> None:
     """Send `count` flows of `size` bytes, a mean of `gap_s` apart, and wait until all are acknowledged.
 
-    With `others`, a port, each second flow alone is as said, and the rest are plain BBR to there.
+    With `others`, a port, only each second flow is as described; the rest are plain BBR to that port.
     """
     draw = random.Random(seed)  # noqa: S311 - when flows arrive is no secret
     told: list[dict[str, float]] = []

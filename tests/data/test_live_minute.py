@@ -26,10 +26,10 @@ from models.training.protocol import Slice
 from pipelines.live import DRIFT, watch
 from pipelines.live.encoding import Decisions
 from pipelines.live.encoding import load as load_version
-from pipelines.live.minute import Minute, Tuned, tune
+from pipelines.live.minute import Minute, TuningResult, tune
 from pipelines.live.rounds_log import DeclinedError
-from pipelines.live.slices import KEPT, Slices, encoder_of
-from pipelines.live.watch import Pair, compare
+from pipelines.live.slices import KEPT, SliceFolder, encoder_of
+from pipelines.live.watch import HeadPair, compare
 
 pytestmark = pytest.mark.slow  # it trains heads
 
@@ -73,7 +73,7 @@ def learns_from(one: Minute) -> int:
 
 
 @pytest.fixture(scope="module")
-def tuned(packets: pl.DataFrame, champion: Path) -> Tuned:
+def tuned(packets: pl.DataFrame, champion: Path) -> TuningResult:
     return tune(minute(packets, champion))
 
 
@@ -90,7 +90,7 @@ def whole(packets: pl.DataFrame, from_s: int, to_s: int = 100) -> Part:
 
 
 def test_the_head_is_the_one_that_offline_fine_tuning_gives(
-    packets: pl.DataFrame, champion: Path, tuned: Tuned, tmp_path: Path
+    packets: pl.DataFrame, champion: Path, tuned: TuningResult, tmp_path: Path
 ) -> None:
     parent = door.load(champion)
     assert isinstance(parent, EventStream)
@@ -110,7 +110,7 @@ def test_the_head_is_the_one_that_offline_fine_tuning_gives(
 
 
 def test_it_is_judged_on_the_slice_after_the_one_it_learned_from(
-    packets: pl.DataFrame, champion: Path, tuned: Tuned
+    packets: pl.DataFrame, champion: Path, tuned: TuningResult
 ) -> None:
     judged = whole(packets, 9)
     here = slice(judged.decisions.lo, judged.decisions.hi)
@@ -167,15 +167,15 @@ def test_a_minute_that_is_told_its_beginning_is_the_minute_of_the_whole_log(
     assert unknown.files != whole.files
     # What is kept to judge again is told its own beginning.
     (ours,), (theirs,) = known.slices, whole.slices
-    Slices(tmp_path).keep((ours,))
-    (kept,) = Slices(tmp_path).recent()
+    SliceFolder(tmp_path).keep((ours,))
+    (kept,) = SliceFolder(tmp_path).recent()
     assert kept.beginning == ours.beginning == theirs.beginning
     assert kept.beginning.flow_starts_ns.keys() == set(packets["flow_id"])
     anew = kept.by("anew", load_version(artifact.read_files(champion)))
     assert anew.decisions.candidates_BHF.tobytes() == theirs.decisions.candidates_BHF.tobytes()
 
 
-def test_inputs_that_have_drifted_show(packets: pl.DataFrame, champion: Path, tuned: Tuned) -> None:
+def test_inputs_that_have_drifted_show(packets: pl.DataFrame, champion: Path, tuned: TuningResult) -> None:
     assert max(tuned.psi.values()) == 0  # nothing is known of the training: the minute stands for it
     other = bottleneck_table("live", seconds=12, seed=7)  # the same kind of traffic
     slow = packets.with_columns(latency_us=pl.col("latency_us") * 4)
@@ -218,7 +218,7 @@ def test_what_judged_before_judges_again_and_teaches_nothing(
     long: pl.DataFrame, champion: Path, tmp_path: Path
 ) -> None:
     (first,) = tune(at(long, champion, 9)).slices
-    store = Slices(tmp_path)
+    store = SliceFolder(tmp_path)
     store.keep((first,))
     kept = store.recent()
     alone, both = tune(at(long, champion, 17)), tune(at(long, champion, 17, earlier=kept))
@@ -274,7 +274,7 @@ def test_the_reference_judges_with_the_champion(long: pl.DataFrame, champion: Pa
 def test_a_slice_that_is_damaged_costs_itself_alone(
     long: pl.DataFrame, champion: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    store = Slices(tmp_path / "slices")
+    store = SliceFolder(tmp_path / "slices")
     (first,) = tune(at(long, champion, 9)).slices
     (second,) = tune(at(long, champion, 17)).slices
     store.keep((first, second))
@@ -317,14 +317,14 @@ def test_two_heads_beside_each_other_on_what_came_since(
 ) -> None:
     good = artifact.read_files(champion)
     head = spoilt(champion, tmp_path / "bad") if spoils else good
-    found = compare(Pair(long, NOTHING, START_NS + 9 * S, head, good))
+    found = compare(HeadPair(long, NOTHING, START_NS + 9 * S, head, good))
     assert found.seconds == pytest.approx(11, abs=0.3)
     assert found.batches == pytest.approx(11 * 1000 / 8, rel=0.1)
     ours, theirs = found.figures["head"], found.figures["other"]
     assert (ours["log_mae"] > 1.05 * theirs["log_mae"]) == spoils
     assert bool(found.inferior) == spoils
     assert (found.worse.get("log-error", 0) > 0.05) == spoils
-    assert compare(Pair(long, NOTHING, START_NS + 100 * S, head, good)).batches == 0
+    assert compare(HeadPair(long, NOTHING, START_NS + 100 * S, head, good)).batches == 0
 
 
 def test_some_of_the_windows_are_those_that_all_would_be(
@@ -340,7 +340,7 @@ def test_some_of_the_windows_are_those_that_all_would_be(
         np.testing.assert_array_equal(array, whole.arrays[name])
     np.testing.assert_array_equal(replace(part, every=every).latencies_us(), part.latencies_us()[::every])
     good = artifact.read_files(champion)
-    pair = Pair(long, NOTHING, START_NS + 9 * S, good, good)
+    pair = HeadPair(long, NOTHING, START_NS + 9 * S, good, good)
     everything = compare(pair).figures["head"]["log_mae"]
     monkeypatch.setattr(watch, "MOST_WINDOWS", 300)
     assert compare(pair).figures["head"]["n"] < 8 * 300
@@ -348,7 +348,7 @@ def test_some_of_the_windows_are_those_that_all_would_be(
 
 
 def test_a_reservoir_teaches_beside_the_minute_and_takes_it_in(
-    packets: pl.DataFrame, champion: Path, tuned: Tuned
+    packets: pl.DataFrame, champion: Path, tuned: TuningResult
 ) -> None:
     assert tuned.reservoir is None  # the default
     assert tuned.remembered == 0

@@ -25,7 +25,7 @@ from feature_store.events.event_window import EventWindow
 from serving.agent import process as agent_process
 from serving.agent.bindings.controller import CLASSIC, ControllerParams, QueueController
 from serving.agent.io import frames
-from serving.agent.predictors.reference_client import Decision
+from serving.agent.predictors.reference_client import AgentDecision
 from serving.engine import Engine
 
 needs_agent = pytest.mark.skipif(
@@ -288,12 +288,12 @@ class EngineSender:
         self.window.acked(packet, acked_ns, latency_us)
         self.controller.acked(packet)
 
-    def decide(self, first: int, now_ns: int, *columns: np.ndarray) -> Decision:
+    def decide(self, first: int, now_ns: int, *columns: np.ndarray) -> AgentDecision:
         *same, defaults = columns
         asked = [self.window.window(now_ns, *same, queues) for queues in ([CLASSIC] * 8, defaults)]
         y_2H = self.engine.forward(np.stack([x_WF for x_WF, _ in asked]))
         queues = self.controller.choose(first, now_ns, columns[1], defaults, y_2H, asked[0][1])
-        return Decision("decided", tuple(queues), y_2H)
+        return AgentDecision("decided", tuple(queues), y_2H)
 
 
 class SteppingClock:

@@ -17,20 +17,20 @@ from waiting import wait_until
 
 from serving.agent.bindings.controller import ControllerParams
 from serving.agent.io import frames
-from serving.agent.io.packet_log import Log, open_log
+from serving.agent.io.packet_log import PacketLog, open_log
 from serving.agent.replay import decide_all, replay_trace
 
 pytestmark = [pytest.mark.slow, needs_agent]
 
 
 @pytest.fixture
-def log(tmp_path: Path) -> Log:
+def log(tmp_path: Path) -> PacketLog:
     toy_world.write_table(tmp_path / "packets", toy_world.uneven_table(1_600, 500_000))
     return open_log(str(tmp_path / "packets"), 0, None)
 
 
 def test_a_replay_decides_as_the_python_parts_do(
-    log: Log, make_artifact: Callable[..., Path], tmp_path: Path
+    log: PacketLog, make_artifact: Callable[..., Path], tmp_path: Path
 ) -> None:
     """Windows, engine and controller are the same code: the same predictions and choices, bit for bit."""
     artifact, file, record = make_artifact(2), tmp_path / "frames", tmp_path / "record"
@@ -53,7 +53,7 @@ def test_a_replay_decides_as_the_python_parts_do(
 
 
 def test_swiftqueue_replay_in_local_mode(
-    log: Log,
+    log: PacketLog,
     make_artifact: Callable[..., Path],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -76,7 +76,9 @@ def test_swiftqueue_replay_in_local_mode(
     assert [path.name for path in (tmp_path / "state" / "replay").iterdir()] == ["uneven.parquet"]
 
 
-def test_telemetry_is_what_happened(log: Log, make_artifact: Callable[..., Path], tmp_path: Path) -> None:
+def test_telemetry_is_what_happened(
+    log: PacketLog, make_artifact: Callable[..., Path], tmp_path: Path
+) -> None:
     file, telemetry = tmp_path / "frames", tmp_path / "telemetry"
     file.write_bytes(b"".join(frames.replay_frames(log)))
     arguments = ("--replay", file, "--speed", 0, "--telemetry", telemetry)
@@ -93,7 +95,7 @@ def test_telemetry_is_what_happened(log: Log, make_artifact: Callable[..., Path]
 
 @pytest.mark.parametrize("telemetry_reader", ["there", "comes later"])
 def test_telemetry_to_a_socket(
-    log: Log, make_artifact: Callable[..., Path], tmp_path: Path, telemetry_reader: str
+    log: PacketLog, make_artifact: Callable[..., Path], tmp_path: Path, telemetry_reader: str
 ) -> None:
     path, file = tmp_path / "telemetry.sock", tmp_path / "frames"
     file.write_bytes(b"".join(frames.replay_frames(log)))
@@ -166,7 +168,7 @@ def read_until_quiet(reader: socket.socket) -> bytes:
 
 
 def test_real_time_asks_a_deadline_ahead(
-    log: Log, make_artifact: Callable[..., Path], tmp_path: Path
+    log: PacketLog, make_artifact: Callable[..., Path], tmp_path: Path
 ) -> None:
     file, record = tmp_path / "frames", tmp_path / "record"
     file.write_bytes(b"".join(frames.replay_frames(log)))

@@ -18,7 +18,7 @@ from waiting import wait_until
 from benchmarks.served_models import IDENTITY, served, write_model
 from feature_store.events.definition import EVENTS
 from serving.agent import process as agent_process
-from serving.agent.predictors.reference_client import Decision, SenderAgent
+from serving.agent.predictors.reference_client import AgentDecision, SenderAgent
 from serving.triton.endpoint import Triton
 from serving.triton.repository import MODEL
 
@@ -38,7 +38,7 @@ class Sender:
         self.now_ns = 10**9
         self.waits_us: list[float] = []
 
-    def batch(self) -> Decision:
+    def batch(self) -> AgentDecision:
         flows = [i % 3 for i in range(8)]
         defaults = [0 if flow == 0 else 1 for flow in flows]
         begin = time.perf_counter()
@@ -52,8 +52,8 @@ class Sender:
             self.now_ns += 250_000
         return decision
 
-    def until_decided(self) -> Decision:
-        def decided() -> Decision | None:
+    def until_decided(self) -> AgentDecision:
+        def decided() -> AgentDecision | None:
             decision = self.batch()
             return decision if decision.outcome == "decided" else None
 

@@ -17,7 +17,7 @@ def test_a_killed_triton_serves_again_what_it_served_and_asks_no_registry(
     champion: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """To look the champion up brings PyTorch and MLflow: 81 to 111 s on a busy machine."""
-    asked.write_asked(asked.Live("x", 1, 60, 30, 8))
+    asked.write_asked(asked.LiveOptions("x", 1, 60, 30, 8))
     server = processes.running("triton")
     assert server is not None
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:1")  # where nobody is

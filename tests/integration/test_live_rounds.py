@@ -29,7 +29,7 @@ from models.registry.registry import CHAMPION, Registry
 from models.registry.saving import INPUTS_FILE
 from models.training.head import FinetuneParams
 from pipelines.live.metrics import Metrics
-from pipelines.live.minute import Tuned
+from pipelines.live.minute import TuningResult
 from pipelines.live.retrain import Retraining, scratch
 from pipelines.live.rounds import RoundParams, Rounds
 from pipelines.live.rounds_log import RoundRecord
@@ -173,7 +173,7 @@ def test_a_rollback_during_a_round_stands(
     deploy_version(champion)
     judge = rounds._tune
 
-    def rolled_back(*arguments: Any) -> Tuned:
+    def rolled_back(*arguments: Any) -> TuningResult:
         tuned = judge(*arguments)
         rollback_champion()
         return tuned
@@ -201,7 +201,7 @@ def let_a_bad_head_through(rounds: Rounds, patch: pytest.MonkeyPatch, folder: Pa
     """The gate passes a deliberately bad head, as it might by chance."""
     judge = rounds._tune
 
-    def passed(*arguments: Any) -> Tuned:
+    def passed(*arguments: Any) -> TuningResult:
         tuned = judge(*arguments)
         verdict = replace(tuned.verdict, passed=True, reason="a test lets it through")
         return replace(tuned, files=spoilt_files(tuned.files, folder), verdict=verdict)

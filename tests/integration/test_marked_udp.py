@@ -213,7 +213,7 @@ def test_a_dead_agent_means_plain_ect1_with_the_next_packet(tmp_path: Path, loca
     with echoing(tmp_path) as echo, MarkedUdp(path, "test") as udp:
         flow = udp.add_flow("127.0.0.1", echo.port)
 
-        def batch(wait_s: float = 0.1) -> list[marked_udp.Sent]:
+        def batch(wait_s: float = 0.1) -> list[marked_udp.SendResult]:
             """Ask, wait until it may be decided, send."""
             udp.plan([flow] * 8, [1000] * 8, time.monotonic_ns() + int(wait_s * 1e9))
             listen(wait_s)

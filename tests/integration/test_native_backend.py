@@ -43,7 +43,7 @@ from serving.agent.io import frames
 from serving.agent.io.packet_log import open_log
 from serving.agent.replay import decide_all
 from serving.deploy.checks import SMOKE_WINDOWS, DeployError, smoke_windows
-from serving.deploy.push import Pushed, push
+from serving.deploy.push import PushResult, push
 from serving.engine import Engine
 from serving.triton.config import CONTENT_FILE, GPU_CACHE, Backend, gpu_config_text
 from serving.triton.endpoint import LOOPBACK, Triton, TritonError, control_headers
@@ -63,7 +63,7 @@ class Native:
     repository: ModelRepository
     metrics_url: str
 
-    def push(self, folder: Path, version: int, previous: int | None = None) -> Pushed:
+    def push(self, folder: Path, version: int, previous: int | None = None) -> PushResult:
         return push(folder, version, [self.triton], self.repository, previous)
 
     def metric(self, name: str, **labels: object) -> list[float]:

@@ -26,7 +26,7 @@ from pipelines.live.command import round_params, schedule
 from pipelines.live.retrain import RetrainError, Retraining, stage_params
 from pipelines.live.rounds_log import RoundRecord
 from pipelines.live.runner import alone
-from pipelines.live.watch import Compared, Pair
+from pipelines.live.watch import HeadComparison, HeadPair
 
 FINETUNE = FinetuneParams(seed=1, workers=1, epochs=2, batch_size=64, learning_rate=1e-3, sharp_weight=1)
 
@@ -114,9 +114,9 @@ def test_a_shadow_counts_what_came_while_it_waited(
         packets = table.filter(sent_s.is_between(clock.now_s - seconds, clock.now_s))
         return Latest(packets, int(START_NS + clock.now_s * 1e9), 1, 0, NOTHING)
 
-    def compared(pair: Pair) -> Compared:
+    def compared(pair: HeadPair) -> HeadComparison:
         batches = pair.packets.filter(pl.col("sent_ns") >= pair.from_ns).height // 8
-        return Compared(batches, 0.0, {}, "late", {})
+        return HeadComparison(batches, 0.0, {}, "late", {})
 
     worker: Any = SimpleNamespace(do=compared)
     found = probation.Probation(telemetry, worker, "swiftqueue", lead_in_s=5)
@@ -141,9 +141,9 @@ def test_a_version_that_is_deployed_again_is_watched_beside_the_one_that_it_repl
         monkeypatch.setattr(probation, name, value)
     beside: list[str] = []
 
-    def compared(pair: Pair) -> Compared:
+    def compared(pair: HeadPair) -> HeadComparison:
         beside.extend(pair.other)
-        return Compared(1, 0.0, {}, "", {})
+        return HeadComparison(1, 0.0, {}, "", {})
 
     worker: Any = SimpleNamespace(do=compared)
     latest = Latest(bottleneck_table("live", seconds=1), 1, 1, 0, NOTHING)

@@ -22,8 +22,8 @@ from feature_store.telemetry.events import (
     SEND_FIELDS,
 )
 from serving.agent.io import frames
-from serving.agent.io.packet_log import Log, open_log
-from serving.agent.predictors.reference_client import Decision
+from serving.agent.io.packet_log import PacketLog, open_log
+from serving.agent.predictors.reference_client import AgentDecision
 from serving.agent.replay import decide_all
 
 
@@ -149,7 +149,7 @@ def test_a_sent_frame_says_what_telemetry_carries() -> None:
 class Events:
     """Notes what a replay tells its agent, in order."""
 
-    def __init__(self, log: Log) -> None:
+    def __init__(self, log: PacketLog) -> None:
         self.log = log
         self.noted: list[tuple[Any, ...]] = []
 
@@ -159,9 +159,9 @@ class Events:
     def acked(self, packet: int, acked_ns: int, latency_us: float | None) -> None:
         self.noted.append(("acked", packet, acked_ns, latency_us))
 
-    def decide(self, first: int, now_ns: int, *columns: np.ndarray[Any, Any]) -> Decision:
+    def decide(self, first: int, now_ns: int, *columns: np.ndarray[Any, Any]) -> AgentDecision:
         self.noted.append(("batch", first, now_ns, *(column.tolist() for column in columns)))
-        return Decision("no_model", (0,) * 8)
+        return AgentDecision("no_model", (0,) * 8)
 
 
 def read(data: bytes) -> list[tuple[Any, ...]]:

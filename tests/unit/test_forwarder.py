@@ -47,11 +47,11 @@ from serving.ingest import own_socket
 from serving.ingest.client import IngestClient
 from serving.ingest.forwarder import (
     MOST_NAMED,
-    Counts,
     Forwarder,
+    ForwarderCounts,
     FrameError,
-    Senders,
-    _Agents,
+    SenderClients,
+    _AgentConnections,
     forward,
     sender_id,
 )
@@ -91,8 +91,8 @@ class Store:
         self.may_close = threading.Event()
         self.may_close.set()
 
-    def senders(self, most: int = 8) -> Senders:
-        return Senders(lambda *of: self._connect(*of), Counts(), most)  # type: ignore[arg-type,return-value]
+    def senders(self, most: int = 8) -> SenderClients:
+        return SenderClients(lambda *of: self._connect(*of), ForwarderCounts(), most)  # type: ignore[arg-type,return-value]
 
     def _connect(self, *of: Any) -> Stored:
         self.clients.append(Stored(self, *of))
@@ -325,7 +325,7 @@ def good_streams() -> list[bytes]:
 
 _mutants_store = Store(is_checking=False)
 _mutants_senders = _mutants_store.senders()
-_said_s = dict.fromkeys(vars(Counts()), math.inf)  # nothing
+_said_s = dict.fromkeys(vars(ForwarderCounts()), math.inf)  # nothing
 
 
 def take_mutant(data: bytes) -> None:
@@ -338,7 +338,7 @@ def take_mutant(data: bytes) -> None:
     came = []
     for parts in ([data], pieces):
         senders = _mutants_senders
-        senders.counts = Counts(said_s=_said_s)
+        senders.counts = ForwarderCounts(said_s=_said_s)
         _mutants_store.clients.clear()
         forwarder, refused = Forwarder(senders), ""
         try:
@@ -478,7 +478,7 @@ def test_a_folder_that_others_may_enter_is_no_place_for_it(folder: Path) -> None
 
 
 @contextmanager
-def forwarding(folder: Path) -> Iterator[tuple[Path, Store, Senders]]:
+def forwarding(folder: Path) -> Iterator[tuple[Path, Store, SenderClients]]:
     """A forwarder at its socket, in a thread."""
     store, ended = Store(), threading.Event()
     path, senders = folder / "t.sock", store.senders()
@@ -494,7 +494,7 @@ def forwarding(folder: Path) -> Iterator[tuple[Path, Store, Senders]]:
 
 
 @pytest.fixture
-def running(folder: Path) -> Iterator[tuple[Path, Store, Senders]]:
+def running(folder: Path) -> Iterator[tuple[Path, Store, SenderClients]]:
     with forwarding(folder) as found:
         yield found
 
@@ -505,7 +505,7 @@ def connect(path: Path) -> socket.socket:
     return agent
 
 
-def test_several_agents_are_forwarded_at_once(running: tuple[Path, Store, Senders]) -> None:
+def test_several_agents_are_forwarded_at_once(running: tuple[Path, Store, SenderClients]) -> None:
     path, store, _ = running
     with connect(path) as one, connect(path) as two:
         for count in range(2):
@@ -516,7 +516,7 @@ def test_several_agents_are_forwarded_at_once(running: tuple[Path, Store, Sender
     wait_until(lambda: all(client.closed.is_set() for client in store.clients))  # the agents are gone
 
 
-def test_a_bad_stream_ends_its_connection_and_no_other(running: tuple[Path, Store, Senders]) -> None:
+def test_a_bad_stream_ends_its_connection_and_no_other(running: tuple[Path, Store, SenderClients]) -> None:
     path, store, senders = running
     with connect(path) as good, connect(path) as bad:
         good.sendall(hello(1, "good") + sent(1, 0, 1))
@@ -575,7 +575,7 @@ def test_who_connected_just_before_the_end_is_heard(folder: Path) -> None:
     with own_socket.listening(path) as listener, connect(path) as agent:
         agent.sendall(hello(1, "a") + sent(1, 0, 3) + bye(1, 3))
         ended.set()
-        _Agents(senders).serve(listener, lambda: None, ended)
+        _AgentConnections(senders).serve(listener, lambda: None, ended)
         late = socket.socket(socket.AF_UNIX)
         with late, pytest.raises(ConnectionRefusedError):
             late.connect(str(path))
@@ -583,7 +583,7 @@ def test_who_connected_just_before_the_end_is_heard(folder: Path) -> None:
     assert [client.packets for client in store.clients] == [[0, 1, 2]]
 
 
-def test_the_heartbeat_has_the_counts(running: tuple[Path, Store, Senders]) -> None:
+def test_the_heartbeat_has_the_counts(running: tuple[Path, Store, SenderClients]) -> None:
     path, store, _ = running
     heart = path.with_name(f"{path.name}.alive")
     with connect(path) as agent:

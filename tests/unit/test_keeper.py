@@ -312,7 +312,7 @@ def test_a_part_is_alive_while_its_heartbeat_goes_on(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its page, which a stranger can keep busy, is not asked."""
-    server = processes.Server(name, 1, 0.0, {"metrics": 1}, "", 0)
+    server = processes.ServerProcess(name, 1, 0.0, {"metrics": 1}, "", 0)
     monkeypatch.setattr(asked, "heartbeat", lambda part: tmp_path / f"{part}.alive")
     monkeypatch.setattr(heartbeat, "HEARTBEAT_S", 3600.0)
     now_s = 0.0
@@ -380,7 +380,7 @@ def kept(state: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     (port,) = processes.free_ports(1)
     for name, value in {**elsewhere, "SWIFTQUEUE_KEEPER_METRICS": str(port)}.items():
         monkeypatch.setenv(name, value)
-    asked.write_asked(asked.Live("x", 1, 60, 30, 8))
+    asked.write_asked(asked.LiveOptions("x", 1, 60, 30, 8))
     for name in parts.wanted():
         if name != "keeper":
             processes.start(name, SLEEPER, {}, {}, lambda: True, 10)
@@ -395,7 +395,7 @@ def restarts_of_the_keeper(port: int) -> float | None:
 
 @pytest.mark.slow
 def test_a_killed_keeper_is_started_again_and_so_is_its_supervisor(kept: int, state: Path) -> None:
-    loop_of_parts.start_part("keeper", asked.Live("x", 1, 60, 30, 8))
+    loop_of_parts.start_part("keeper", asked.LiveOptions("x", 1, 60, 30, 8))
     first = processes.running("keeper")
     assert first is not None
     (child,) = psutil.Process(first.pid).children()

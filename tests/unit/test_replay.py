@@ -14,7 +14,7 @@ from feature_store.events.event_window import EventWindow
 from pipelines.live.encoding import event_windows
 from serving.agent import process as agent_process
 from serving.agent.io.packet_log import open_log
-from serving.agent.predictors.reference_client import Counts, Decision
+from serving.agent.predictors.reference_client import AgentDecision, DecisionCounts
 from serving.agent.replay import RECORD_SCHEMA, as_frame, decide_all, record_table, replay_trace
 from serving.agent.replay_view import sparkline
 
@@ -34,9 +34,9 @@ class WindowKeeper:
         self.sent = self.window.sent
         self.acked = self.window.acked
 
-    def decide(self, first: int, decision_ns: int, *columns: np.ndarray) -> Decision:
+    def decide(self, first: int, decision_ns: int, *columns: np.ndarray) -> AgentDecision:
         self.windows.append(self.window.window(decision_ns, *columns)[0])
-        return Decision("no_model", tuple(columns[-1]))
+        return AgentDecision("no_model", tuple(columns[-1]))
 
 
 def test_replayed_windows_are_the_offline_ones_bit_for_bit(folder: Path) -> None:
@@ -155,7 +155,7 @@ def test_without_a_server_every_batch_keeps_its_default_and_is_counted(
 
 
 def test_counts_add_up() -> None:
-    counts = Counts(batches=10, decided=4, late=3, error=2, no_model=1)
+    counts = DecisionCounts(batches=10, decided=4, late=3, error=2, no_model=1)
     assert counts.batches == counts.decided + counts.late + counts.failed
 
 
@@ -166,8 +166,8 @@ def test_sparkline_marks_the_unknown() -> None:
 def test_record_has_a_row_per_packet(folder: Path) -> None:
     log = open_log(str(folder), 0, None)
     y_2H = np.full((2, 8), 7.0, dtype=np.float32)
-    decided = as_frame(0, 5, Decision("decided", (0,) * 8, y_2H, 3, 500.0))
-    late = as_frame(1, 6, Decision("late", (1,) * 8))
+    decided = as_frame(0, 5, AgentDecision("decided", (0,) * 8, y_2H, 3, 500.0))
+    late = as_frame(1, 6, AgentDecision("late", (1,) * 8))
     table = record_table(log, np.concatenate([decided, late]))
     assert table.schema == pl.Schema(RECORD_SCHEMA)
     assert table["packet"].to_list() == list(range(16))

@@ -19,7 +19,7 @@ from pipelines.live.reservoir import (
     STRETCH_NS,
     Reservoir,
     ReservoirFile,
-    Stretch,
+    ReservoirStretch,
     least_alike,
     memory_windows,
     stretches,
@@ -29,7 +29,7 @@ LAST_US = 20_000.0
 PER_S = 40
 
 
-def second(number: int, factor: float, sender: str = "a", per_s: int = PER_S) -> list[Stretch]:
+def second(number: int, factor: float, sender: str = "a", per_s: int = PER_S) -> list[ReservoirStretch]:
     """A second whose latencies are `factor` times the last visible one, but for noise."""
     rng = np.random.default_rng(number)
     y_BH = (LAST_US * factor * np.exp(rng.normal(0, 0.02, (per_s, HORIZON)))).astype(np.float32)
@@ -64,7 +64,7 @@ def test_the_least_alike_are_found_without_all_pairs_in_memory() -> None:
     (same,) = second(1, 1.0, per_s=2)
     found = [replace(same, from_ns=n, like_K=rng.integers(0, 4, 3).astype(float)) for n in range(60)]
 
-    def literally(most_windows: int) -> list[Stretch]:
+    def literally(most_windows: int) -> list[ReservoirStretch]:
         left = list(found)
         while sum(map(len, left)) > most_windows:
             pairs = itertools.combinations(range(len(left)), 2)
@@ -85,7 +85,7 @@ def test_the_least_alike_are_found_without_all_pairs_in_memory() -> None:
 
 def test_of_two_alike_the_older_goes() -> None:
     same = second(5, 1.0)[0]
-    older = Stretch("a", 0, same.windows, same.y_BH, same.like_K)
+    older = ReservoirStretch("a", 0, same.windows, same.y_BH, same.like_K)
     other = second(6, 2.0)[0]
     assert EMPTY.with_minute("e", [older, other, same], 2 * PER_S).kept == (other, same)
 

@@ -11,7 +11,7 @@ import pytest
 
 from infra.local import status
 from infra.local.pages import answers
-from infra.local.processes import Server
+from infra.local.processes import ServerProcess
 from infra.local.prometheus_query import QueryError, ask
 
 STRANGERS = {
@@ -56,7 +56,7 @@ def test_a_strangers_page_has_no_series(stranger: int) -> None:
 def test_a_stranger_is_no_prometheus(stranger: int) -> None:
     with pytest.raises(QueryError, match=f"127.0.0.1:{stranger}"):
         ask(f"http://127.0.0.1:{stranger}", "query", query="up")
-    assert not status._prometheus(Server("prometheus", 1, 0.0, {"http": stranger}, "", 0)).well
+    assert not status._prometheus(ServerProcess("prometheus", 1, 0.0, {"http": stranger}, "", 0)).well
 
 
 @pytest.mark.parametrize("body", [b"<html>", b"[1]", b"{}"])

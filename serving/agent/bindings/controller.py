@@ -20,7 +20,7 @@ from common import native
 from feature_store.packets.schema import HORIZON
 from models.networks.parameters import MEDIAN, MOST_LEVELS
 
-CLASSIC: Final = 0  # numbers as in feature_store/events/event_stream.h
+CLASSIC: Final = 0  # same numbers as in feature_store/events/event_stream.h
 L4S: Final = 1
 FOLDER: Final = Path(__file__).resolve().parents[1]
 LIBRARY: Final = FOLDER / "_build" / "libswiftqueue_sender.so"
@@ -64,17 +64,17 @@ _MARGIN_US, _MARGIN_SHARE, _MAX_MOVED_UNACKED, _MAX_MOVED_SHARE, _CHARGE_US, _HY
 
 @dataclass(frozen=True)
 class ControllerParams:
-    """How willingly packets change queues; what each means and why stands in controller.h."""
+    """The controller's margins and limits; controller.h says the meaning and the reason of each."""
 
     margin_us: float = _MARGIN_US
-    margin_share: float = _MARGIN_SHARE  # of the predicted latency in the flow's present queue
-    max_moved_unacked: int = _MAX_MOVED_UNACKED  # packets moved and not yet acknowledged, of all flows
-    max_moved_share: float = _MAX_MOVED_SHARE  # or so much of what is in flight, where that is more
-    charge_us: float = _CHARGE_US  # moved only where the predicted gain is larger
-    # Moved where the classic queue is likelier than this to be better; None: the margins decide
+    margin_share: float = _MARGIN_SHARE  # share of the predicted latency in the flow's present queue
+    max_moved_unacked: int = _MAX_MOVED_UNACKED  # moved packets without an ACK, of all flows
+    max_moved_share: float = _MAX_MOVED_SHARE  # or this share of the packets in flight, where that is more
+    charge_us: float = _CHARGE_US  # least predicted gain of a moved packet
+    # Probability above which the classic queue counts as better; None: the margins decide.
     least_probability: float | None = None
     probability_margin: float = _HYSTERESIS  # so much below it, a flow goes back
-    deadline_us: float | None = None  # better: in time, where the L4S queue would be late; None: sooner
+    deadline_us: float | None = None  # better means in time where the L4S queue would be late; None: sooner
 
     def __post_init__(self) -> None:
         limits = self.max_moved_unacked, self.max_moved_share
@@ -98,7 +98,7 @@ def better(
     l4s_us_L: NDArray[np.floating],
     deadline_us: float | None = None,
 ) -> float:
-    """The probability that the classic queue is better for a packet, by quantiles of both latencies."""
+    """Return the probability that the classic queue is better for a packet, by both latencies' quantiles."""
     of_L = _checked(levels)
     both = [np.ascontiguousarray(us_L, np.float32) for us_L in (classic_us_L, l4s_us_L)]
     if not of_L.shape == both[0].shape == both[1].shape or not of_L.size:
@@ -116,10 +116,10 @@ def _checked(levels: Sequence[float]) -> NDArray[np.float64]:
 
 
 class QueueController:
-    """Chooses queues batch by batch; remembers each flow's queue and the moved packets in flight.
+    """Chooses queues batch by batch, and remembers each flow's queue and the moved packets in flight.
 
-    It has no guard unless it is told of how many packets a guard's pair is: what is replayed does not follow
-    its decisions.
+    It has a guard only if it is told how many packets a guard's pair has: a replay does not follow the
+    controller's decisions.
     """
 
     def __init__(self, params: ControllerParams | None = None, *, guard_packets: int = 0) -> None:
@@ -137,7 +137,7 @@ class QueueController:
 
     @property
     def moved_unacked(self) -> int:
-        """Packets moved to the classic queue and not acknowledged yet."""
+        """Return the packets moved to the classic queue and not acknowledged yet."""
         return int(_ABI.sq_controller_moved_unacked(self._handle))
 
     def choose(
@@ -154,16 +154,16 @@ class QueueController:
 
         Args:
             first_packet: number of the batch's first packet in send order.
-            now_ns: the decision time.
+            now_ns: the decision time, ns.
             flow_ids: flow of each packet, (H,).
             default_queues: L4S for packets of L4S-capable flows, else CLASSIC, (H,).
-            predicted_us: latency in the classic (row 0) and in the default queue (row 1), (2, H); of
+            predicted_us: latency in the classic (row 0) and in the default queue (row 1), (2, H); for
                 quantiles (2, H, L).
             in_flight: packets of the sender in flight at the decision, which the limit may follow.
-            levels: of the quantiles, ascending, 0.5 among them.
+            levels: levels of the quantiles, ascending, 0.5 among them.
 
         Raises:
-            ValueError: not a batch of 8.
+            ValueError: the arrays are not those of a batch of 8.
 
         """
         flows = np.ascontiguousarray(flow_ids, np.int32)

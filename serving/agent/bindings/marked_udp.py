@@ -16,7 +16,7 @@
             decided += sum(packet.decided for packet in sent)
     print(f"{decided} of 800 packets were decided in time")
 
-The receiver is `swiftqueue udp echo`, or whoever answers as it does. No privilege is needed.
+The receiver is `swiftqueue udp echo`, or any program that answers like it. No privilege is needed.
 Shapes: H horizon (8 packets).
 """
 
@@ -64,7 +64,7 @@ class _Ack(ctypes.Structure):
     )
 
 
-class _Sent(ctypes.Structure):
+class _SendRecord(ctypes.Structure):
     _fields_ = (
         ("packet", ctypes.c_int64),
         ("sent_ns", ctypes.c_int64),
@@ -84,22 +84,22 @@ class Ack:
     packet: int
     acked_ns: int  # CLOCK_MONOTONIC
     latency_us: float
-    codepoint: int  # that it arrived with: what was sent, or CE
+    codepoint: int  # codepoint of the packet on arrival: as sent, or CE
 
 
 @dataclass(frozen=True)
-class Sent:
-    """What became of one packet at the sender."""
+class SendResult:
+    """The result of sending one packet."""
 
     packet: int
     sent_ns: int  # CLOCK_MONOTONIC
     codepoint: int
-    decided: bool  # by the agent; otherwise the default
-    delivered: bool  # to the kernel
+    decided: bool  # whether the agent decided; otherwise it has the default
+    delivered: bool  # whether the kernel took it
 
 
 def why_not_built() -> str | None:
-    """One line if library or program is not here."""
+    """Return a line if library or program is missing, else None."""
     for file in (LIBRARY, BINARY):
         if not file.is_file():
             return f"{file} is not built; `make -C {FOLDER}` builds it or says what is missing"
@@ -113,7 +113,7 @@ def _load() -> ctypes.CDLL:
         "sq_udp_free": (None, [pointer]),
         "sq_udp_add_flow": (i32, [pointer, text, i32, i32, text]),
         "sq_udp_plan": (i32, [pointer, pointer, pointer, i64, text]),
-        "sq_udp_send": (i32, [pointer, i32, text, ctypes.c_size_t, ctypes.POINTER(_Sent), text]),
+        "sq_udp_send": (i32, [pointer, i32, text, ctypes.c_size_t, ctypes.POINTER(_SendRecord), text]),
         "sq_udp_poll": (None, [pointer, i64, _ON_ACK]),
         "sq_udp_connected": (i32, [pointer]),
         "sq_udp_problem": (text, [pointer]),
@@ -122,14 +122,14 @@ def _load() -> ctypes.CDLL:
 
 
 class MarkedUdp:
-    """One sender with its flows and its connection with the agent. One thread; `close` ends it."""
+    """One sender with its flows and its connection with the agent. It serves one thread; `close` ends it."""
 
     def __init__(self, agent: Path | str | None, name: str) -> None:
         """Connect to the agent in the background; nothing waits for it.
 
         Args:
-            agent: its socket (docs/AGENT.md); None: every packet keeps its default.
-            name: of the sender, for the agent.
+            agent: path of the agent's socket (docs/AGENT.md); None: every packet keeps its default.
+            name: name of the sender, for the agent.
 
         Raises:
             ValueError: the path cannot be a socket's.
@@ -149,26 +149,26 @@ class MarkedUdp:
         self.close()
 
     def close(self) -> None:
-        """Close all sockets; harmless when they are."""
+        """Close all sockets; do nothing when they are closed."""
         if self._handle:
             self._abi.sq_udp_free(self._handle)
             self._handle = None
 
     @property
     def connected(self) -> bool:
-        """Whether the agent has greeted us, and has not gone since."""
+        """Return whether the agent has greeted us, and has not gone since."""
         return bool(self._abi.sq_udp_connected(self._open()))
 
     @property
     def problem(self) -> str:
-        """Why there is no agent, in one line; empty while there is one."""
+        """Return why there is no agent, in one line; empty while there is one."""
         return str(self._abi.sq_udp_problem(self._open()).decode(errors="replace"))
 
     def add_flow(self, host: str, port: int, *, l4s: bool = True) -> int:
-        """Open a flow to a receiver; returns its id.
+        """Open a flow to a receiver; return its id.
 
         Raises:
-            ValueError: not a numeric address, a port that cannot be, or the kernel refuses.
+            ValueError: the host is no numeric address, the port is invalid, or the kernel refuses.
 
         """
         flow = self._abi.sq_udp_add_flow(self._open(), host.encode(), port, l4s, self._error)
@@ -180,12 +180,12 @@ class MarkedUdp:
         """Ask about the next batch that was not planned yet.
 
         Args:
-            flows: of each packet, (H,).
-            payload_bytes: of each packet, (H,).
-            due_ns: when its first packet goes, CLOCK_MONOTONIC.
+            flows: flow of each packet, (H,).
+            payload_bytes: payload of each packet in bytes, (H,).
+            due_ns: CLOCK_MONOTONIC time at which its first packet goes.
 
         Raises:
-            ValueError: not a batch of 8, or no such flow.
+            ValueError: the arrays are not those of a batch of 8, or there is no such flow.
 
         """
         flows_H = np.ascontiguousarray(flows, np.int32)
@@ -196,21 +196,21 @@ class MarkedUdp:
         if self._abi.sq_udp_plan(self._open(), *pointers, due_ns, self._error):
             raise ValueError(self._said())
 
-    def send(self, flow: int, payload: bytes) -> Sent:
+    def send(self, flow: int, payload: bytes) -> SendResult:
         """Send one datagram now; its first 16 bytes are overwritten with its flow and number.
 
         Raises:
-            ValueError: no such flow, or a size that cannot be.
+            ValueError: there is no such flow, or the size is invalid.
 
         """
-        out = _Sent()
+        out = _SendRecord()
         handle = self._open()
         if self._abi.sq_udp_send(handle, flow, payload, len(payload), ctypes.byref(out), self._error):
             raise ValueError(self._said())
-        return Sent(out.packet, out.sent_ns, out.codepoint, bool(out.decided), bool(out.delivered))
+        return SendResult(out.packet, out.sent_ns, out.codepoint, bool(out.decided), bool(out.delivered))
 
     def poll(self, wait_s: float = 0.0) -> list[Ack]:
-        """Return the ACKs that have come, after waiting for something to come so long at most."""
+        """Return the ACKs that have come, after waiting at most `wait_s` seconds for one."""
         acks: list[Ack] = []
 
         def on_ack(ack: ctypes._Pointer[_Ack]) -> None:

@@ -62,7 +62,7 @@ int sq_udp_add_flow(MarkedUdp* udp, const char* host, int port, int l4s, char* e
 int sq_udp_plan(MarkedUdp* udp, const std::int32_t* flows_H, const std::int32_t* bytes_H,
                 std::int64_t due_ns, char* error) {
   return guarded(error, -1, [&] {
-    std::array<MarkedUdp::Planned, kHorizon> batch{};
+    std::array<MarkedUdp::PlannedPacket, kHorizon> batch{};
     for (std::size_t i = 0; i < batch.size(); ++i) batch[i] = {flows_H[i], bytes_H[i]};
     udp->plan(batch, due_ns);
     return 0;
@@ -73,7 +73,7 @@ int sq_udp_plan(MarkedUdp* udp, const std::int32_t* flows_H, const std::int32_t*
 int sq_udp_send(MarkedUdp* udp, int flow, const void* payload, std::size_t bytes, sq_udp_sent* out,
                 char* error) {
   return guarded(error, -1, [&] {
-    const MarkedUdp::Sent sent = udp->send(flow, payload, bytes);
+    const MarkedUdp::SendResult sent = udp->send(flow, payload, bytes);
     *out = {sent.packet, sent.sent_ns, sent.codepoint, sent.decided, sent.delivered};
     return 0;
   });

@@ -12,8 +12,8 @@
 #include "serving/agent/decision/controller.h"
 
 using swiftqueue::kHorizon;
-using swiftqueue::agent::Answered;
 using swiftqueue::agent::Batch;
+using swiftqueue::agent::BatchAnswer;
 using swiftqueue::agent::ControllerParams;
 using swiftqueue::agent::Guard;
 using swiftqueue::agent::GuardParams;
@@ -76,7 +76,7 @@ int sq_controller_choose(QueueController* controller, std::int64_t first_packet,
                          const std::uint8_t* default_queue, const float* predicted_us_2HL,
                          const double* levels, std::size_t level_count, std::uint8_t* chosen) {
   Batch batch{};
-  Answered answered{{levels, level_count}, predicted_us_2HL, nullptr};
+  BatchAnswer answered{{levels, level_count}, predicted_us_2HL, nullptr};
   answered.default_us_HL = predicted_us_2HL + kHorizon * answered.outputs();
   for (std::size_t i = 0; i < batch.size(); ++i) {
     batch[i].flow_id = flow_id[i];
@@ -91,10 +91,10 @@ int sq_controller_choose(QueueController* controller, std::int64_t first_packet,
   return 0;
 }
 
-// Of one packet: `Answered::better`.
+// Of one packet: `BatchAnswer::better`.
 double sq_controller_better(const double* levels, std::size_t level_count,
                             const float* classic_us_L, const float* l4s_us_L, double deadline_us) {
-  return Answered{{levels, level_count}, classic_us_L, l4s_us_L}.better(0, deadline_us);
+  return BatchAnswer{{levels, level_count}, classic_us_L, l4s_us_L}.better(0, deadline_us);
 }
 
 void sq_controller_keep_default(QueueController* controller, const std::int32_t* flow_id,

@@ -1,1 +1,1 @@
-"""Which packets are moved: what a sender knows, when it asks, and the guard of other senders."""
+"""Choosing the packets to move: a sender's knowledge, its questions, and the guard of other senders."""

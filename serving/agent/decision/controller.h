@@ -39,13 +39,13 @@ using Arms = std::array<Arm, kHorizon>;
 using Batch = std::array<Candidate, kHorizon>;  // about to be sent, each with its default queue
 
 // Latencies predicted for a batch, in us.
-struct Predicted {
+struct BatchLatencies {
   std::array<float, kHorizon> classic_us_H;
   std::array<float, kHorizon> default_us_H;  // each packet in its default queue
 };
 
 // An answer about a batch: one latency of each packet and queue, or its quantiles.
-struct Answered {
+struct BatchAnswer {
   std::span<const double> levels;  // of quantiles, ascending, the median among them; or empty
   const float* classic_us_HL;
   const float* default_us_HL;
@@ -54,10 +54,10 @@ struct Answered {
   std::size_t outputs() const { return levels.empty() ? 1 : levels.size(); }
 
   // The one latency of each packet, or its median.
-  Predicted predicted() const {
+  BatchLatencies predicted() const {
     const auto median = static_cast<std::size_t>(
         std::lower_bound(levels.begin(), levels.end(), kMedian) - levels.begin());
-    Predicted found;
+    BatchLatencies found;
     for (std::size_t i = 0; i < kHorizon; ++i) {
       found.classic_us_H[i] = classic_us_HL[i * outputs() + median];
       found.default_us_H[i] = default_us_HL[i * outputs() + median];
@@ -94,12 +94,12 @@ struct ControllerParams {
   // is moved where the classic queue is better with more than this probability. 0: no such rule.
   double least_probability = 0;
   double probability_margin = 0.1;  // hysteresis: so much below it, a flow goes back
-  double deadline_us = 0;           // says what better is (Answered); 0: none
+  double deadline_us = 0;           // says what better is (BatchAnswer); 0: none
   GuardParams guard = {};
 };
 
 // A batch as chosen: the queue of each packet, and which arm of the guard it is.
-struct Chosen {
+struct BatchChoice {
   Queues queues;
   Arms arms{};
 };
@@ -131,14 +131,14 @@ class QueueController {
   // Chooses the queue of packets `first_packet` .. + H - 1 at `now_ns`, when so many were in
   // flight. Batches may be chosen out of order. An answer without quantiles is taken by the
   // margins.
-  Chosen choose(std::int64_t first_packet, std::int64_t now_ns, const Batch& batch,
-                const Answered& answered, std::int32_t in_flight) {
-    const Predicted predicted = answered.predicted();
+  BatchChoice choose(std::int64_t first_packet, std::int64_t now_ns, const Batch& batch,
+                     const BatchAnswer& answered, std::int32_t in_flight) {
+    const BatchLatencies predicted = answered.predicted();
     forget(now_ns);
     limit_ = std::max(static_cast<double>(params_.max_moved_unacked),
                       params_.max_moved_share * std::max(in_flight, 0));
     Rulings rulings;
-    Chosen chosen;
+    BatchChoice chosen;
     for (std::size_t i = 0; i < batch.size(); ++i) {
       chosen.queues[i] = kClassic;
       watch(batch[i], now_ns);
@@ -166,7 +166,7 @@ class QueueController {
   void sent(std::int64_t packet, std::int64_t sent_ns, const Candidate& what, Arm arm) {
     guard_.sent(packet, sent_ns, what.receiver_id, what.queue, arm);
     if (!guard_.watches()) return;
-    Watched& flow = watched_of(what.flow_id);
+    WatchedFlow& flow = watched_of(what.flow_id);
     if (flow.flow_id != what.flow_id) return;  // another has its place
     guard_.carried(what.receiver_id, sent_ns, flow.sent_ns, flow.movable, what.size_bytes);
     flow.sent_ns = sent_ns;
@@ -179,7 +179,7 @@ class QueueController {
     if (place == moved_.end() || place->packet != packet || place->dead) return;
     place->dead = true;
     if (++dead_ <= moved_.size() / 2) return;  // taken out together: O(1) for each
-    std::erase_if(moved_, [](const Moved& m) { return m.dead; });
+    std::erase_if(moved_, [](const MovedPacket& m) { return m.dead; });
     dead_ = 0;
   }
 
@@ -225,7 +225,7 @@ class QueueController {
 
   static constexpr std::int64_t kNever = std::numeric_limits<std::int64_t>::min() / 2;
   // A flow whose rate is watched, and when it sent last.
-  struct Watched {
+  struct WatchedFlow {
     std::int64_t flow_id = kNever;
     bool movable = true;
     std::int64_t sent_ns = kNever;
@@ -233,7 +233,7 @@ class QueueController {
   static constexpr std::size_t kWatched = 1024;                 // flows, by a hash
   static constexpr std::int64_t kKeepsPlaceNs = 1'000'000'000;  // since it sent last
 
-  Watched& watched_of(std::int32_t flow_id) {
+  WatchedFlow& watched_of(std::int32_t flow_id) {
     if (watched_.empty()) watched_.resize(kWatched);
     const auto mixed = static_cast<std::uint64_t>(flow_id) * 0x9E3779B97F4A7C15U;
     return watched_[mixed >> 54U];
@@ -243,7 +243,7 @@ class QueueController {
   void watch(const Candidate& packet, std::int64_t now_ns) {
     const bool movable = packet.queue != kClassic;
     if (!(movable ? guard_.watches() : guard_.watches_classic())) return;
-    Watched& flow = watched_of(packet.flow_id);
+    WatchedFlow& flow = watched_of(packet.flow_id);
     if (flow.flow_id != packet.flow_id) {
       if (now_ns - flow.sent_ns < kKeepsPlaceNs) return;
       flow = {.flow_id = packet.flow_id};
@@ -251,14 +251,14 @@ class QueueController {
     flow.movable = movable;
   }
 
-  struct Moved {
+  struct MovedPacket {
     std::int64_t packet;
     std::int64_t moved_ns;
     bool dead;  // acknowledged; it is taken out with others
   };
 
-  std::uint8_t choose_one(std::int32_t flow_id, const Answered& answered,
-                          const Predicted& predicted, std::size_t i) const {
+  std::uint8_t choose_one(std::int32_t flow_id, const BatchAnswer& answered,
+                          const BatchLatencies& predicted, std::size_t i) const {
     if (static_cast<double>(moved_unacked()) >= limit_) return kL4s;
     const bool in_classic =
         std::binary_search(classic_flows_.begin(), classic_flows_.end(), flow_id);
@@ -291,9 +291,9 @@ class QueueController {
     if (queue == kL4s && known) classic_flows_.erase(place);
   }
 
-  std::vector<Moved>::iterator place_of(std::int64_t packet) {
+  std::vector<MovedPacket>::iterator place_of(std::int64_t packet) {
     return std::lower_bound(moved_.begin(), moved_.end(), packet,
-                            [](const Moved& m, std::int64_t p) { return m.packet < p; });
+                            [](const MovedPacket& m, std::int64_t p) { return m.packet < p; });
   }
 
   void moved(std::int64_t packet, std::int64_t now_ns) {
@@ -307,11 +307,11 @@ class QueueController {
   }
 
   void forget(std::int64_t now_ns) {
-    const auto live = std::find_if(moved_.begin(), moved_.end(), [&](const Moved& m) {
+    const auto live = std::find_if(moved_.begin(), moved_.end(), [&](const MovedPacket& m) {
       return !m.dead && now_ns - m.moved_ns < kGiveUpNs;
     });
     dead_ -= static_cast<std::size_t>(
-        std::count_if(moved_.begin(), live, [](const Moved& m) { return m.dead; }));
+        std::count_if(moved_.begin(), live, [](const MovedPacket& m) { return m.dead; }));
     moved_.erase(moved_.begin(), live);
   }
 
@@ -319,9 +319,9 @@ class QueueController {
   Guard guard_;
   double limit_ = 0;                         // as of the last batch
   std::vector<std::int32_t> classic_flows_;  // L4S-capable ones now in the classic queue, sorted
-  std::vector<Moved> moved_;                 // by packet
+  std::vector<MovedPacket> moved_;           // by packet
   std::size_t dead_ = 0;                     // of them
-  std::vector<Watched> watched_;             // made with the first one
+  std::vector<WatchedFlow> watched_;         // made with the first one
 };
 
 }  // namespace swiftqueue::agent

@@ -60,7 +60,7 @@ std::uint32_t DecisionLoop::open(std::string_view name, DecisionTaker& taker) {
 
 void DecisionLoop::close(std::uint32_t sender) {
   Stream& stream = stream_of(sender);
-  for (Pending& pending : pending_) {
+  for (PendingBatch& pending : pending_) {
     if (stream.outstanding == 0) break;
     if (pending.ticket != 0 && pending.stream == &stream) end(pending, Outcome::kLate);
   }
@@ -162,7 +162,7 @@ bool DecisionLoop::acked(std::uint32_t sender, const AckedFrame& frame, const ch
   const DecidedBatch* const batch = stream.decided_about(frame.packet);
   if (batch != nullptr && std::isfinite(frame.latency_us)) {
     const auto i = static_cast<std::size_t>(frame.packet % kHorizon);
-    const Predicted& predicted = batch->predicted;
+    const BatchLatencies& predicted = batch->predicted;
     const float us =
         batch->sent[i] == kClassic ? predicted.classic_us_H[i] : predicted.default_us_H[i];
     statistics_.prediction_error.observe(
@@ -204,7 +204,7 @@ bool DecisionLoop::batch(std::uint32_t sender, const BatchFrame& frame, std::int
   }
   // A batch that is due long after the others keeps its place; theirs go round it.
   while (slot_of(last_ticket_ + 1).ticket != 0) ++last_ticket_;
-  Pending& pending = slot_of(last_ticket_ + 1);
+  PendingBatch& pending = slot_of(last_ticket_ + 1);
   if (!predictor_.ask(last_ticket_ + 1, x_BWF_.data(), question->windows, due_ns)) {
     return keep(Outcome::kError);
   }
@@ -213,7 +213,7 @@ bool DecisionLoop::batch(std::uint32_t sender, const BatchFrame& frame, std::int
   ++stream.outstanding;
   if (due_.size() == 2 * kMaxOutstanding) {  // half of them or more have ended
     std::erase_if(due_,
-                  [&](const Due& each) { return slot_of(each.ticket).ticket != each.ticket; });
+                  [&](const Deadline& each) { return slot_of(each.ticket).ticket != each.ticket; });
     std::make_heap(due_.begin(), due_.end(), later);
   }
   due_.push_back({due_ns, pending.ticket});
@@ -235,7 +235,7 @@ void DecisionLoop::run(std::int64_t until_ns) {
 }
 
 void DecisionLoop::take_answer(std::int64_t now_ns) {
-  Pending& pending = slot_of(answer_.ticket);
+  PendingBatch& pending = slot_of(answer_.ticket);
   if (pending.ticket != answer_.ticket) {
     statistics_.stale.add();
     return;
@@ -271,8 +271,8 @@ void DecisionLoop::take_answer(std::int64_t now_ns) {
 // Ends what is due; what was answered falls out as well, once it is the earliest.
 void DecisionLoop::end_due(std::int64_t now_ns) {
   while (!due_.empty()) {
-    const Due first = due_.front();
-    Pending& pending = slot_of(first.ticket);
+    const Deadline first = due_.front();
+    PendingBatch& pending = slot_of(first.ticket);
     const bool waits = pending.ticket == first.ticket;
     if (waits && first.due_ns > now_ns) return;
     if (waits) end(pending, Outcome::kLate);
@@ -281,7 +281,7 @@ void DecisionLoop::end_due(std::int64_t now_ns) {
   }
 }
 
-void DecisionLoop::end(Pending& pending, Outcome outcome) {
+void DecisionLoop::end(PendingBatch& pending, Outcome outcome) {
   pending.ticket = 0;
   --outstanding_;
   Stream& stream = *pending.stream;

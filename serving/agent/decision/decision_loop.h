@@ -72,7 +72,7 @@ class DecisionLoop {
  private:
   struct DecidedBatch {
     std::int64_t first_packet = -1;
-    Predicted predicted;
+    BatchLatencies predicted;
     Queues sent{};  // the queue each packet really went to
     Arms arms{};
   };
@@ -93,7 +93,7 @@ class DecisionLoop {
     bool overflowed = false;            // it was said
     std::vector<DecidedBatch> decided;  // ring by batch number, made with the first one
   };
-  struct Pending {
+  struct PendingBatch {
     std::uint64_t ticket = 0;  // 0: free
     Stream* stream = nullptr;
     Question question;
@@ -101,21 +101,21 @@ class DecisionLoop {
     std::int64_t asked_ns = 0;
     std::int64_t due_ns = 0;
   };
-  struct Due {
+  struct Deadline {
     std::int64_t due_ns;
     std::uint64_t ticket;
   };
-  static bool later(const Due& a, const Due& b) { return a.due_ns > b.due_ns; }
+  static bool later(const Deadline& a, const Deadline& b) { return a.due_ns > b.due_ns; }
 
   Stream& stream_of(std::uint32_t sender) { return *streams_.at(sender); }
-  Pending& slot_of(std::uint64_t ticket) { return pending_[ticket % kMaxOutstanding]; }
+  PendingBatch& slot_of(std::uint64_t ticket) { return pending_[ticket % kMaxOutstanding]; }
   // Keeps the totals while `change` changes a sender, and the bound on them.
   template <typename Change>
   auto counted(Stream& stream, Change change);
   void make_room();
   void take_answer(std::int64_t now_ns);
   void end_due(std::int64_t now_ns);
-  void end(Pending& pending, Outcome outcome);
+  void end(PendingBatch& pending, Outcome outcome);
   void deliver(Stream& stream, std::int64_t now_ns, std::int64_t first_packet,
                const Decision& decision, std::int64_t version, float round_trip_us);
 
@@ -130,8 +130,8 @@ class DecisionLoop {
   std::size_t receivers_ = 0;  // likewise
   std::uint32_t last_stream_ = 0;
   std::vector<float> x_BWF_;
-  std::vector<Pending> pending_;  // ring by ticket
-  std::vector<Due> due_;          // heap, earliest first; entries of ended batches are swept out
+  std::vector<PendingBatch> pending_;  // ring by ticket
+  std::vector<Deadline> due_;  // heap, earliest first; entries of ended batches are swept out
   std::uint64_t last_ticket_ = 0;
   std::size_t outstanding_ = 0;
   Answer answer_;

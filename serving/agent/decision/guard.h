@@ -200,7 +200,7 @@ class Guard {
     ++side.sent;
     if (side.packet >= 0) return;
     if (waiting_.empty()) waiting_.resize(kWaiting);
-    Waiting& place = place_of(packet);
+    WaitingPacket& place = place_of(packet);
     if (place.packet >= 0 && sent_ns - place.sent_ns < kGiveUpNs) return;  // its next packet then
     place = {packet, sent_ns, receiver, arm};
     side.packet = packet;
@@ -210,9 +210,9 @@ class Guard {
   // The first ACK that covers a packet came; `known` unless it was sent again (Karn).
   void acked(std::int64_t packet, std::int64_t acked_ns, bool known) {
     if (waiting_.empty()) return;
-    Waiting& place = place_of(packet);
+    WaitingPacket& place = place_of(packet);
     if (place.packet != packet) return;
-    const Waiting was = place;
+    const WaitingPacket was = place;
     place = {};
     const auto found = receivers_.find(was.receiver);
     if (found == receivers_.end()) return;
@@ -261,7 +261,7 @@ class Guard {
     RateWatch rate;
     std::array<Pair, kPairs> pairs;
   };
-  struct Waiting {
+  struct WaitingPacket {
     std::int64_t packet = -1;
     std::int64_t sent_ns = 0;
     std::int32_t receiver = 0;
@@ -286,7 +286,7 @@ class Guard {
   }
 
   // A batch's first packet is a multiple of 8: the product's upper bits differ all the same.
-  Waiting& place_of(std::int64_t packet) {
+  WaitingPacket& place_of(std::int64_t packet) {
     const auto mixed = static_cast<std::uint64_t>(packet) * 0x9E3779B97F4A7C15U;
     return waiting_[mixed >> 54U];
   }
@@ -457,7 +457,7 @@ class Guard {
   std::int64_t serial_ = 0;
   std::int64_t next_sweep_ns_ = std::numeric_limits<std::int64_t>::min();
   std::unordered_map<std::int32_t, Receiver> receivers_;
-  std::vector<Waiting> waiting_;  // by a hash of the packet; made with the first one
+  std::vector<WaitingPacket> waiting_;  // by a hash of the packet; made with the first one
 };
 
 }  // namespace swiftqueue::agent

@@ -99,9 +99,9 @@ class Replay final : public Source {
   Frame frame_;
 };
 
-class Made final : public Source {
+class SyntheticSource final : public Source {
  public:
-  explicit Made(const Synthetic& what)
+  explicit SyntheticSource(const Synthetic& what)
       : what_(what),
         // ns/packet = bits/packet / (bits/s) * ns/s
         gap_ns_(kPacketBytes * 8.0 / what.rate_bps * 1e9),
@@ -191,7 +191,7 @@ std::unique_ptr<Source> open_replay(const std::string& path) {
 }
 
 std::unique_ptr<Source> make_synthetic(const Synthetic& what) {
-  return std::make_unique<Made>(what);
+  return std::make_unique<SyntheticSource>(what);
 }
 
 void run_schedule(Source& source, DecisionLoop& loop, std::uint32_t sender, const Pace& pace,

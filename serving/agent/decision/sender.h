@@ -43,9 +43,9 @@ inline constexpr std::array kOutcomeNames{"decided", "late", "error", "no_model"
 
 struct Decision {
   Outcome outcome;
-  Queues queues;        // as chosen; unless decided, each packet's default
-  Predicted predicted;  // valid if decided
-  Arms arms{};          // of the guard, which `sent` is told of each packet that followed
+  Queues queues;             // as chosen; unless decided, each packet's default
+  BatchLatencies predicted;  // valid if decided
+  Arms arms{};               // of the guard, which `sent` is told of each packet that followed
 };
 
 // Batches by outcome.
@@ -133,7 +133,7 @@ class Sender {
   // that is not finite, or negative, is an error, and the batch keeps its default marking.
   Decision decide(const Question& question, std::int64_t now_ns, const float* y_BHL,
                   std::span<const double> levels = {}) {
-    Answered answered{levels, y_BHL, y_BHL};
+    BatchAnswer answered{levels, y_BHL, y_BHL};
     const std::size_t values = kHorizon * answered.outputs();  // of a window
     const float* const end = y_BHL + static_cast<std::size_t>(question.windows) * values;
     answered.default_us_HL = end - values;
@@ -141,8 +141,8 @@ class Sender {
       return keep_default(question.batch, Outcome::kError);
     }
     Decision decision{Outcome::kDecided, {}, answered.predicted(), {}};
-    const Chosen chosen = controller_.choose(question.first_packet, now_ns, question.batch,
-                                             answered, question.in_flight);
+    const BatchChoice chosen = controller_.choose(question.first_packet, now_ns, question.batch,
+                                                  answered, question.in_flight);
     decision.queues = chosen.queues;
     decision.arms = chosen.arms;
     ++counts_.by_outcome[static_cast<std::size_t>(Outcome::kDecided)];

@@ -1,1 +1,1 @@
-"""What the agent reads and writes: frames, sockets, its log, its page and its metrics."""
+"""Input and output of the agent: frames, sockets, its log, its page and its metrics."""

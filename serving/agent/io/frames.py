@@ -1,7 +1,7 @@
-"""The agent's frames (docs/AGENT.md) as NumPy records: replay files written, streams and decisions read.
+"""The agent's frames (docs/AGENT.md) as NumPy records, for replay files, streams and decision records.
 
-`frames.h` has the same as structs: a test lets the compiler compare the place, size and type of
-each field. What a SENT says of its packet is `SEND_FIELDS`, as in telemetry. Shapes: H horizon.
+`frames.h` has the same frames as structs: a test lets the compiler compare the place, size and type of
+each field. A SENT frame describes its packet by `SEND_FIELDS`, as telemetry does. Shapes: H horizon.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from feature_store.packets.schema import HORIZON
 from feature_store.rate.definition import FIELDS, HORIZONS
 from feature_store.telemetry.events import SEND_COLUMNS, SEND_FIELDS
-from serving.agent.io.packet_log import Log
+from serving.agent.io.packet_log import PacketLog
 
 FORMAT: Final = 1
 MAGIC: Final = b"SWQFRAME"
@@ -24,7 +24,7 @@ OUTCOMES: Final = ("decided", "late", "error", "no_model")
 RATE_OUTCOMES: Final = ("forecast", "late", "error", "no_model", "none")
 
 _HEADER: Final = [("bytes", "<u2"), ("type", "u1"), ("format", "u1"), ("sender", "<u4"), ("sequence", "<u8")]
-_CANDIDATE: Final = np.dtype([*SEND_FIELDS[:4], ("zero", "u1", 3)])  # what is known before it is sent
+_CANDIDATE: Final = np.dtype([*SEND_FIELDS[:4], ("zero", "u1", 3)])  # known before the packet is sent
 HELLO: Final = np.dtype([*_HEADER, ("magic", "S8"), ("name", "S56")])
 SENT: Final = np.dtype([*_HEADER, ("packet", "<i8"), ("sent_ns", "<i8"), *SEND_FIELDS, ("zero", "u1")])
 ACKED: Final = np.dtype(
@@ -55,7 +55,7 @@ DECISION: Final = np.dtype(
 )
 REFUSED: Final = np.dtype([*_HEADER, ("line", "S112")])
 BYE: Final = np.dtype(_HEADER)
-HEADER: Final = BYE  # which is nothing else
+HEADER: Final = BYE  # a BYE has no other fields
 SAMPLE: Final = np.dtype(
     [
         *_HEADER,
@@ -93,27 +93,27 @@ def blank(kind: np.dtype[Any], count: int = 1) -> NDArray[Any]:
 
 
 def hello(name: str) -> NDArray[Any]:
-    """Return the first frame of a sender; what is not printable ASCII in its name becomes `?`."""
+    """Return the first frame of a sender; a character of its name that is not printable ASCII becomes `?`."""
     frame = blank(HELLO)
     frame["magic"], frame["name"] = MAGIC, heard_name(name).encode()
     return frame
 
 
 def heard_name(name: str) -> str:
-    """Return a sender's name as its HELLO says it."""
+    """Return a sender's name from its HELLO frame."""
     return "".join(c if " " <= c <= "~" else "?" for c in name)[: HELLO["name"].itemsize - 1]
 
 
-def replay_frames(log: Log) -> Iterator[bytes]:
-    """Yield the log as the agent replays it: HELLO, then everything in the order it happened.
+def replay_frames(log: PacketLog) -> Iterator[bytes]:
+    """Yield the log as the agent replays it: HELLO, then every event in the order it happened.
 
     At one instant ACKs come before the next send, but never before their own packet's. A BATCH stands
-    where it is decided, before its first packet.
+    at its decision, before its first packet.
     """
     yield hello(log.trace).tobytes()
     packets = len(log.sent_ns)
     clock_ns = np.maximum.accumulate(log.sent_ns)
-    # The packet that each ACK comes just before; those after all packets come at the end.
+    # Index of the packet that each ACK precedes; ACKs after all packets come at the end.
     before = np.maximum(np.searchsorted(clock_ns, log.acked_ns, side="left"), log.ack_packet + 1)
     before = np.maximum.accumulate(before) if len(before) else before
     for begin in range(0, packets, _CHUNK_PACKETS):
@@ -123,14 +123,14 @@ def replay_frames(log: Log) -> Iterator[bytes]:
 
 
 def _chunk(
-    log: Log,
+    log: PacketLog,
     clock_ns: NDArray[np.int64],
     begin: int,
     end: int,
     acks: slice,
     before: NDArray[np.int64],
 ) -> bytes:
-    """Frames of packets `begin` to `end` and of the ACKs between them."""
+    """Return the frames of packets `begin` to `end` and of the ACKs between them."""
     part = slice(begin, end)
     sent = blank(SENT, end - begin)
     sent["packet"] = np.arange(begin, end)
@@ -148,7 +148,7 @@ def _chunk(
     for name in SEND_COLUMNS[:4]:
         batch["packets"][name] = getattr(log, name)[firsts[:, None] + np.arange(HORIZON)]
 
-    # Order: by packet; of one packet its ACKs, then its batch, then itself.
+    # They are ordered by packet; a packet's ACKs come first, then its batch, then itself.
     kinds = (acked, before[acks]), (batch, firsts), (sent, sent["packet"])
     place = np.concatenate([at for _, at in kinds])
     rank = np.repeat([0, 1, 2], [len(frames) for frames, _ in kinds])
@@ -169,11 +169,11 @@ def split(data: bytes, sizes: Collection[int]) -> tuple[NDArray[np.int64], int, 
     """Find the whole frames of a stream.
 
     Args:
-        data: from the beginning of a frame on.
-        sizes: bytes that a frame may have.
+        data: bytes of the stream, starting with a frame.
+        sizes: possible frame sizes in bytes.
 
     Returns:
-        Where each whole frame begins; where the rest does; and the size there where a frame cannot have it.
+        The offset of each whole frame, the offset of the rest, and the size there if no frame has it.
 
     """
     starts: list[int] = []
@@ -190,17 +190,17 @@ def split(data: bytes, sizes: Collection[int]) -> tuple[NDArray[np.int64], int, 
 
 
 def records(raw: NDArray[np.uint8], start_N: NDArray[np.int64], kind: np.dtype[Any]) -> NDArray[Any]:
-    """Return the frames of one kind that begin at these places, or their headers."""
+    """Return the frames of one kind that begin at these offsets, or their headers."""
     record_NB = raw[start_N[:, None] + np.arange(kind.itemsize)]  # N records, B bytes of each
     return np.frombuffer(record_NB.tobytes(), kind)
 
 
 def read_decisions(path: Path, last: int | None = None) -> NDArray[Any]:
-    """Read the DECISION frames of a record, of which the last one may be half written yet.
+    """Read the DECISION frames of a record, whose last frame may be half written.
 
     Args:
-        path: what the agent wrote as `--record`.
-        last: only this many of them, the newest.
+        path: file that the agent wrote as `--record`.
+        last: number of the newest frames to read; None reads all.
 
     """
     with path.open("rb") as file:

@@ -17,7 +17,7 @@ PACKETS: Final = Path("data/packets")
 
 
 @dataclass(frozen=True)
-class Log:
+class PacketLog:
     """A packet table as arrays, and its first ACKs in time order."""
 
     trace: str
@@ -29,23 +29,23 @@ class Log:
     ecn: NDArray[np.uint8]
     retransmitted: NDArray[np.uint8]
     latency_us: NDArray[np.float32]  # NaN where unknown
-    acked_ns: NDArray[np.int64]  # of the packets in `ack_packet`, never falling
+    acked_ns: NDArray[np.int64]  # ACK times of the packets in `ack_packet`, never falling
     ack_packet: NDArray[np.int64]
-    first_batch: int  # the first one that is decided; what was sent before only fills the window
+    first_batch: int  # first batch that is decided; packets before it only fill the window
 
     @property
     def batches(self) -> range:
-        """Batches of 8 to decide; an incomplete last one is not decided."""
+        """Return the batches of 8 to decide; an incomplete last one is not decided."""
         return range(self.first_batch, len(self.sent_ns) // HORIZON)
 
 
-def open_log(trace: str, start: float, seconds: float | None) -> Log:
+def open_log(trace: str, start: float, seconds: float | None) -> PacketLog:
     """Read a trace by its name in `data/packets`, or a packet-table folder.
 
     Args:
-        trace: name or folder.
-        start: seconds into the trace from which on batches are decided.
-        seconds: how much of it from there; None is all.
+        trace: name of the trace, or folder.
+        start: second of the trace from which on batches are decided.
+        seconds: length in seconds from there; None means all.
 
     Raises:
         FileNotFoundError: there is no such trace and no such folder.
@@ -69,10 +69,10 @@ def open_log(trace: str, start: float, seconds: float | None) -> Log:
     acks = (
         packets.select("acked_ns", pl.int_range(pl.len()).alias("packet"), clock=clock_ns)
         .drop_nulls("acked_ns")
-        .with_columns(acked_ns=pl.max_horizontal("acked_ns", "clock"))  # never before its own send
+        .with_columns(acked_ns=pl.max_horizontal("acked_ns", "clock"))  # never before the packet's own send
         .sort("acked_ns", "packet")
     )
-    return Log(
+    return PacketLog(
         trace=name,
         sent_ns=packets["sent_ns"].to_numpy(),
         size_bytes=packets["size_bytes"].to_numpy(),
@@ -89,7 +89,7 @@ def open_log(trace: str, start: float, seconds: float | None) -> Log:
 
 
 def _find(trace: str) -> tuple[Path, str]:
-    """Folder and name of the trace meant."""
+    """Return the folder and the name of a trace."""
     if PACKETS.is_dir() and trace in traces_in(PACKETS):
         return PACKETS, trace
     folder = Path(trace)

@@ -1,1 +1,1 @@
-"""UDP packets that are really marked, and their receiver."""
+"""Marked UDP packets and their receiver."""

@@ -119,14 +119,14 @@ class MarkedUdp {
     float latency_us;
     std::uint8_t codepoint;  // that it arrived with: what was sent, or CE
   };
-  struct Sent {
+  struct SendResult {
     std::int64_t packet;
     std::int64_t sent_ns;
     std::uint8_t codepoint;
     bool decided;    // by the agent; otherwise its default
     bool delivered;  // to the kernel; false where the send buffer was full, or the network refused
   };
-  struct Planned {
+  struct PlannedPacket {
     int flow;
     std::int32_t size_bytes;  // of the payload
   };
@@ -170,7 +170,7 @@ class MarkedUdp {
   }
 
   // Asks about the next batch that was not planned yet; due_ns is when its first packet goes.
-  void plan(const std::array<Planned, kHorizon>& packets, std::int64_t due_ns) {
+  void plan(const std::array<PlannedPacket, kHorizon>& packets, std::int64_t due_ns) {
     Batch batch{};
     for (std::size_t i = 0; i < batch.size(); ++i) {
       batch[i] = candidate(packets[i].flow, packets[i].size_bytes);
@@ -188,14 +188,14 @@ class MarkedUdp {
    *
    * Throws std::invalid_argument: no such flow, or a size that cannot be.
    */
-  Sent send(int flow_id, const void* payload, std::size_t bytes) {
+  SendResult send(int flow_id, const void* payload, std::size_t bytes) {
     if (bytes < kLeastPayload || bytes > 65'507) {
       throw std::invalid_argument("a datagram of " + std::to_string(bytes) + " bytes: must be " +
                                   std::to_string(kLeastPayload) + " to 65507");
     }
     Candidate as = candidate(flow_id, static_cast<std::int32_t>(bytes));
     const Flow& flow = flows_[static_cast<std::size_t>(flow_id)];
-    Sent out{next_, monotonic_ns(), 0, false, false};
+    SendResult out{next_, monotonic_ns(), 0, false, false};
     link_.turn(out.sent_ns);                  // an agent that has gone decides nothing from here on
     const auto queue = link_.decided(next_);  // and forget it, whichever the flow is
     if (flow.l4s && queue) {

@@ -1,4 +1,4 @@
-"""`swiftqueue udp send|echo`: marked packets, and the receiver that acknowledges them (docs/AGENT.md)."""
+"""`swiftqueue udp send|echo`: sends marked packets, and acknowledges them at the receiver (docs/AGENT.md)."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from serving.agent.bindings.marked_udp import BINARY, why_not_built
 
 
 def send(
-    host: Annotated[str, typer.Argument(help="receiver's numeric address")],
+    host: Annotated[str, typer.Argument(help="numeric address of the receiver")],
     port: Annotated[int, typer.Argument(help="receiver's port")],
-    agent: Annotated[Path | None, typer.Option(help="the agent's socket (default: plain ECT(1))")] = None,
-    rate_mbps: Annotated[float, typer.Option(help="of IP packets, all flows together")] = 5.0,
-    seconds: Annotated[float, typer.Option(help="how long it sends")] = 10.0,
-    bytes_: Annotated[int, typer.Option("--bytes", help="payload of each datagram")] = 1200,
-    flows: Annotated[int, typer.Option(help="flows that take turns")] = 1,
-    ahead_ms: Annotated[float, typer.Option(help="how long before its time a batch is asked about")] = 5.0,
+    agent: Annotated[Path | None, typer.Option(help="socket of the agent (default: plain ECT(1))")] = None,
+    rate_mbps: Annotated[float, typer.Option(help="rate of IP packets in Mbit/s, all flows together")] = 5.0,
+    seconds: Annotated[float, typer.Option(help="seconds to send")] = 10.0,
+    bytes_: Annotated[int, typer.Option("--bytes", help="payload bytes of each datagram")] = 1200,
+    flows: Annotated[int, typer.Option(help="number of flows that take turns")] = 1,
+    ahead_ms: Annotated[float, typer.Option(help="ms between the question about a batch and its time")] = 5.0,
     poisson: Annotated[bool, typer.Option("--poisson", help="random gaps instead of equal ones")] = False,
     classic: Annotated[bool, typer.Option("--classic", help="Not-ECT flows, which nothing moves")] = False,
-    seed: Annotated[int, typer.Option(help="of the random gaps")] = 1,
+    seed: Annotated[int, typer.Option(help="seed of the random gaps")] = 1,
     log: Annotated[Path | None, typer.Option(help="CSV of every packet")] = None,
 ) -> None:
-    """Send UDP packets at a rate, each with the codepoint that the agent decides; prints a JSON summary.
+    """Send UDP packets at a rate, each with the codepoint that the agent decides; print a JSON summary.
 
     Example: swiftqueue udp send 127.0.0.1 4433 --agent var/agent.sock --rate-mbps 20
     """
@@ -37,11 +37,11 @@ def send(
 
 def echo(
     host: Annotated[str, typer.Option(help="numeric address to listen at")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65_535, help="0: a free one, which is printed")] = 4433,
-    seconds: Annotated[float, typer.Option(help="how long it listens; 0: until it is told to end")] = 0.0,
+    port: Annotated[int, typer.Option(min=0, max=65_535, help="port; 0 takes and prints a free one")] = 4433,
+    seconds: Annotated[float, typer.Option(help="seconds to listen; 0: until told to end")] = 0.0,
     log: Annotated[Path | None, typer.Option(help="CSV of every packet")] = None,
 ) -> None:
-    """Acknowledge each packet of `udp send` with the codepoint it arrived with.
+    """Acknowledge each packet of `udp send` with the codepoint that it arrived with.
 
     Example: swiftqueue udp echo --host :: --port 4433
     """
@@ -49,7 +49,7 @@ def echo(
 
 
 def _become(what: str, options: dict[str, object], flags: list[str]) -> None:
-    """Run the C++ program in this process's place."""
+    """Replace this process by the C++ program."""
     if reason := why_not_built():
         raise RuntimeError(reason)
     given = [f"--{name}={value}" for name, value in options.items() if value is not None]

@@ -200,7 +200,7 @@ int send(const Options& options) {
     const std::int64_t now_ns = monotonic_ns();
     if (due(udp.next_packet()) >= end_ns) break;
     while (due(udp.next_planned()) - ahead_ns <= now_ns && due(udp.next_planned()) < end_ns) {
-      std::array<MarkedUdp::Planned, swiftqueue::kHorizon> batch{};
+      std::array<MarkedUdp::PlannedPacket, swiftqueue::kHorizon> batch{};
       for (std::size_t i = 0; i < batch.size(); ++i) {
         batch[i] = {flow_of(udp.next_planned() + static_cast<std::int64_t>(i)), options.bytes};
       }
@@ -209,7 +209,7 @@ int send(const Options& options) {
     while (due(udp.next_packet()) <= monotonic_ns() && due(udp.next_packet()) < end_ns &&
            !stopping) {
       const int flow = flow_of(udp.next_packet());
-      const MarkedUdp::Sent sent = udp.send(flow, payload.data(), payload.size());
+      const MarkedUdp::SendResult sent = udp.send(flow, payload.data(), payload.size());
       outcomes.sent({sent.sent_ns, -1, static_cast<std::int16_t>(flow), sent.codepoint,
                      static_cast<std::uint8_t>(sent.decided), -1, sent.delivered});
       udp.poll(on_ack);

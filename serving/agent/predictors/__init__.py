@@ -1,1 +1,1 @@
-"""Who answers a question: the engine in the agent's process, or Triton."""
+"""The predictors that answer a question: the engine in the agent's process, or Triton."""

@@ -2,8 +2,8 @@
 
     python serving/agent/predictors/kserve_descriptors.py FILE
 
-The protocol comes out of the tritonclient package, so no proto is committed and the C++ client speaks what
-the Python client speaks. The file is rewritten only when its content changes, because compiling it takes
+The protocol comes out of the tritonclient package, so no proto is committed and the C++ client speaks the
+Python client's version. The file is rewritten only when its content changes, because compiling it takes
 half a minute.
 """
 

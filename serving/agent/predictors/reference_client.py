@@ -1,12 +1,12 @@
-"""The sender's side: keeps the window, asks Triton for both queues, never waits past its deadline.
+"""The reference sender in Python: it keeps the window, asks Triton for both queues, and meets its deadline.
 
     agent = SenderAgent(deadline_us=2_000)
     decision = agent.decide(first_packet, now_ns, sizes, flows, receivers, default_queues)
     agent.sent(packet, now_ns, size, flow, receiver, queue)     # for each packet, as it is sent
     agent.acked(packet, now_ns, latency_us)                     # for each first ACK
 
-A batch that is not decided in time keeps its default marking and is counted by reason. Which model is
-served is watched by a thread of its own, so a sender never waits for a question about the server.
+A batch that is not decided in time keeps its default marking and is counted by reason. A thread of its own
+watches the served model, so a sender never waits for a question about the server.
 
 Shapes: W window rows, F features of a row, H horizon (8 packets).
 """
@@ -31,10 +31,10 @@ from serving.triton.endpoint import connect, first_line, grpc_address
 from serving.triton.repository import MODEL
 from serving.triton.served_model import why_not_usable
 
-WATCH_S: Final = 1.0  # how often the served model is looked at
-WATCH_AFTER_FAILURE_S: Final = 0.1  # doubled at each failure, up to WATCH_S
+WATCH_S: Final = 1.0  # seconds between looks at the served model
+WATCH_AFTER_FAILURE_S: Final = 0.1  # seconds, doubled at each failure, up to WATCH_S
 WATCH_TIMEOUT_S: Final = 1.0
-FIRST_TOKENS: Final = 64  # size of the window kept until a model says its own
+FIRST_TOKENS: Final = 64  # size of the window until a model says its own
 # gRPC's own reconnection waits up to two minutes; a sender wants a restarted server back at once.
 CHANNEL: Final = [
     ("grpc.initial_reconnect_backoff_ms", 50),
@@ -45,8 +45,8 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Decision:
-    """What became of a batch: the queue of each packet, and why."""
+class AgentDecision:
+    """The decision about a batch: the queue of each packet, and the outcome."""
 
     outcome: str  # decided | late | error | no_model
     queues: tuple[int, ...]  # (H,): 0 classic, 1 l4s
@@ -56,7 +56,7 @@ class Decision:
 
 
 @dataclass
-class Counts:
+class DecisionCounts:
     """Batches by outcome: batches = decided + late + failed."""
 
     batches: int = 0
@@ -68,7 +68,7 @@ class Counts:
 
     @property
     def failed(self) -> int:
-        """Batches without a prediction for another reason than time."""
+        """Return the batches without a prediction for another reason than time."""
         return self.error + self.no_model
 
 
@@ -83,13 +83,13 @@ class _Request:
 
 
 class SenderAgent:
-    """One sender. Its methods are called by one thread; `close` ends it."""
+    """One sender. One thread calls its methods; `close` ends it."""
 
     def __init__(self, *, deadline_us: int, address: str | None = None) -> None:
         """Connect in the background; nothing here waits for a server.
 
         Args:
-            deadline_us: longest wait for a decision, wall clock.
+            deadline_us: longest wait for a decision in µs of wall clock.
             address: `host:port` of Triton's gRPC service (default: the local stack's).
 
         Raises:
@@ -99,12 +99,12 @@ class SenderAgent:
         if deadline_us <= 0:
             raise ValueError(f"deadline_us is {deadline_us}: must be above zero")
         self.address = address or grpc_address()
-        self.counts = Counts()
+        self.counts = DecisionCounts()
         self.controller = QueueController()
         self.window = EventWindow(FIRST_TOKENS)
         self._deadline_s = deadline_us / 1e6
         self._client = connect(self.address, CHANNEL)
-        self._lock = threading.Lock()  # of the request in flight and of counts.stale
+        self._lock = threading.Lock()  # guards the request in flight and counts.stale
         self._tokens: int | None = None  # W of the served model
         self._problem = ""
         self._closing = threading.Event()
@@ -127,12 +127,12 @@ class SenderAgent:
         self._client.close()
 
     def wait_for_model(self, timeout_s: float) -> bool:
-        """Wait until a model is known to be served (at start; a sender in service never needs to)."""
+        """Wait until a served model is known (at start; a sender in service never needs to)."""
         return self._found.wait(timeout_s)
 
     @property
     def problem(self) -> str:
-        """Why no model is known, or why the last request failed; empty if all is well."""
+        """Return why no model is known, or why the last request failed; empty if all is well."""
         return self._problem
 
     def sent(
@@ -142,7 +142,7 @@ class SenderAgent:
         self.window.sent(packet, sent_ns, size_bytes, flow_id, receiver_id, queue)
 
     def acked(self, packet: int, acked_ns: int, latency_us: float | None) -> None:
-        """Log the first ACK that covers a packet; the latency is None where unknown (Karn)."""
+        """Log the first ACK that covers a packet; the latency is None where it is unknown (Karn)."""
         self.window.acked(packet, acked_ns, latency_us)
         self.controller.acked(packet)
 
@@ -154,13 +154,13 @@ class SenderAgent:
         flow_ids: Sequence[int],
         receiver_ids: Sequence[int],
         default_queues: Sequence[int],
-    ) -> Decision:
+    ) -> AgentDecision:
         """Choose the queues of the next 8 packets, within the deadline.
 
         Args:
             first_packet: number of the first one in send order.
-            decision_ns: now, on the clock of `sent` and `acked`.
-            size_bytes: IP length of each packet.
+            decision_ns: the present time in ns, on the clock of `sent` and `acked`.
+            size_bytes: IP length of each packet, bytes.
             flow_ids: flow of each packet.
             receiver_ids: receiver of each packet.
             default_queues: 1 (l4s) for packets of L4S-capable flows, else 0.
@@ -173,7 +173,7 @@ class SenderAgent:
         if tokens is None:
             return self._keep_default("no_model", defaults, flow_ids)
         if tokens != self.window.tokens:
-            # Another size: its history starts anew, as the sender's would after a restart.
+            # Another model size: its history starts anew, as the sender's would after a restart.
             self.window = EventWindow(tokens)
         columns = (size_bytes, flow_ids, receiver_ids)
         x_classic_WF, in_flight = self.window.window(decision_ns, *columns, [CLASSIC] * HORIZON)
@@ -187,17 +187,17 @@ class SenderAgent:
         except (triton.InferenceServerException, ValueError) as error:
             text = error.message() if isinstance(error, triton.InferenceServerException) else str(error)
             self._problem = first_line(text)
-            self._look_now.set()  # perhaps another model, with another window, is served now
+            self._look_now.set()  # another model, with another window, may be served now
             late = "Deadline Exceeded" in self._problem
             return self._keep_default("late" if late else "error", defaults, flow_ids)
         queues = self.controller.choose(
             first_packet, decision_ns, flow_ids, defaults, predicted_us, in_flight
         )
         self.counts.decided += 1
-        return Decision("decided", tuple(queues), predicted_us, version, round_trip_us)
+        return AgentDecision("decided", tuple(queues), predicted_us, version, round_trip_us)
 
     def _ask(self, x_2WF: NDArray[np.float32], begin: float) -> _Request | None:
-        """Send the windows and wait; None once the deadline has passed."""
+        """Send the windows and wait; return None once the deadline has passed."""
         request = _Request()
 
         def answered(result: Any, error: Any) -> None:
@@ -224,13 +224,15 @@ class SenderAgent:
             request.abandoned = True
         return None
 
-    def _keep_default(self, outcome: str, defaults: tuple[int, ...], flow_ids: Sequence[int]) -> Decision:
+    def _keep_default(
+        self, outcome: str, defaults: tuple[int, ...], flow_ids: Sequence[int]
+    ) -> AgentDecision:
         setattr(self.counts, outcome, getattr(self.counts, outcome) + 1)
         self.controller.keep_default(flow_ids)
-        return Decision(outcome, defaults)
+        return AgentDecision(outcome, defaults)
 
     def _watch(self) -> None:
-        """Look at what is served, every second and after each failed request."""
+        """Look at the served model, every second and after each failed request."""
         pause_s = WATCH_AFTER_FAILURE_S
         while not self._closing.is_set():
             try:
@@ -238,13 +240,13 @@ class SenderAgent:
                 self._use(config)
                 pause_s = WATCH_S
             except triton.InferenceServerException as error:
-                # A model that was known stays in use: each request finds out by itself, and costs no wait
-                # when nobody listens.
+                # A known model stays in use: each request finds out by itself, and costs no wait when nobody
+                # listens.
                 self._note(f"{self.address}: {first_line(error.message())}")
                 pause_s = min(pause_s * 2, WATCH_S)
             self._look_now.wait(pause_s)
             if self._look_now.is_set():
-                self._closing.wait(WATCH_AFTER_FAILURE_S)  # not in a loop while requests fail
+                self._closing.wait(WATCH_AFTER_FAILURE_S)  # no busy loop while requests fail
                 self._look_now.clear()
 
     def _use(self, config: Any) -> None:
@@ -263,7 +265,7 @@ class SenderAgent:
 
 
 def _answer(request: _Request) -> tuple[NDArray[np.float32], int]:
-    """Predicted latencies (2, H) and the version; raises what went wrong."""
+    """Return the predicted latencies (2, H) and the version, or raise the request's error."""
     if request.error is not None:
         raise request.error
     predicted_us = request.result.as_numpy("latency_us")
@@ -274,4 +276,4 @@ def _answer(request: _Request) -> tuple[NDArray[np.float32], int]:
     return predicted_us, int(request.result.get_response().model_version)
 
 
-__all__ = ["CLASSIC", "L4S", "Counts", "Decision", "SenderAgent"]
+__all__ = ["CLASSIC", "L4S", "AgentDecision", "DecisionCounts", "SenderAgent"]

@@ -89,10 +89,11 @@ class Tally {
     error_ = why;
   }
   void answered(const Answer& answer, std::int64_t now) {
-    const auto place = std::find_if(open_.begin(), open_.end(),
-                                    [&](const Open& each) { return each.ticket == answer.ticket; });
+    const auto place = std::find_if(open_.begin(), open_.end(), [&](const OpenQuestion& each) {
+      return each.ticket == answer.ticket;
+    });
     if (place == open_.end()) return;  // it was late
-    const Open question = *place;
+    const OpenQuestion question = *place;
     open_.erase(place);
     if (!answer.ok) {
       ++failed_;
@@ -108,7 +109,7 @@ class Tally {
   }
   void expire(std::int64_t now) {
     late_ += static_cast<std::int64_t>(
-        std::erase_if(open_, [&](const Open& each) { return each.deadline_ns < now; }));
+        std::erase_if(open_, [&](const OpenQuestion& each) { return each.deadline_ns < now; }));
   }
   bool waits() const { return !open_.empty(); }
   std::int64_t next_deadline_ns() const { return open_.front().deadline_ns; }
@@ -137,7 +138,7 @@ class Tally {
   }
 
  private:
-  struct Open {
+  struct OpenQuestion {
     std::uint64_t ticket;
     std::int64_t asked_ns, deadline_ns;
   };
@@ -152,7 +153,7 @@ class Tally {
     std::printf("}, ");
   }
 
-  std::deque<Open> open_;
+  std::deque<OpenQuestion> open_;
   std::int64_t asked_ = 0, late_ = 0, failed_ = 0, gap_ns_ = 0, last_ns_ = 0;
   std::vector<double> us_;
   std::map<int, std::int64_t> servers_;

@@ -115,7 +115,7 @@ int max_message_bytes = 0;
   std::_Exit(1);
 }
 
-class Bound final : public grpc::ServerBuilderPlugin {
+class MessageBound final : public grpc::ServerBuilderPlugin {
  public:
   std::string name() override { return "swiftqueue_bound"; }
   void InitServer(grpc::ServerInitializer*) override {}
@@ -141,7 +141,7 @@ class Bound final : public grpc::ServerBuilderPlugin {
   }
 };
 
-std::unique_ptr<grpc::ServerBuilderPlugin> make_bound() { return std::make_unique<Bound>(); }
+std::unique_ptr<grpc::ServerBuilderPlugin> make_bound() { return std::make_unique<MessageBound>(); }
 
 // The program's own file, mapped.
 class Program {

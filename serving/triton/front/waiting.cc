@@ -36,7 +36,7 @@ struct TRITONSERVER_InferenceTrace;
 struct TRITONSERVER_ResponseAllocator;
 struct TRITONSERVER_Server;
 
-using Answered = void (*)(TRITONSERVER_InferenceResponse*, std::uint32_t flags, void* its);
+using ResponseFunction = void (*)(TRITONSERVER_InferenceResponse*, std::uint32_t flags, void* its);
 
 namespace swiftqueue::front {
 namespace {
@@ -64,7 +64,7 @@ struct Input {
 struct Request {
   std::vector<Input> inputs;
   std::size_t bytes = 0;
-  Answered answered = nullptr;  // Triton's own function, and its argument
+  ResponseFunction answered = nullptr;  // Triton's own function, and its argument
   void* its = nullptr;
   bool counted = false;
 
@@ -88,10 +88,10 @@ void give_back(const Request& request) {
 
 // Requests by what Triton knows them by. A response has its request too, so that either may go
 // first.
-class Waiting {
+class WaitingRequests {
  public:
-  static Waiting& get() {
-    static auto& waiting = *new Waiting;
+  static WaitingRequests& get() {
+    static auto& waiting = *new WaitingRequests;
     return waiting;
   }
 
@@ -133,7 +133,7 @@ void answered(TRITONSERVER_InferenceResponse* response, std::uint32_t flags, voi
   if ((flags & kFinal) != 0) {
     delete held;
     give_back(*request);
-    Waiting::get().end(*request);
+    WaitingRequests::get().end(*request);
   }
   request->answered(response, flags, request->its);
 }
@@ -160,7 +160,7 @@ VISIBLE TRITONSERVER_Error* TRITONSERVER_InferenceRequestAppendInputData(
     int memory_type, std::int64_t memory_id) {
   static const auto real = next<decltype(&TRITONSERVER_InferenceRequestAppendInputData)>(
       "TRITONSERVER_InferenceRequestAppendInputData");
-  Waiting::get().of(request)->add(base, bytes);
+  WaitingRequests::get().of(request)->add(base, bytes);
   return real(request, name, base, bytes, memory_type, memory_id);
 }
 
@@ -174,16 +174,16 @@ VISIBLE TRITONSERVER_Error* TRITONSERVER_InferenceRequestAppendInputDataWithBuff
       next<TRITONSERVER_Error* (*)(TRITONSERVER_BufferAttributes*, std::size_t*)>(
           "TRITONSERVER_BufferAttributesByteSize");
   std::size_t bytes = 0;
-  if (size_of(attributes, &bytes) == nullptr) Waiting::get().of(request)->add(base, bytes);
+  if (size_of(attributes, &bytes) == nullptr) WaitingRequests::get().of(request)->add(base, bytes);
   return real(request, name, base, attributes);
 }
 
 VISIBLE TRITONSERVER_Error* TRITONSERVER_InferenceRequestSetResponseCallback(
     TRITONSERVER_InferenceRequest* request, TRITONSERVER_ResponseAllocator* allocator,
-    void* allocators, Answered answer, void* its) {
+    void* allocators, ResponseFunction answer, void* its) {
   static const auto real = next<decltype(&TRITONSERVER_InferenceRequestSetResponseCallback)>(
       "TRITONSERVER_InferenceRequestSetResponseCallback");
-  const std::shared_ptr<Request> found = Waiting::get().of(request);
+  const std::shared_ptr<Request> found = WaitingRequests::get().of(request);
   found->answered = answer;
   found->its = its;
   return real(request, allocator, allocators, answered, new std::shared_ptr<Request>(found));
@@ -196,13 +196,13 @@ VISIBLE TRITONSERVER_Error* TRITONSERVER_ServerInferAsync(TRITONSERVER_Server* s
       next<decltype(&TRITONSERVER_ServerInferAsync)>("TRITONSERVER_ServerInferAsync");
   static const auto error_of =
       next<TRITONSERVER_Error* (*)(int, const char*)>("TRITONSERVER_ErrorNew");
-  const std::shared_ptr<Request> found = Waiting::get().of(request);
+  const std::shared_ptr<Request> found = WaitingRequests::get().of(request);
   TRITONSERVER_Error* error =
-      Waiting::get().takes(*found)
+      WaitingRequests::get().takes(*found)
           ? real(server, request, trace)
           : error_of(kUnavailable, "too many requests are under way; ask again later");
   if (error != nullptr) {  // it is still the caller's, and will not be answered by anybody else
-    Waiting::get().end(*found);
+    WaitingRequests::get().end(*found);
     give_back(*found);
   }
   return error;
@@ -212,6 +212,6 @@ VISIBLE TRITONSERVER_Error* TRITONSERVER_InferenceRequestDelete(
     TRITONSERVER_InferenceRequest* request) {
   static const auto real =
       next<decltype(&TRITONSERVER_InferenceRequestDelete)>("TRITONSERVER_InferenceRequestDelete");
-  Waiting::get().forget(request);
+  WaitingRequests::get().forget(request);
   return real(request);
 }

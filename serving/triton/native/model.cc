@@ -79,7 +79,7 @@ void Model::check_config(std::string_view json) const {
 
 std::unique_ptr<AnySession> Model::session() const { return std::make_unique<Session>(*this); }
 
-void check_promised(std::string_view json, const Promised& promised) {
+void check_promised(std::string_view json, const VersionPromise& promised) {
   const Value config = engine::json::parse(json);
   check_tensor(config, "input", "window", {promised.tokens, promised.features});
   check_tensor(config, "output", promised.output, {promised.horizon});

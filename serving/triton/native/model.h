@@ -68,14 +68,14 @@ std::unique_ptr<AnyModel> load_model(const std::string& folder, std::int64_t ver
                                      EncoderCache& encoders);
 
 // What a version promises, to be found in Triton's configuration.
-struct Promised {
+struct VersionPromise {
   std::int64_t tokens;
   std::int64_t features;
   const char* output;
   std::int64_t horizon;
   std::string_view schema_hash;
 };
-void check_promised(std::string_view json, const Promised& promised);
+void check_promised(std::string_view json, const VersionPromise& promised);
 
 // Reads `limits.json` of rows with the features `names`; errors name the file.
 Limits read_limits(const std::string& path, std::vector<std::string> names);
