@@ -49,7 +49,7 @@ BY_ROUND: Final = ("average_precision", "mae_ms")  # logged by round
 
 
 class EvaluateParams(Section):
-    """What the predictor is compared with."""
+    """The baselines and the scores."""
 
     section: ClassVar = "evaluate"
     seed: Annotated[int, Field(ge=0)]

@@ -28,7 +28,7 @@ class Trace(BaseModel):
 
 
 class ExtractParams(Section):
-    """Which captures become packet tables."""
+    """The captures that become packet tables."""
 
     section: ClassVar = "extract"
     traces: Annotated[dict[str, Trace], Field(min_length=1)]

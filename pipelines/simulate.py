@@ -39,7 +39,7 @@ def _distinct(seeds: list[int]) -> list[int]:
 
 
 class SimulateParams(Section):
-    """What the simulated traces are like."""
+    """The network and the traffic of the simulated traces."""
 
     section: ClassVar = "simulate"
     seeds: Annotated[list[Seed], Field(min_length=1), AfterValidator(_distinct)]

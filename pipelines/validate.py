@@ -24,7 +24,7 @@ from pipelines.stage import Given, StageError, run_stage
 
 
 class ValidateParams(Section):
-    """Where the data is so odd that the pipeline stops."""
+    """The bounds at which the pipeline stops because its data is odd."""
 
     section: ClassVar = "validate"
     max_unknown_latency: Annotated[float, Field(ge=0, le=1)]

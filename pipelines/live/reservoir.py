@@ -35,7 +35,7 @@ FILE: Final = "reservoir.npz"  # in var/live
 
 
 class LiveParams(Section):
-    """The live loop's rounds (docs/LIVE.md); read by the scheduler, by no stage."""
+    """The live loop's rounds (docs/LIVE.md). The scheduler reads this section, no stage does."""
 
     section: ClassVar = "live"
     memory_windows: Annotated[int, Field(ge=0, le=65_536)]
