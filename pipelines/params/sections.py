@@ -77,7 +77,7 @@ def reference(project: Path) -> str:
     lines = [
         "# Parameters",
         "",
-        "The sections of `params.yaml`: each parameter with the project's own value, the values that it takes",
+        "The sections of `params.yaml`: each parameter with the project's value, the values that it takes,",
         "and its meaning. A stage checks its section before it does any work, and refuses other parameters.",
         "`python -m pipelines.params.sections > docs/PARAMETERS.md` makes this page.",
     ]
