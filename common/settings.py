@@ -38,46 +38,46 @@ class Settings(BaseSettings):
     )
 
     state: Path | None = None
-    """Folder of run-time state; on a cluster one that the round, the ingest and Triton see.
+    """Folder of run-time state; on a cluster the round, the ingest and Triton must all see it.
     Otherwise `var` of the working folder, or of the project that an experiment of DVC belongs to."""
     run: Path | None = None
     """Folder of sockets, of heartbeats and of Ray's files, on a local disk; its path has 31 bytes at most.
     Otherwise `run` in the state folder: a link to a new folder in `/tmp` where its path is longer."""
     secrets: Path | None = None
-    """Folder of secrets that somebody else keeps, as one that Kubernetes mounts: there none is made.
-    Otherwise `secrets` in the state folder."""
+    """Folder of secrets that somebody else keeps, for example one that Kubernetes mounts; no secret is made
+    there. Otherwise `secrets` in the state folder."""
     gate_key: Path | None = None
     """File of the key that signs the gate's decisions, of mode 0600, the same on every machine that
     registers, deploys or runs `swiftqueue agent --local`. Otherwise secret `gate`."""
     mlflow_tracking_uri: Annotated[str | None, Field(validation_alias="MLFLOW_TRACKING_URI")] = None
-    """The registry: an MLflow server, which alone knows its database and S3; none is started here.
+    """Address of the MLflow server that is the registry; none is started here.
     Otherwise SQLite and a folder in `mlflow` of the state folder."""
     mlflow_port: Port = 5000
     """Port of the local MLflow server."""
     ray_address: Annotated[str | None, Field(validation_alias="RAY_ADDRESS")] = None
-    """A Ray cluster, HOST:PORT; its nodes see the folders that work on it writes, or have a storage.
-    Otherwise a local Ray is started for the job, or the live loop's own."""
+    """HOST:PORT of a Ray cluster; its nodes see the folders that work writes, or share SWIFTQUEUE_STORAGE.
+    Otherwise a local Ray is started for the job, or the live loop's own is used."""
     storage: Place | None = None
-    """Where the nodes of a cluster that share no folder with who asks hand over what training and the
-    laboratory take and give (docs/OPERATIONS.md, "Beyond one machine"). Key and address are
-    each node's own: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_DEFAULT_REGION, AWS_ENDPOINT_URL."""
+    """Storage through which the nodes of a cluster exchange the data of training and laboratory
+    (docs/OPERATIONS.md, "Beyond one machine"). Each node has its own AWS_ACCESS_KEY_ID,
+    AWS_SECRET_ACCESS_KEY, AWS_DEFAULT_REGION and AWS_ENDPOINT_URL."""
     ray_port: Port = 6380
     """Port of the live loop's Ray head; Ray's own 6379 is left to others."""
     down: str | None = None
-    """What `var/live/down` said when the command was given; `make` reads it before its setup.
-    A `down` that came since ends the command. Otherwise what it says when the command starts."""
+    """Content of `var/live/down` when the command was given; `make` reads it before its setup.
+    A `down` that came since ends the command. Otherwise the content when the command starts."""
     study: str | None = None
-    """Name of the study that a stage belongs to; `swiftqueue study` sets it, and MLflow's runs bear it."""
+    """Name of the study that a stage belongs to; `swiftqueue study` sets it, and it tags MLflow's runs."""
     part: str | None = None
-    """Which part of which loop a process is; `up` sets it for what it starts."""
+    """Part and loop that a process belongs to; `up` sets it for each process that it starts."""
     open_ports: str | None = None
-    """Ports, parted by commas, that other users of this machine reach too; `up` sets it for what it starts
-    (docs/DOORS.md)."""
+    """Ports, separated by commas, that other users of this machine may reach; `up` sets it for each process
+    that it starts (docs/DOORS.md)."""
     heartbeat: Path | None = None
-    """File that a part touches each second while it lives; `up` sets it for what it starts."""
+    """File that a part touches each second while it lives; `up` sets it for each process that it starts."""
     keep_versions: Annotated[int, Field(ge=2)] = 100
-    """Versions that the rounds leave in the registry (docs/OPERATIONS.md, "What is kept"): eight hours of
-    five-minute rounds, a megabyte each; a rollback needs two."""
+    """Number of versions that the rounds leave in the registry (docs/OPERATIONS.md, "What is kept"), a
+    megabyte each; a rollback needs two."""
     triton_servers: str = ""
     """HOST:PORT,HOST:PORT of servers that read one repository; none is started here.
     Otherwise the local one."""
@@ -86,21 +86,21 @@ class Settings(BaseSettings):
     triton_metrics: Port | None = None
     """Metrics port of the local Triton. Otherwise that of the one that runs, or 8002."""
     triton_secret: Path | None = None
-    """File of the secret of who may load and unload (docs/SERVING.md, "Who may do what").
+    """File of the secret that allows loading and unloading (docs/SERVING.md, "Who may do what").
     Otherwise secret `triton` for the local Triton, and none for others."""
     tls_ca: Path | None = None
     """PEM file of the authority of Triton's certificates, for clients and the local server."""
     tls_cert: Path | None = None
-    """PEM file of what clients in Python show to Triton; with `SWIFTQUEUE_TLS_KEY`."""
+    """PEM file of the certificate that Python clients show to Triton; needs `SWIFTQUEUE_TLS_KEY`."""
     tls_key: Path | None = None
     """PEM file of that certificate's key."""
     tls_server_cert: Path | None = None
-    """PEM file of what the local Triton shows; its name must be the address that clients use."""
+    """PEM file of the local Triton's certificate; its name must be the address that clients use."""
     tls_server_key: Path | None = None
     """PEM file of that certificate's key."""
     metrics_address: IPv4Address = IPv4Address("127.0.0.1")
-    """Where `swiftqueue agent` and `schedule`, started by themselves, answer scrapes: an address of this
-    machine; 0.0.0.0 is every one. The live loop's own answer on loopback."""
+    """Address of this machine where `swiftqueue agent` and `schedule`, started by themselves, answer scrapes;
+    0.0.0.0 is every one. The live loop's own parts answer on loopback."""
     agent_metrics: Port = 9200
     """Metrics port of the live loop's agent."""
     scheduler_metrics: Port = 9201
@@ -124,34 +124,33 @@ class Settings(BaseSettings):
     ingest_port: Port = 8010
     """Port of the local ingest."""
     ingest_host: str = "127.0.0.1"
-    """Address that an ingest started by itself listens at; any other needs the next two."""
+    """Address at which an ingest started by itself listens; any address but loopback needs the next two."""
     ingest_cert: Path | None = None
-    """PEM file: an ingest started by itself speaks TLS."""
+    """PEM file of the certificate with which an ingest started by itself speaks TLS."""
     ingest_key: Path | None = None
     """PEM file of that certificate's key."""
     ingest_replicas: Annotated[int, Field(ge=1, le=64)] = 1
-    """Processes that take batches; another one compacts."""
+    """Number of processes that take batches; one more process compacts."""
     ingest_senders: Annotated[int, Field(ge=1, le=1_000_000)] = 1024
-    """Senders that there may be in the store; the next one gets 507. To free the place of one, remove
+    """Most senders in the store; the next one gets 507. To free the place of one, remove
     `sessions/SENDER` and `packets/trace=SENDER`."""
     ingest_sender_mb: Annotated[int, Field(ge=1, le=1 << 30)] = 4096
     """MiB kept of a sender, 4 to 8 hours at 100 Mbit/s; the oldest minutes go first."""
     ingest_mb: Annotated[int, Field(ge=1, le=1 << 30)] = 65536
-    """MiB kept of all senders together, those that stopped among them; the minutes stored longest ago
-    go first."""
+    """MiB kept of all senders together; the minutes stored longest ago go first."""
     ingest_free_mb: Annotated[int, Field(ge=1, le=1 << 30)] = 2048
     """MiB of the disk kept free, at most a twentieth of the disk. The minutes stored longest ago go first;
     the last three of each sender stay."""
     senders: str = ""
-    """NAME,NAME=WEIGHT of the senders whose telemetry teaches and judges, each a share of the rounds by its
-    weight (1). Otherwise all that the ingest takes events of, alike."""
+    """NAME,NAME=WEIGHT of the senders whose telemetry teaches and judges; a weight (1) is a sender's share of
+    the rounds. Otherwise all senders of the ingest teach, alike."""
     least_rtt_us: Annotated[float, Field(ge=0)] = 5.0
     """Least round trip of any path, in microseconds: a latency below it is not believed."""
     most_mbps: Annotated[float, Field(gt=0)] = 100_000.0
-    """Mbit/s that no sender's line exceeds: what claims more is not believed."""
+    """Mbit/s that no sender's line exceeds; packets that claim more are not believed."""
     shadow_batches: Annotated[int, Field(ge=0)] = 256
-    """Batches of live traffic that a head which passed the gate is judged on, beside the served one and
-    without any effect, before it serves; 0: none."""
+    """Batches of live traffic on which a head that passed the gate is compared with the served one before it
+    serves; 0: none."""
     rollback_margin: Annotated[float, Field(gt=0, le=10)] = 0.05
     """A served head that is surely worse than the one before it by more than this is put back. 0.05
     means 5 % of the log-error, or 0.05 of the average precision of late packets."""
@@ -219,13 +218,13 @@ def _values(name: str) -> str:
 
 
 def reference() -> str:
-    """Write docs/SETTINGS.md: every setting, its values, its default, its meaning."""
+    """Return docs/SETTINGS.md: every setting, its values, its default, its meaning."""
     lines = [
         "# Settings",
         "",
         "Environment variables that say where the parts of an installation are. All are optional; an empty",
-        "one is none. A value that cannot be ends the program that reads it, with one line that names the",
-        "variable. Made by `python -m common.settings > docs/SETTINGS.md`.",
+        "one counts as unset. A wrong value ends the program that reads it, with one line that names the",
+        "variable. `python -m common.settings > docs/SETTINGS.md` makes this page.",
         "",
     ]
     for name, field in Settings.model_fields.items():

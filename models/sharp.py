@@ -15,13 +15,13 @@ from common.section import Above0, Section, read, read_all
 
 
 class Change(Section):
-    """How large a change of latency counts: as sharp in the loss and the scores, and as late."""
+    """The smallest change of latency that counts as sharp in loss and scores, and as late."""
 
     section: ClassVar = "change"
     least_ms: Above0
-    """It is at least so many milliseconds ..."""
+    """Smallest change in milliseconds."""
     least_share: Above0
-    """... and at least that share of the latency before it."""
+    """Smallest change as a share of the latency before it; both must hold."""
 
     @property
     def least_us(self) -> float:

@@ -25,7 +25,7 @@ def _protocol(name: str) -> str:
 
 
 class SplitParams(Section):
-    """How a trace divides by time."""
+    """The slices of a trace."""
 
     section: ClassVar = "split"
     protocol: Annotated[str, Field(json_schema_extra={"enum": list(PROTOCOLS)}), AfterValidator(_protocol)]

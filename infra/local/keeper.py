@@ -348,9 +348,11 @@ def main(
     up = Gauge(
         "swiftqueue_part_up", "1 while a part runs and answers the keeper", ["part"], registry=registry
     )
-    free = Gauge("swiftqueue_disk_free_bytes", "free on the disk of the state folder", registry=registry)
+    free = Gauge(
+        "swiftqueue_disk_free_bytes", "free bytes of the disk of the state folder", registry=registry
+    )
     free.set_function(lambda: disk().free)
-    size = Gauge("swiftqueue_disk_size_bytes", "size of the disk of the state folder", registry=registry)
+    size = Gauge("swiftqueue_disk_size_bytes", "bytes of the disk of the state folder", registry=registry)
     size.set_function(lambda: disk().size)
     if asked.asked() is None:
         raise ValueError("there is no loop to keep: swiftqueue up --live")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 import polars as pl
 from matplotlib.figure import Figure
 
-from infra.results import lfq_traces, queues, rate_pictures, replayed, web_pages
+from infra.results import bars, lfq_traces, queues, rate_pictures, replayed, web_pages
 from infra.results.forecasters import Covered, covered
 from infra.results.legend import legend_below
 from infra.results.map_picture import premise_map
@@ -30,6 +31,16 @@ CALIBRATED: Final = {  # before and after: what it is called, its colour
     "event-stream-calibrated": ("by what was forecast before it was learned", MODEL),
 }
 DIGITS: Final = 3  # of a drawn figure: what differs beyond them on another machine changes no byte
+
+
+def _bars(_: Path, data: Data, name: str) -> bytes:
+    return svg(lambda: bars.bars(data, name))
+
+
+def _precision(_: Path, data: Data, name: str) -> bytes:
+    return svg(lambda: bars.precision(data.evaluation(name)))
+
+
 PICTURES: Final[Mapping[str, Callable[[Path, Data], bytes]]] = {
     "sender.svg": lambda root, _: svg(lambda: sender(pl.read_csv(root / replayed.FILE))),
     "p99.svg": lambda _, data: svg(lambda: p99(data.of(data.headline), data.headline)),
@@ -44,6 +55,8 @@ PICTURES: Final[Mapping[str, Callable[[Path, Data], bytes]]] = {
     "rate-completions.svg": lambda _, data: svg(lambda: rate_pictures.completions(data.rates["fed_back"])),
     "bed-completions.svg": lambda _, data: svg(lambda: rate_pictures.completions(data.rates["fed_kernel"])),
     "premise-map.svg": lambda _, data: svg(lambda: premise_map(data.of(SCENARIO))),
+    **{f"{name}.svg": partial(_bars, name=name) for name in bars.BARS},
+    **{f"{name}.svg": partial(_precision, name=name) for name in ("speed-tests", "wifi")},
 }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -50,6 +51,26 @@ from testbed.host import runs as bed_runs
 
 LABORATORY: Final = Path("docs/laboratory")
 WIDEST: Final = 150  # of a table's line, in characters
+ALONE: Final = frozenset({"linerate"})  # benchmarks whose references only the text names
+# Rows that a benchmark's page draws, as patterns of `NAME | REFERENCE`; of other benchmarks all are drawn.
+SHOWN: Final[Mapping[str, Sequence[str]]] = {
+    "inference": (
+        *("full graph, avx512, p50 | *", "every candidate, avx512, p50 | *", "last token, avx2, p50 | *"),
+        *("last token, portable, p50 | *", "encoder features*", "head swap*"),
+    ),
+    "serving": ("event stream, p?? | identity*", "every candidate, p?? | ONNX*"),
+    "linerate": ("* 4 flows, W 64 | *", "*5 ms ahead, 4 flows, W 128 | *", "packets decided*"),
+    "live": ("trigger*", "step validate*", "step encode*", "step train*", "step shadow*", "questions*"),
+    "marker": ("marked *", "plain*", "answer to *p99 | *", "packets with*"),
+    "soak-weeks": (
+        "push s,*",
+        "scheduler memory*",
+        "triton memory*",
+        "mlflow disk*",
+        "other disk*",
+        "MLflow rows*",
+    ),
+}
 FORMS: Final = {"tuned": "Head tuned before each test slice", "pretrained": "The same without tuning"}
 WORDS: Final = {
     FINETUNED: "**fine-tuned model**",
@@ -249,18 +270,27 @@ def on_the_bed(data: Data, source: str) -> list[str]:
     return [f"Runs of {seconds} s, the first {runs['warmup_s'][0]:g} s left out.", "", *lab.by_control(runs)]
 
 
-def figures(data: Data, name: str) -> list[str]:
-    """A benchmark's rows, with date, commit and machine; a list where a table would be too wide."""
-    one = data.benchmark(name)
-    said = f"{_origin(one.date, one.commit, one.machine)} {one.remark}".strip()
+def figures(data: Data, *names: str) -> list[str]:
+    """Benchmarks' rows in one table, with date, commit and machine; a list where a table would be too wide.
+
+    Of the benchmarks in `SHOWN` only the rows that a page's answer needs are drawn; the data has all of them.
+    """
+    found = [data.benchmark(name) for name in names]
+    said = " ".join(f"{_origin(one.date, one.commit, one.machine)} {one.remark}".strip() for one in found)
+    shown = [row for name, one in zip(names, found, strict=True) for row in one.rows if _is_shown(name, row)]
+    if left_out := sum(len(one.rows) for one in found) - len(shown):
+        said += f" {left_out} more rows are in `{published.FILE}`."
     lines = lab.head_of(["what", "ours", "reference", "", "ratio"])
-    for row in one.rows:
+    for row in shown:
         ours, reference = _measured(row.ours, row), _measured(row.reference, row)
         lines.append(lab.row_of([row.name, ours, reference, row.reference_name, _ratio(row)]))
-    if max(map(len, lines)) > WIDEST:
+    if set(names) <= ALONE:
+        cells = [[row.name, _measured(row.ours, row)] for row in shown]
+        lines = [*lab.head_of(["what", "measured"]), *map(lab.row_of, cells)]
+    elif max(map(len, lines)) > WIDEST:
         lines = [
             line
-            for row in one.rows
+            for row in shown
             for line in _wrapped(
                 f"- **{_measured(row.ours, row)}**: {row.name}. Reference: {_measured(row.reference, row)} "
                 f"({row.reference_name}), ratio {_ratio(row)}.",
@@ -268,6 +298,11 @@ def figures(data: Data, name: str) -> list[str]:
             )
         ]
     return [*_wrapped(said), "", *lines]
+
+
+def _is_shown(name: str, row: Row) -> bool:
+    patterns = SHOWN.get(name, ["*"])
+    return any(fnmatchcase(f"{row.name} | {row.reference_name}", pattern) for pattern in patterns)
 
 
 def _ratio(row: Row) -> str:
@@ -490,13 +525,14 @@ TABLES: Final[Mapping[str, Callable[[Data], list[str]]]] = {
     "cheats-verdicts": lambda data: queues.cheats_verdicts(data.experience),
     "queues-costs": lambda data: queues.costs(data.benchmark("queues")),
     **{
-        f"bench-{name}": partial(figures, name=name)
+        f"bench-{name}": lambda data, name=name: figures(data, name)
         for name in (
-            *("capacity", "extract", "finetune", "gate", "inference", "ingest", "intervals", "linerate"),
-            *("live", "marker", "pretrain", "rate", "reservoir", "selfcheck", "serving", "swap"),
-            *("soak", "soak-first", "soak-weeks", "soak-weeks-after"),
+            *("capacity", "extract", "gate", "inference", "ingest", "intervals", "linerate"),
+            *("live", "marker", "rate", "reservoir", "selfcheck", "serving", "swap"),
         )
     },
+    "bench-finetune": lambda data: figures(data, "finetune", "pretrain"),
+    "bench-soak": lambda data: figures(data, "soak", "soak-weeks"),
 }
 
 

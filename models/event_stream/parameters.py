@@ -31,9 +31,9 @@ class EventStreamParams(QueryNetworkParams):
     segment_events: Count
     """Events of a segment whose decisions are targets; what these see comes before them."""
     calibration: Annotated[Literal["split", "before"] | None, Field(default=None)]
-    """What moves quantiles to their levels: `split`: the last fifth of the fine-tuning slice, which then does
-    not tune the head; `before`: the last slices, as they were forecast before the head learned from them
-    (docs/MODEL.md)."""
+    """Method that moves quantiles to their levels. `split`: the last fifth of the fine-tuning slice, which
+    then does not tune the head. `before`: the last slices, as they were forecast before the head learned
+    from them (docs/MODEL.md)."""
 
     @model_validator(mode="after")
     def _heads_divide_the_width(self) -> Self:

@@ -65,7 +65,7 @@ class QueryNetworkParams(Section):
     quantiles: Annotated[list[Annotated[float, Field(gt=0, lt=1)]], Field(default_factory=list)]
     """Levels of the latencies that it gives, ascending, 0.5 among them; none: the mean log-latency alone."""
     served_level: Annotated[Annotated[float, Field(gt=0, lt=1)] | Literal["all"] | None, Field(default=None)]
-    """The one of `quantiles` that is served; null: the median, or the mean where there are no quantiles;
+    """Level of `quantiles` that is served; null: the median, or the mean where there are no quantiles;
     `all`: every quantile (event stream only; the laboratory alone uses them; docs/MODEL.md)."""
     dropout: Annotated[float, Field(ge=0, lt=1)]
     """Probability of dropout in training."""

@@ -29,7 +29,7 @@ ADAM_EPSILON = 1e-9
 
 
 class FinetuneParams(Section):
-    """How the head is fine-tuned before each test slice, and in live rounds."""
+    """The fine-tuning of the head, before each test slice and in live rounds."""
 
     section: ClassVar = "finetune"
     seed: Annotated[int, Field(ge=0)]

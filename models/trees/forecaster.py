@@ -41,7 +41,7 @@ SEARCH: Final[Space] = {
 
 
 class BoostingParams(Section):
-    """How many trees there are, and how they grow."""
+    """Boosted trees: their number and their growth."""
 
     seed: Annotated[int, Field(ge=0)] = 1
     """Seed of the rows that each tree sees. `swiftqueue forecasts` and `tune` count their own."""

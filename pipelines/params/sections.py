@@ -77,9 +77,9 @@ def reference(project: Path) -> str:
     lines = [
         "# Parameters",
         "",
-        "What the sections of `params.yaml` take. A stage checks its section before it does any work, and",
-        "refuses what is not here. The value after *here* is that of this project. Made by",
-        "`python -m pipelines.params.sections > docs/PARAMETERS.md`.",
+        "The sections of `params.yaml`: each parameter with the project's value, the values that it takes,",
+        "and its meaning. A stage checks its section before it does any work, and refuses other parameters.",
+        "`python -m pipelines.params.sections > docs/PARAMETERS.md` makes this page.",
     ]
     for name in own:
         section = section_of(name)
@@ -88,7 +88,7 @@ def reference(project: Path) -> str:
             here = own[name][key]
             shown = f"{len(here)} traces" if isinstance(here, dict) else f"`{json.dumps(here)}`"
             values = allowed(schema_at(section, [key]))
-            said = f"- **`{key}`**, here {shown}: {about.description} Takes {values}."
+            said = f"- **`{key}`** = {shown} ({values}): {about.description}"
             lines += textwrap.wrap(said, 118, subsequent_indent="  ", break_on_hyphens=False)
     return "\n".join(lines) + "\n"
 

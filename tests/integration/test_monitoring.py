@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from metric_names import OTHERS, OURS
 from waiting import wait_until
 
 from infra.local.processes import free_ports
 from infra.monitoring.dashboard import DATASOURCE, FILE, ROWS, dashboard_json, panels
+from infra.monitoring.metrics import OTHERS, OURS, exported, reference
 
 HERE = Path(__file__).resolve().parents[2] / "infra" / "monitoring"
 RULES = sorted((HERE / "rules").glob("[!.]*.yaml"))
@@ -61,30 +61,15 @@ def family(series: str) -> str:
     return series if series in LABELS else re.sub(r"_(bucket|sum|count)$", "", series)
 
 
-def exported(project: Path) -> set[str]:
-    """Names of the metrics that our code defines: prometheus_client, prometheus-cpp, Triton's C interface."""
-    found: set[str] = set()
-    for path in (path for room in ("serving", "pipelines", "infra") for path in (project / room).rglob("*")):
-        if path.suffix not in {".py", ".cc", ".h"} or path.is_relative_to(HERE) or "_build" in path.parts:
-            continue
-        text = path.read_text()
-        found |= set(re.findall(r'\.Name\(\s*"(swiftqueue_\w+)"', text))
-        found |= set(re.findall(r'\bk(?:Counter|Gauge),\s*"(swiftqueue_\w+)"', text))
-        # The agent's families share a prefix
-        for prefix in re.findall(r'std::string\("(swiftqueue_\w+_)"\) \+ name', text):
-            found |= {prefix + name for name in re.findall(r'\bfamily\("(\w+)"', text)}
-        for kind, name in re.findall(
-            r'\b(Counter|Gauge|Histogram)(?:MetricFamily)?\(\s*"(swiftqueue_\w+)"', text
-        ):
-            # prometheus_client adds the suffix to a counter that has none
-            found.add(name if kind != "Counter" or name.endswith("_total") else f"{name}_total")
-    return found
-
-
 def test_the_list_is_what_the_code_exports(project: Path) -> None:
-    listed, found = LABELS.keys() - OTHERS.keys(), exported(project)
-    assert found - listed == set(), "exported but not in tests/metric_names.py"
+    listed, found = LABELS.keys() - OTHERS.keys(), exported(project).keys()
+    assert found - listed == set(), "exported but not in infra/monitoring/metrics.py"
     assert listed - found == set(), "no code exports these"
+
+
+def test_the_reference_page_is_current(project: Path) -> None:
+    again = "run: python -m infra.monitoring.metrics > docs/METRICS.md"
+    assert (project / "docs/METRICS.md").read_text() == reference(project), again
 
 
 def names_in(expr: str) -> set[str]:

@@ -18,9 +18,9 @@ import jsonschema
 import kubernetes_validate
 import pytest
 import yaml
-from metric_names import OURS
 
 from common.settings import Settings, variable
+from infra.monitoring.metrics import OURS
 
 K8S = Path(__file__).resolve().parents[2] / "infra" / "k8s"
 VERSIONS = ("1.29", "1.34", kubernetes_validate.latest_version())

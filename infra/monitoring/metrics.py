@@ -1,13 +1,18 @@
-"""Who exports which metric, with which labels: what rules and dashboard may name.
+"""The metrics that the parts export, with their labels, and the reference page made from them.
 
-A test compares it with the metrics that the code defines.
+Rules and dashboard may name only these. The help texts stand beside the code that exports a metric.
+`python -m infra.monitoring.metrics > docs/METRICS.md`
 """
 
 from __future__ import annotations
 
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Final
 
-# Jobs, as Prometheus calls them: names of our metrics, their labels
+# Prometheus jobs: the metrics that each exports, with their labels
 OURS: Final[dict[str, dict[str, tuple[str, ...]]]] = {
     "triton": {
         "swiftqueue_windows_total": ("model", "version"),
@@ -75,7 +80,7 @@ OURS: Final[dict[str, dict[str, tuple[str, ...]]]] = {
         "swiftqueue_part_up": ("part",),
     },
 }
-# Of Prometheus, Triton and prometheus_client
+# Metrics of Prometheus, Triton and prometheus_client that rules and dashboard use
 OTHERS: Final[dict[str, tuple[str, ...]]] = {
     "up": (),
     "nv_inference_request_success": ("model", "version"),
@@ -88,3 +93,72 @@ OTHERS: Final[dict[str, tuple[str, ...]]] = {
     "process_resident_memory_bytes": (),
     "process_open_fds": (),
 }
+
+ROOMS: Final = ("serving", "pipelines", "infra")  # the folders whose code exports metrics
+_TEXT: Final = r'((?:"(?:[^"\\]|\\.)*"\s*)+)'  # C++ joins strings that follow each other
+_CPP: Final = (
+    re.compile(rf'\bk(?:Counter|Gauge),\s*"(swiftqueue_\w+)",\s*{_TEXT}'),
+    re.compile(rf'\bfamily\(\s*"(\w+)",\s*{_TEXT}'),
+)
+_PREFIX: Final = re.compile(r'std::string\("(swiftqueue_\w+_)"\) \+ name')  # of all families of a file
+
+
+def exported(project: Path) -> dict[str, str]:
+    """Return the help text of each metric that the code in a checkout defines, by the metric's name."""
+    found: dict[str, str] = {}
+    for room in ROOMS:
+        for path in sorted((project / room).rglob("*")):
+            if "_build" in path.parts:
+                continue
+            if path.suffix == ".py":
+                found.update(_in_python(ast.parse(path.read_text())))
+            elif path.suffix in {".cc", ".h"}:
+                found.update(_in_cpp(path.read_text()))
+    return found
+
+
+def _in_python(tree: ast.AST) -> Iterator[tuple[str, str]]:
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call) or len(node.args) < 2:
+            continue
+        kind = ast.unparse(node.func).rpartition(".")[2].removesuffix("MetricFamily")
+        texts = [one.value for one in node.args[:2] if isinstance(one, ast.Constant)]
+        if kind in {"Counter", "Gauge", "Histogram"} and str(texts[:1]).startswith("['swiftqueue_"):
+            name = str(texts[0])
+            # prometheus_client adds the suffix to a counter that has none.
+            yield name if kind != "Counter" or name.endswith("_total") else f"{name}_total", str(texts[1])
+
+
+def _in_cpp(text: str) -> Iterator[tuple[str, str]]:
+    prefix = _PREFIX.search(text)
+    for pattern in _CPP:
+        for name, parts in pattern.findall(text):
+            said = "".join(re.findall(r'"((?:[^"\\]|\\.)*)"', parts))
+            yield name if name.startswith("swiftqueue_") else f"{prefix[1] if prefix else ''}{name}", said
+
+
+def reference(project: Path) -> str:
+    """Return docs/METRICS.md: every metric by job, with its labels and its meaning.
+
+    Raises:
+        KeyError: a listed metric has no help text in the code.
+    """
+    helps = exported(project)
+    lines = [
+        "# Metrics",
+        "",
+        "Each part exports these on its metrics port, and Prometheus scrapes them under the job's name.",
+        "Triton also exports its own `nv_inference_*`.",
+        "`python -m infra.monitoring.metrics > docs/METRICS.md` makes this page from the code.",
+    ]
+    for job, metrics in OURS.items():
+        lines += ["", f"## {job}", "", "| metric | labels | meaning |", "|---|---|---|"]
+        for name, labels in metrics.items():
+            meaning = helps[name].strip().rstrip(".").replace("|", "\\|")
+            shown = ", ".join(f"`{label}`" for label in labels)
+            lines.append(f"| `{name}` | {shown} | {meaning[0].lower()}{meaning[1:]} |".replace("|  |", "| |"))
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    print(reference(Path.cwd()), end="")
