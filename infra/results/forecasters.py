@@ -24,47 +24,21 @@ SAME_PACKETS: Final = (
 )
 NEEDED: Final = {"traces", "protocol", "within_training", "against", "n", "n_late", "base_rate", "variants"}
 DIFFERENCE: Final = "less the reference"
-HEAD: Final = [
-    "variant",
-    "seeds",
-    "AP late",
-    DIFFERENCE,
-    "MAE, ms",
-    DIFFERENCE,
-    "log error",
-    "M multiply-adds",
-]
-MILLION: Final = 1e6
-
-# The judgements as they were written down beforehand (docs/results/forecasters.md).
-JUDGED: Final = ("fresh", "pages-and-video", "speed-tests", "wifi")
 LONG: Final = ("web-long", "web-varying-long", "video-long", "video-varying-long")
-JUDGED_AGAIN: Final = (
-    *LONG,
-    *("fresh-again", "pages-and-video-again", "speed-tests-again", "wifi-again"),
-)
-# Of the traffic of one kind, with models of their own.
-DRAWS: Final = tuple(f"video-long-{seed}" for seed in range(1201, 1206))
-LAYERS: Final = "event-stream-2"  # two layers, judged on draws of their own
-LAYERS_SEEDS: Final = range(1301, 1306)
-ALIKE: Final = "window-queueing"  # a window with the event stream's inputs
-VIDEO: Final = LONG[2:]
+PAGES: Final = LONG[:2]
+LAYERS: Final = "event-stream-2"  # two layers, which the others stand beside
+CUMULATIVE: Final = ("window", "window-queueing")  # on each kind's newest draws by cumulative ACKs
+SELECTIVE_ACKS: Final = ("mlp", "xgboost")  # on draws of all long kinds by selective ACKs
+PAGES_SEEDS: Final = range(1401, 1406)  # newest draws by cumulative ACKs: of web pages, and of video
+VIDEO_SEEDS: Final = range(1301, 1306)
+SELECTIVE_SEEDS: Final = range(1501, 1506)
 REGRET: Final = "regret_ms"
-PAGES: Final = LONG[:2]  # kinds that were made again with pages of their own in each group
-PAGES_SEEDS: Final = range(1401, 1406)
-SELECTIVE_SEEDS: Final = range(1501, 1506)  # of draws of all long kinds, read by selective ACKs, too
-JUDGED_LAYERS: Final = ("fresh-layers", "pages-and-video-layers", "speed-tests-layers", "wifi-layers")
-FIVE_SEEDS: Final = tuple(name.replace("-layers", "-five") for name in JUDGED_LAYERS)  # training seeds 1 to 5
-BASELINES: Final = ("mlp", "xgboost")
 JUDGED_SCORES: Final = (
     ("average_precision", "AP late", 3),
     ("mae_ms", "MAE, ms", 2),
     (REGRET, "regret, ms", 2),
 )
 CHALLENGER: Final = "event-stream"
-CHAMPION: Final = "window"
-LAYERS_HEAD: Final = ["traces", "score", "beside", LAYERS, "the other", "difference", "verdict"]
-JUDGED_HEAD: Final = ("over seeds", "over seeds and seconds", "verdict")
 # Traces with three receivers, on which the choice between the queues is scored (docs/results/choice.md).
 CHOICES: Final = ("web", "web-varying", "video", "video-varying")
 TRIED_RULE: Final = 0.4  # the best one on web
@@ -82,8 +56,9 @@ CHOICE_HEAD: Final = [
     "MAE, ms",
 ]
 TOLD_HEAD: Final = ["trace", "told of packets 2 to 8", "AP late", "MAE, ms", "regret, ms"]
+SETTLED: Final = ("**better**", "**worse**")
 TIE_PRECISION: Final = 0.02
-TIE_ERROR: Final = 0.02  # of the champion's error
+TIE_ERROR: Final = 0.02  # of the other's error
 
 
 def load(root: Path) -> dict[str, Any]:
@@ -152,225 +127,32 @@ def measured(one: Mapping[str, Any]) -> str:
     )
 
 
-def said(one: Mapping[str, Any]) -> str:
-    """The same, and what a table of differences shows."""
-    return (
-        f"{measured(one)} Reference: `{one['against']}`. "
-        "In brackets 95 % of the difference: over seeds, then over seeds and seconds."
-    )
+def beside_layers(published: Mapping[str, Any]) -> list[str]:
+    """Return two layers beside each other forecaster: a line for each long kind, the mean over its draws.
 
-
-def rows(one: Mapping[str, Any], form: str) -> list[str]:
-    """A line for each variant, `tuned` or as `pretrained`, the best average precision first."""
-    by_score = sorted(one["variants"].items(), key=lambda each: -_mean(each[1][form]["average_precision"]))
-    lines = lab.head_of(HEAD)
-    for name, found in by_score:
-        scores = found[form]
-        lines.append(
-            lab.row_of(
-                [
-                    f"**`{name}`**" if name == one["against"] else f"`{name}`",
-                    str(found["seeds"]),
-                    *_beside(scores["average_precision"], 3),
-                    *_beside(scores["mae_ms"], 2),
-                    number(scores["log_mae"], 4),
-                    f"{found['multiply_adds'] / MILLION:.2f}",
-                ]
-            )
-        )
-    return lines
-
-
-def verdicts(
-    published: Mapping[str, Any],
-    kinds: Sequence[str] = JUDGED,
-    challenger: str = CHALLENGER,
-    others: Sequence[str] = (CHAMPION,),
-) -> list[str]:
-    """A line for each other forecaster, kind of trace and score: an event stream less the other, tuned heads.
-
-    Raises:
-        ValueError: a kind is not published, or not against the event stream, or without another one.
-    """
-    lines = lab.head_of(["traces", "score", "beside", challenger, "the other", *JUDGED_HEAD])
-    for other in others:
-        for kind in kinds:
-            one = published.get(kind)
-            if one is None or one["against"] != challenger or other not in one["variants"]:
-                raise ValueError(f"{FILE} has no {challenger} beside {other} on {kind}")
-            own, theirs = (one["variants"][name]["tuned"] for name in (challenger, other))
-            for key, name, digits in JUDGED_SCORES:
-                if theirs.get(key) is None:
-                    continue  # nothing knows what either queue would have cost
-                if "less_reference" not in theirs[key]:
-                    raise ValueError(f"{FILE}: {other} on {kind} joined later, without differences")
-                less = theirs[key]["less_reference"]
-                # The summary has the other less the challenger.
-                ends = [
-                    less[each] and [-less[each][1], -less[each][0]] for each in ("seeds_95", "seconds_95")
-                ]
-                means = [number(scores[key], digits) for scores in (own, theirs)]
-                said_ends = [_ends(each, digits) for each in ends]
-                told = _judged(key, ends, theirs[key]["mean"])
-                lines.append(lab.row_of([kind, name, f"`{other}`", *means, *said_ends, told]))
-    return lines
-
-
-def beside(published: Mapping[str, Any], kinds: Sequence[str] = JUDGED_AGAIN) -> list[str]:
-    """A line for each kind of trace and variant of a judgement, the least error of tuned heads first.
-
-    Raises:
-        ValueError: a kind is not published.
-    """
-    scores = [name for _, name, _ in JUDGED_SCORES]
-    head = ["traces", "packets", "late, %", "variant", "seeds", *scores]
-    lines = lab.head_of([*head, *(f"{name}, untuned" for name in scores[:2])])
-    for kind in kinds:
-        one = entry(published, kind)
-        found = sorted(one["variants"].items(), key=lambda each: each[1]["tuned"]["mae_ms"]["mean"])
-        for name, variant in found:
-            about = [f"{one['n']:,}", f"{100 * one['base_rate']:.1f}", f"`{name}`", str(variant["seeds"])]
-            tuned = [number(variant["tuned"].get(key), digits) for key, _, digits in JUDGED_SCORES]
-            untuned = [number(variant["pretrained"].get(key), n) for key, _, n in JUDGED_SCORES[:2]]
-            lines.append(lab.row_of([kind, *about, *tuned, *untuned]))
-    return lines
-
-
-def over_draws(published: Mapping[str, Any]) -> list[str]:
-    """A line for each draw of one kind's traffic: both networks. Then the verdict over the draws.
+    A cell has the score, and the difference with its interval, bold if it is settled.
 
     Raises:
         ValueError: a draw is not published, or lacks one of the two.
     """
-    lines = lab.head_of(["traces", "score", CHALLENGER, CHAMPION, "difference", "verdict"])
-    for key, name, digits in JUDGED_SCORES:
-        pairs = _pairs(published, DRAWS, CHALLENGER, key)
-        for trace, (ours, theirs) in zip(DRAWS, pairs, strict=True):
-            said = [f"{score:.{digits}f}" for score in (ours, theirs)]
-            lines.append(lab.row_of([trace, name, *said, f"{ours - theirs:+.{digits}f}", ""]))
-        lines.append(lab.row_of(["mean", name, *_over(pairs, key, digits)]))
-    return lines
-
-
-def layers(
-    published: Mapping[str, Any],
-    others: Sequence[str] = (CHAMPION,),
-    kinds: Sequence[str] = LONG,
-    seeds: Sequence[int] = LAYERS_SEEDS,
-) -> list[str]:
-    """Two layers beside other forecasters: a line for each long kind and score, the mean over its draws.
-
-    Raises:
-        ValueError: a draw is not published, or lacks one of the two.
-    """
-    lines = lab.head_of(LAYERS_HEAD)
-    for other in others:
-        for kind in kinds:
-            lines += _on_draws(published, other, kind, seeds)
-    return lines
-
-
-def selective(published: Mapping[str, Any]) -> list[str]:
-    """Two layers beside the baselines on those draws that are read by selective ACKs and are published.
-
-    Raises:
-        ValueError: one of them lacks a baseline.
-    """
-    lines = lab.head_of(LAYERS_HEAD)
+    lines = lab.head_of(["traces", "ACKs", f"`{LAYERS}` beside", *(name for _, name, _ in JUDGED_SCORES)])
     for kind in LONG:
-        seeds = [seed for seed in SELECTIVE_SEEDS if f"{kind}-{seed}" in published]
-        if len(seeds) > 1:  # one draw settles nothing
-            for other in BASELINES:
-                lines += _on_draws(published, other, kind, seeds)
+        newest = PAGES_SEEDS if kind in PAGES else VIDEO_SEEDS
+        others = [("cumulative", other, newest) for other in CUMULATIVE]
+        others += [("cumulative", "bilstm", newest)] if kind in PAGES else []
+        others += [("selective", other, SELECTIVE_SEEDS) for other in SELECTIVE_ACKS]
+        for acks, other, seeds in others:
+            draws = [f"{kind}-{seed}" for seed in seeds]
+            cells = [
+                _over(_pairs(published, draws, LAYERS, key, other), key, digits)
+                for key, _, digits in JUDGED_SCORES
+            ]
+            lines.append(lab.row_of([kind, acks, f"`{other}`", *cells]))
     return lines
-
-
-def _on_draws(published: Mapping[str, Any], other: str, kind: str, seeds: Sequence[int]) -> list[str]:
-    """Two layers beside another forecaster on a kind's draws: a line for each score."""
-    lines = []
-    for key, name, digits in JUDGED_SCORES:
-        pairs = _pairs(published, [f"{kind}-{seed}" for seed in seeds], LAYERS, key, other)
-        about = [f"{kind}, {len(pairs)} draws", name, f"`{other}`"]
-        lines.append(lab.row_of([*about, *_over(pairs, key, digits)]))
-    return lines
-
-
-TREES: Final = "xgboost"
-
-
-@dataclass(frozen=True)
-class Regrets:
-    """Of each draw of a long kind, ms: who never moves, two layers, boosted trees, who always moves."""
-
-    never: list[float]
-    ours: list[float]
-    trees: list[float]
-    always: list[float]
-
-    @classmethod
-    def of(cls, published: Mapping[str, Any], kind: str) -> Regrets:
-        """Those of a kind's newest draws.
-
-        Raises:
-            ValueError: a draw is not published.
-        """
-        draws = draws_of(kind)
-        ours, trees = zip(*_pairs(published, draws, LAYERS, REGRET, TREES), strict=True)
-        choices = [entry(published, name)["choice"] for name in draws]
-        never, always = ([one[rule] for one in choices] for rule in ("never_ms", "always_ms"))
-        return cls(never, list(ours), list(trees), always)
-
-
-def beside_fixed(published: Mapping[str, Any]) -> list[str]:
-    """Regret of two layers beside that of who never and who always moves: a line for each long kind.
-
-    Raises:
-        ValueError: a draw is not published.
-    """
-    what = [
-        "never moving",
-        LAYERS,
-        "always moving",
-        f"{LAYERS} less always moving",
-        "verdict",
-        "boosted trees",
-    ]
-    lines = lab.head_of(["regret, ms", *what])
-    for kind in LONG:
-        found = Regrets.of(published, kind)
-        said = _over(list(zip(found.ours, found.always, strict=True)), REGRET, 2)
-        never, trees = (f"{statistics.fmean(values):.2f}" for values in (found.never, found.trees))
-        lines.append(lab.row_of([f"{kind}, {len(found.ours)} draws", never, *said, trees]))
-    return lines
-
-
-def draws_of(kind: str) -> list[str]:
-    """Entries of the newest draws of a long kind on which two layers were judged."""
-    return [f"{kind}-{seed}" for seed in (PAGES_SEEDS if kind in PAGES else LAYERS_SEEDS)]
-
-
-def cost(published: Mapping[str, Any]) -> list[str]:
-    """A line for each kind: millions of multiplications of a batch of the window model and of two layers.
-
-    Raises:
-        ValueError: a kind is not published.
-    """
-    lines = lab.head_of(["traces", CHAMPION, LAYERS, "the first over the second"])
-    for kind in (*LONG, *FIVE_SEEDS):
-        names = [f"{kind}-{seed}" for seed in LAYERS_SEEDS] if kind in LONG else [kind]
-        of = [entry(published, name)["variants"] for name in names]
-        pairs = [[each[name]["multiply_adds"] / MILLION for name in (CHAMPION, LAYERS)] for each in of]
-        columns = [*zip(*pairs, strict=True), [window / layers for window, layers in pairs]]
-        lines.append(lab.row_of([kind, *map(_from_to, columns)]))
-    return lines
-
-
-def _from_to(values: Sequence[float]) -> str:
-    return " to ".join(dict.fromkeys(f"{end:.1f}" for end in (min(values), max(values))))
 
 
 def _pairs(
-    published: Mapping[str, Any], draws: Sequence[str], challenger: str, key: str, other: str = CHAMPION
+    published: Mapping[str, Any], draws: Sequence[str], challenger: str, key: str, other: str
 ) -> list[tuple[float, float]]:
     """A score of the challenger and of another one on each draw, heads tuned."""
     of = [entry(published, name)["variants"] for name in draws]
@@ -382,19 +164,19 @@ def _pairs(
     ]
 
 
-def _over(pairs: Sequence[tuple[float, float]], key: str, digits: int) -> list[str]:
-    """Means of two or more draws, their difference with its interval, and the verdict."""
+def _over(pairs: Sequence[tuple[float, float]], key: str, digits: int) -> str:
+    """Return the challenger's mean over draws, and its difference with the interval, bold if settled."""
     ours, theirs = (statistics.fmean(column) for column in zip(*pairs, strict=True))
     less = estimate([one - other for one, other in pairs])
     if less is None or less.low is None or less.high is None:
         raise ValueError("a verdict over draws needs two of them")
     ends = (less.low, less.high)
-    difference = f"{less.mean:+.{digits}f} ({_ends(ends, digits)})"
-    return [f"{ours:.{digits}f}", f"{theirs:.{digits}f}", difference, _judged(key, [ends], theirs)]
+    mark = "**" if _judged(key, [ends], theirs) in SETTLED else ""
+    return f"{ours:.{digits}f}, {mark}{less.mean:+.{digits}f}{mark} ({_ends(ends, digits)})"
 
 
 def _judged(key: str, ends: Sequence[Sequence[float] | None], theirs: float) -> str:
-    """The verdict on a score, of which the champion has `theirs`."""
+    """Return the verdict on a score, of which the other has `theirs`."""
     lower_is_better = key != "average_precision"
     tie = TIE_ERROR * theirs if lower_is_better else TIE_PRECISION
     return verdict(ends, tie, lower_is_better=lower_is_better)
@@ -560,10 +342,6 @@ def with_ends(score: Mapping[str, Any], digits: int) -> str:
     ends = score["seeds_95"]
     said_ends = "" if ends is None else f" ({ends[0]:.{digits}f} to {ends[1]:.{digits}f})"
     return f"{number(score, digits)}{said_ends}"
-
-
-def _mean(score: Mapping[str, Any] | None) -> float:
-    return -1.0 if score is None else float(score["mean"])
 
 
 def _beside(score: Mapping[str, Any] | None, digits: int, other: str = "less_reference") -> tuple[str, str]:

@@ -35,14 +35,21 @@ from laboratory.lfq import table as lfq_table
 from laboratory.lfq import traces
 from laboratory.report import guard, ladder, premise_map, rules
 from laboratory.report import tables as lab
-from laboratory.report.comparison import LIMITS, Place, against_chance, by_seed, change_of, percent
+from laboratory.report.comparison import (
+    LIMITS,
+    Place,
+    against_chance,
+    by_seed,
+    change_of,
+    compare,
+    percent,
+    places,
+)
 from laboratory.report.judging import JUDGED, SERVED
-from laboratory.report.measures import MS, QUEUEING_P99
+from laboratory.report.measures import QUEUEING_P99
 from laboratory.runs import experience
-from laboratory.runs.results import COMPLETE
 from laboratory.runs.results import SCHEMA as RUNS
 from laboratory.runs.results import load as load_runs
-from laboratory.scenarios.controls import CONTROLS
 from laboratory.scenarios.schema import PROFILES
 from models.scoring.intervals import Estimate
 from models.scoring.predictions import FINETUNED, METHODS, PRETRAINED, TREES
@@ -72,6 +79,11 @@ SHOWN: Final[Mapping[str, Sequence[str]]] = {
     ),
 }
 FORMS: Final = {"tuned": "Head tuned before each test slice", "pretrained": "The same without tuning"}
+ANYWHERE: Final = {  # scenarios of the page of many places, and whose model each has
+    "anywhere-figure8": "figure 8's models",
+    "anywhere-followed": "models of many places",
+    "anywhere-guarded": "these with the guard",
+}
 WORDS: Final = {
     FINETUNED: "**fine-tuned model**",
     "finetuned_at_once": "the same, as if a round took no time",
@@ -201,20 +213,6 @@ def scores(data: Data, name: str) -> list[str]:
     return lines
 
 
-def forecasts(data: Data, name: str) -> list[str]:
-    """Every variant's scores on one kind of trace, with tuned heads and without."""
-    one = forecasters.entry(data.forecasters, name)
-    tables = [line for form in FORMS for line in ["", f"{FORMS[form]}:", "", *forecasters.rows(one, form)]]
-    return [*_wrapped(forecasters.said(one)), *tables]
-
-
-def searched(data: Data) -> list[str]:
-    """What the search of each variant took and found; or that nothing is published."""
-    if not data.tuning:
-        return ["Nothing is published yet: `swiftqueue tune`, then `swiftqueue results --tuning FILE`."]
-    return [*_wrapped(tuning.said(data.tuning)), "", *tuning.searched(data.tuning)]
-
-
 def forecast_rows(data: Data, rows: Callable[[Mapping[str, Any]], list[str]], *entries: str) -> list[str]:
     """A table of some entries of the forecasters, with what was measured; or which one is not published."""
     if missing := [name for name in entries if name not in data.forecasters]:
@@ -259,15 +257,8 @@ def exchanged(data: Data, question: str) -> list[str]:
     return [*_wrapped(rate_exchange.said(one)), *rate_exchange.rows(one, question)]
 
 
-def on_the_bed(data: Data, source: str) -> list[str]:
-    """The bed's scenario, by a kernel or by the simulator: every control; or that nothing is published."""
-    runs = data.bed.filter(pl.col("source") == source).drop("source")
-    if runs.is_empty():
-        return [
-            "Nothing is published yet: `swiftqueue bed run figure8`, then `swiftqueue bed report --publish`."
-        ]
-    seconds = ", ".join(f"{one:g}" for one in sorted(set(runs["seconds"])))
-    return [f"Runs of {seconds} s, the first {runs['warmup_s'][0]:g} s left out.", "", *lab.by_control(runs)]
+def _benchmark(name: str) -> Callable[[Data], list[str]]:
+    return lambda data: figures(data, name)
 
 
 def figures(data: Data, *names: str) -> list[str]:
@@ -319,40 +310,33 @@ def of_served(data: Data, scenario: str, draw: Callable[[Data], list[str]]) -> l
     return _wrapped(f"Nothing is published yet: `{run}`, then `{publish}`.")
 
 
-def worst_wait(data: Data, scenario: str = JUDGED) -> list[str]:
-    """Return the longest wait of any L4S packet of the sender under RFC 9332, by control and seed."""
-    runs = data.of(scenario).filter(pl.col("profile") == "rfc9332", pl.col("status") == COMPLETE)
-    seeds = sorted(set(runs["seed"]))
-    lines = lab.head_of(["control", *(f"seed {seed}, ms" for seed in seeds)])
-    for control in CONTROLS:
-        waits = {
-            seed: quantiles[-1]
-            for seed, quantiles in runs.filter(pl.col("control") == control)
-            .select("seed", "queueing_cdf_us")
-            .iter_rows()
-        }
-        if not waits:
-            continue
-        cells = [f"{waits[seed] * MS:.0f}" if seed in waits else lab.NONE for seed in seeds]
-        lines.append(lab.row_of([f"`{control}`", *cells]))
+def brief(data: Data, profile: str, prefix: str) -> list[str]:
+    """Scenarios along an axis, whose names begin so, in short."""
+    runs = data.runs.filter(pl.col("scenario").str.starts_with(prefix))
+    return lab.brief(runs, profile, with_costs=False)
+
+
+def many_places(runs: pl.DataFrame) -> list[str]:
+    """Return a line for each place: how each kind of model changes P99; bold where a harm is settled."""
+    here = runs.filter(pl.col("scenario").is_in([*ANYWHERE]))
+    lines = lab.head_of(["profile", "place", *ANYWHERE.values()])
+    for place in places(here):
+        if place.scenario == next(iter(ANYWHERE)):
+            cells = [_in_place(here, place._replace(scenario=scenario)) for scenario in ANYWHERE]
+            lines.append(lab.row_of([f"`{place.profile}`", place.point, *cells]))
     return lines
 
 
-def brief(data: Data, profile: str, prefix: str) -> list[str]:
-    """Scenarios along an axis, whose names begin so, in short."""
-    return lab.brief(data.runs.filter(pl.col("scenario").str.starts_with(prefix)), profile)
-
-
-def costs(data: Data, prefix: str) -> list[str]:
-    """The same with intervals and costs, folded away."""
-    names = sorted({name for name in data.runs["scenario"] if name.startswith(prefix)})
-    parts = [line for name in names for line in ["", *lab.costs(data.runs, name)]]
-    return [
-        "<details><summary>With intervals, and what each control costs</summary>",
-        *parts,
-        "",
-        "</details>",
-    ]
+def _in_place(runs: pl.DataFrame, place: Place) -> str:
+    """Return the change of P99, bold where a limit of the guard or the report is settled broken."""
+    asked = {limit.measure for limit in guard.WITHOUT_TAIL}
+    said = lab.change(runs, place, "model")
+    for wanted in (guard.WITHOUT_TAIL, LIMITS):
+        found = compare(runs, place, "model", wanted)
+        for one in found.broken() if found else []:
+            if one.beyond and (wanted is guard.WITHOUT_TAIL or one.limit.measure not in asked):
+                return f"**{said}**"
+    return said
 
 
 def known(data: Data, profile: str, scenario: str = ladder.SCENARIO) -> list[str]:
@@ -388,47 +372,15 @@ def summary(data: Data) -> list[str]:
 TABLES: Final[Mapping[str, Callable[[Data], list[str]]]] = {
     "summary": summary,
     "late-packets": lambda data: scores(data, "late-packets"),
-    "late-packets-cumulative": lambda data: scores(data, "cumulative"),
     "wifi": lambda data: scores(data, "wifi"),
     "speed-tests": lambda data: scores(data, "speed-tests"),
-    "forecasters-verdicts": lambda data: forecasters.verdicts(data.forecasters),
-    "forecasters-again-verdicts": lambda data: forecasters.verdicts(
-        data.forecasters, forecasters.JUDGED_AGAIN
-    ),
-    "forecasters-layers": lambda data: forecasters.layers(data.forecasters),
-    "forecasters-layers-beside": lambda data: forecasters.layers(data.forecasters, forecasters.BASELINES),
-    "forecasters-selective": lambda data: forecasters.selective(data.forecasters),
-    "forecasters-alike": lambda data: forecasters.layers(
-        *(data.forecasters, (forecasters.ALIKE, forecasters.CHAMPION, *forecasters.BASELINES)),
-        *(forecasters.PAGES, forecasters.PAGES_SEEDS),
-    ),
-    "forecasters-alike-video": lambda data: forecasters.layers(
-        data.forecasters, [forecasters.ALIKE], forecasters.VIDEO
-    ),
-    "forecasters-bilstm": lambda data: forecasters.layers(
-        data.forecasters, ["bilstm"], forecasters.PAGES, forecasters.PAGES_SEEDS
-    ),
-    "forecasters-layers-verdicts": lambda data: forecasters.verdicts(
-        data.forecasters, forecasters.JUDGED_LAYERS, forecasters.LAYERS
-    ),
-    "forecasters-five": lambda data: forecasters.verdicts(
-        *(data.forecasters, forecasters.FIVE_SEEDS, forecasters.LAYERS),
-        others=(forecasters.CHAMPION, *forecasters.BASELINES),
-    ),
-    "forecasters-fixed": lambda data: forecasters.beside_fixed(data.forecasters),
-    "forecasters-cost": lambda data: forecasters.cost(data.forecasters),
-    "forecasters-draws": lambda data: forecasters.over_draws(data.forecasters),
-    "forecasters-again": lambda data: forecasters.beside(data.forecasters),
-    "forecasters-simulated": partial(forecasts, name="simulated"),
-    "forecasters-inputs": partial(forecasts, name="inputs"),
+    "forecasters": lambda data: forecasters.beside_layers(data.forecasters),
     "choice": lambda data: forecasters.choices(data.forecasters),
     "choice-selective": lambda data: forecasters.choices(data.forecasters, forecasters.SELECTIVE),
     "choice-coverage": lambda data: forecasters.coverages(data.forecasters),
     "choice-sooner": lambda data: forecasters.sooner(data.forecasters),
     "choice-told": lambda data: forecasters.told(data.forecasters),
-    "tuning": searched,
     "tuning-scores": lambda data: forecast_rows(data, tuning.scored, tuning.UNTUNED, tuning.TUNED),
-    "ceiling": lambda data: forecast_rows(data, tuning.ceiling, tuning.UNTUNED, tuning.CEILING),
     "paper-waits": lambda data: waits.table(data.runs),
     "paper-waits-choices": lambda _: waits.choices(),
     "paper-verdicts": lambda data: paper.verdicts(data.paper),
@@ -450,13 +402,11 @@ TABLES: Final[Mapping[str, Callable[[Data], list[str]]]] = {
         f"rate-kernel-{part}": partial(rate_study, rows=partial(rates.grid, part=part), of="kernel")
         for part in rates.PARTS
     },
-    **{f"bed-{source}": partial(on_the_bed, source=source) for source in bed_runs.SOURCES},
-    "bed-agreement": lambda data: bed_report.agreement(data.bed),
-    "bed-router": lambda data: bed_report.router_table(data.bed),
-    "targets": lambda data: lab.judged(data.of(JUDGED, "many-flows")),
-    "figure8": lambda data: lab.by_control(data.of(JUDGED)),
-    "fresh-figure8": partial(of_served, scenario=SERVED, draw=lambda data: lab.by_control(data.of(SERVED))),
-    "fresh-worst-wait": partial(of_served, scenario=SERVED, draw=partial(worst_wait, scenario=SERVED)),
+    "bed": lambda data: bed_report.side_by_side(data.bed),
+    "figure8": lambda data: lab.controls_in_brief(data.of(JUDGED)),
+    "fresh-figure8": partial(
+        of_served, scenario=SERVED, draw=lambda data: lab.controls_in_brief(data.of(SERVED))
+    ),
     **{
         f"fresh-ladder-{one}": partial(
             of_served, scenario=ladder.FRESH, draw=partial(known, profile=one, scenario=ladder.FRESH)
@@ -468,39 +418,33 @@ TABLES: Final[Mapping[str, Callable[[Data], list[str]]]] = {
         scenario=f"{guard.FRESH}figure8",
         draw=lambda data: [*guard.kept(data.runs, guard.FRESH), "", *guard.guarded(data.runs, guard.FRESH)],
     ),
-    "worst-wait": worst_wait,
-    "other-traffic": lambda data: lab.by_control(data.of("hadoop", "receivers", "replay", "many-flows")),
-    **{f"sweeps-{profile}": partial(brief, profile=profile, prefix="sweep-") for profile in PROFILES},
-    "sweeps-costs": lambda data: costs(data, "sweep-"),
+    "other-traffic": lambda data: lab.controls_in_brief(
+        data.of("hadoop", "receivers", "replay", "many-flows"), ("random", "model")
+    ),
+    "sweeps": partial(brief, profile="uncoupled", prefix="sweep-"),
     **{f"ladder-{profile}": partial(known, profile=profile) for profile in PROFILES},
     "ladder-long": partial(known, profile="uncoupled", scenario=ladder.LONG),
     "ladder-long-rfc9332": partial(known, profile="rfc9332", scenario=ladder.LONG_RFC9332),
     "guard": lambda data: guard.guarded(data.runs),
     "charge": lambda data: guard.guarded(data.runs, "charge-", "charge, µs"),
-    "surroundings": lambda data: guard.guarded(data.runs, "surroundings", "surroundings"),
+    "surroundings": lambda data: lab.controls_in_brief(data.of("surroundings"), ("model",)),
     "guard-tried": lambda data: guard.tried(data.runs),
     "guard-kept": lambda data: guard.kept(data.runs),
     "guard-shipped": lambda data: guard.guarded(data.runs, guard.SHIPPED),
     "guard-places": lambda data: guard.in_places(data.runs),
-    "many-places": lambda data: guard.in_places(data.unpublished_models, "anywhere-"),
+    "many-places": lambda data: many_places(data.unpublished_models),
     "guard-unheard": lambda data: guard.guarded(data.runs, guard.UNHEARD),
     "guard-unheard-kept": lambda data: guard.kept(data.runs, guard.UNHEARD),
     "guard-discounted": lambda data: guard.guarded(data.runs, guard.DISCOUNTED),
     "guard-discounted-kept": lambda data: guard.kept(data.runs, guard.DISCOUNTED),
     "guard-shipped-kept": lambda data: guard.kept(data.runs, guard.SHIPPED),
     "rules": lambda data: rules.ruled(data.unpublished_models),
-    "tuned": lambda data: rules.ruled(data.runs, rules.TUNED, rules.NEVER, "tuned"),
-    "tuned-changes": lambda data: guard.guarded(data.runs, rules.TUNED, "head tuned", wanted=LIMITS),
-    "trainings": lambda data: guard.guarded(
-        data.unpublished_models, "figure8-trainings", "training", wanted=LIMITS
-    ),
     "split": lambda data: guard.guarded(data.runs, "split", "share moved", "random", LIMITS),
     "premise-map": lambda data: premise_map.mapped(data.runs),
     "premise-map-counted": lambda data: premise_map.counted(data.runs),
     "premise-map-guarded": lambda data: premise_map.mapped(data.runs, premise_map.GUARDED),
     "premise-map-guarded-counted": lambda data: premise_map.counted(data.runs, premise_map.GUARDED),
     "map": lambda data: brief(data, "rfc9332", "map-"),
-    "map-costs": lambda data: costs(data, "map-"),
     "lfq-400": lambda data: lfq.of_400(data.lfq),
     "lfq-correlations": lambda data: lfq.correlations(data.lfq),
     "lfq-beyond": lambda data: lfq.beyond(data.lfq),
@@ -525,7 +469,7 @@ TABLES: Final[Mapping[str, Callable[[Data], list[str]]]] = {
     "cheats-verdicts": lambda data: queues.cheats_verdicts(data.experience),
     "queues-costs": lambda data: queues.costs(data.benchmark("queues")),
     **{
-        f"bench-{name}": lambda data, name=name: figures(data, name)
+        f"bench-{name}": _benchmark(name)
         for name in (
             *("capacity", "extract", "gate", "inference", "ingest", "intervals", "linerate"),
             *("live", "marker", "rate", "reservoir", "selfcheck", "serving", "swap"),

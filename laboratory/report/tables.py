@@ -145,7 +145,7 @@ def markdown(runs: pl.DataFrame) -> str:
     return "\n\n".join("\n".join(lines) for lines in parts if lines) + "\n"
 
 
-def brief(runs: pl.DataFrame, profile: str) -> list[str]:
+def brief(runs: pl.DataFrame, profile: str, *, with_costs: bool = True) -> list[str]:
     """Sweeps of a profile: mean changes of P99 in %, and the model's costs beyond their limits.
 
     Bold is a change that is settled, in brackets one of too few packets to be judged.
@@ -154,12 +154,13 @@ def brief(runs: pl.DataFrame, profile: str) -> list[str]:
     controls = [control for control in controls_run(runs, here) if control != "default"]
     if not controls:
         return []
-    head = [f"`{profile}`", "at", "default, ms", *controls, "the model's costs beyond their limits"]
-    lines = head_of(head)
+    costs = ["the model's costs beyond their limits"] if with_costs else []
+    lines = head_of([f"`{profile}`", "at", "default, ms", *controls, *costs])
     for place in here:
         default = cell(runs, place, "default", QUEUEING_P99).text
         changes = [_changed(runs, place, control) for control in controls]
-        lines.append(row_of([place.scenario, place.point, default, *changes, _costs(runs, place)]))
+        costs = [_costs(runs, place)] if with_costs else []
+        lines.append(row_of([place.scenario, place.point, default, *changes, *costs]))
     return lines
 
 
@@ -219,6 +220,24 @@ def by_control(runs: pl.DataFrame) -> list[str]:
             lines.append(row_of([control, *(cell(runs, place, control, m).text for m, _ in shown)]))
         lines += beyond_limits({c: verdict(runs, place, c).text for c in controls_run(runs, [place])})
     return lines[1:]
+
+
+def controls_in_brief(runs: pl.DataFrame, wanted: Sequence[str] = ALL_CONTROLS) -> list[str]:
+    """Return one table of all places: P99 by each control, changes against default marking, verdicts."""
+    head = ["place", "control", "default, ms", "P99, ms", "P99", "longest wait", "cross goodput", "verdict"]
+    lines = head_of(head)
+    for place in places(runs):
+        where = " ".join(filter(None, [place.point or place.scenario, f"`{place.profile}`"]))
+        for control in controls_run(runs, [place]):
+            if control == "default" or control not in wanted:
+                continue
+            waits = [cell(runs, place, one, QUEUEING_P99).text for one in ("default", control)]
+            changes = [
+                change(runs, place, control, one) for one in (QUEUEING_P99, QUEUEING_MAX, CROSS_GOODPUT)
+            ]
+            said = in_a_word(verdict(runs, place, control).text)
+            lines.append(row_of([where, f"`{control}`", *waits, *changes, said]))
+    return lines
 
 
 def in_a_word(verdict: str) -> str:

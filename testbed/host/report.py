@@ -12,7 +12,7 @@ import polars as pl
 from laboratory.report import tables as lab
 from laboratory.report.comparison import LIMITS, Judged, Limit, compare, percent, places
 from laboratory.report.judging import NO_HARM
-from laboratory.report.measures import QUEUEING_P90
+from laboratory.report.measures import QUEUEING_MAX, QUEUEING_P90, QUEUEING_P99
 from testbed.host.lateness import errors_of
 from testbed.host.runs import CONTROLS, ROUTER
 
@@ -79,6 +79,30 @@ def agreement(rows: pl.DataFrame) -> list[str]:
     told = ", ".join(f"{count} {word}" for word, count in counts.items())
     one_sign = sum(one.kernel.change.mean * one.ns3.change.mean > 0 for one in found)
     return [*lines, f"Of {len(found)} changes: {told}. By their means alone {one_sign} have one sign."]
+
+
+def side_by_side(rows: pl.DataFrame) -> list[str]:
+    """Return a line for each place and control: both sources' changes of the waits; bold is settled."""
+    found = pairs(rows)
+    if not found:
+        return ["Nothing is published yet: `swiftqueue bed report --publish`."]
+    wanted = [limit.name for limit in ASKED if limit.measure in (QUEUEING_P99, QUEUEING_MAX)]
+    by_row = {(one.place, one.control, one.kernel.limit.name): one for one in found}
+    lines = lab.head_of(
+        ["place", "control", *(f"{name}, {of}" for name in wanted for of in SOURCES.values())]
+    )
+    for place, control in dict.fromkeys((one.place, one.control) for one in found):
+        cells = []
+        for name in wanted:
+            pair = by_row.get((place, control, name))
+            cells += [_settled_bold(getattr(pair, of)) if pair else lab.NONE for of in SOURCES]
+        lines.append(lab.row_of([place, f"`{control}`", *cells]))
+    return lines
+
+
+def _settled_bold(found: Judged) -> str:
+    said = percent(found.change)
+    return f"**{said}**" if found.above_zero or found.below_zero else said
 
 
 def router_errors(rows: pl.DataFrame) -> list[dict[str, Any]]:

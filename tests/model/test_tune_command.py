@@ -86,9 +86,7 @@ def test_a_search_goes_on_where_it_stopped_and_ends_as_one_that_did_not(world: P
 
     path = tmp_path / "tuning.json"
     published.take(world / "whole/tuning.json", path)
-    lines = published.searched(json.loads(path.read_text()))
-    assert len(lines) == 3
-    assert f"{found['variants']['mlp']['best']['log_mae']:.4f}" in lines[-1]
+    assert json.loads(path.read_text())["variants"] == found["variants"]
 
     scored = CliRunner().invoke(
         app,

@@ -28,7 +28,7 @@ from testbed.host import router_log, scenario
 from testbed.host.hosts import Bed, clean, leftovers
 from testbed.host.lateness import router_error
 from testbed.host.programs import DCTCP, DCTCP_OBJECT, HOLDER
-from testbed.host.report import agreement, router_errors, router_table
+from testbed.host.report import agreement, router_errors, router_table, side_by_side
 from testbed.host.runs import LATER, ROUTER, SCHEMA, keep, load
 from testbed.host.scenario import figures, groups_of, queue_of, rule_of, sizes_of
 from testbed.host.selfcheck import NO_AQM
@@ -154,6 +154,10 @@ def test_a_direction_is_said_where_both_are_settled(tmp_path: Path) -> None:
     assert "-66.7 %" in said["oracle"]
     assert said["random"].endswith("| disagree |")
     assert all(line.endswith("| open |") for line in lines if "S1's goodput" in line)
+    [oracle_row] = [line for line in side_by_side(load(tmp_path)) if "`oracle`" in line]
+    assert oracle_row.startswith("| bed-figure8, uncoupled | `oracle` | **-40.0 % (")
+    assert " | **-66.7 % (" in oracle_row
+    assert "Nothing is published yet" in side_by_side(load(tmp_path / "none"))[0]
     told = json.loads(CliRunner().invoke(app, ["bed", "report", "-o", str(tmp_path), "--json"]).stdout)
     (oracle,) = (one for one in told["directions"] if (one["control"], one["measure"]) == ("oracle", "P99"))
     assert oracle["direction"] == "agree"

@@ -126,7 +126,7 @@ def test_the_network_that_is_served_has_a_canary() -> None:
 
 
 def test_the_page_names_what_the_full_laboratory_leaves_out(project: Path) -> None:
-    page = (project / "docs" / "LABORATORY.md").read_text()
+    page = (project / "docs" / "run-the-laboratory.md").read_text()
     (said,) = re.findall(r"^It leaves out (.*?)\n\n", page, re.DOTALL | re.MULTILINE)
     patterns = re.findall(r"`([^`]+)`", said)
     left_out = {pattern: set(fnmatch.filter(names(), pattern)) for pattern in patterns}

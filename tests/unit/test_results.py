@@ -22,11 +22,12 @@ from common.json_file import read_object
 from infra.results import confucius, evaluations, forecasters, lfq, lfq_traces, queues, replayed, web_pages
 from infra.results.pages import END, FOLDER, filled, rewrite
 from infra.results.pictures import coverage
-from infra.results.tables import TABLES, Data
+from infra.results.tables import TABLES, Data, many_places
 from laboratory.lfq import traces
 from laboratory.report import confucius as lab_confucius
 from laboratory.report import who_picks
 from laboratory.report.judging import SERVED
+from laboratory.report.tables import controls_in_brief
 from laboratory.runs import execution, experience, results
 from laboratory.scenarios.schema import PROFILES
 from models.scoring.plot_style import svg
@@ -69,7 +70,7 @@ def test_every_table_has_its_page(project: Path) -> None:
 
 
 def test_the_headline_is_of_what_is_served_as_soon_as_that_is_published(data: Data) -> None:
-    names = ["fresh-figure8", "fresh-worst-wait", "fresh-ladder-rfc9332", "fresh-guard"]
+    names = ["fresh-figure8", "fresh-ladder-rfc9332", "fresh-guard"]
     without = replace(data, runs=data.runs.filter(~pl.col("scenario").str.starts_with("fresh-")))
     assert all(line.endswith("* |") for line in TABLES["summary"](without) if "P99 wait" in line)
     for name in names:
@@ -81,14 +82,14 @@ def test_the_headline_is_of_what_is_served_as_soon_as_that_is_published(data: Da
     assert len(said) == 2
     assert all("-50.0 %" in line and "by chance -20.0 %" in line for line in said)
     assert not any("* |" in line for line in said)
-    assert any("| model | " in line for line in TABLES["fresh-figure8"](served))
+    assert any("| `model` | " in line for line in TABLES["fresh-figure8"](served))
 
 
 def test_a_page_that_cannot_be_drawn_is_named(data: Data) -> None:
-    with pytest.raises(ValueError, match=r"x\.md: there is no table no-such; these are: bed-agreement, "):
+    with pytest.raises(ValueError, match=r"x\.md: there is no table no-such; these are: bed, bed-fct, "):
         filled(f"<!-- table: no-such -->\n{END}\n", Path("x.md"), data)
-    with pytest.raises(ValueError, match=f"x.md: table targets has no line {END}"):
-        filled("<!-- table: targets -->\n", Path("x.md"), data)
+    with pytest.raises(ValueError, match=f"x.md: table figure8 has no line {END}"):
+        filled("<!-- table: figure8 -->\n", Path("x.md"), data)
     empty = Data({}, data.runs, {})
     with pytest.raises(ValueError, match="has no wifi: swiftqueue results --scores wifi FILE"):
         TABLES["wifi"](empty)
@@ -242,70 +243,54 @@ def test_coverage_is_that_of_the_published_levels(data: Data) -> None:
         forecasters.coverages({**data.forecasters, "calibration-web": mean})
 
 
-def test_no_verdict_without_both_networks_on_every_kind(data: Data) -> None:
-    one = data.forecasters["wifi"]
-    alone = {**one, "variants": {"event-stream": one["variants"]["event-stream"]}}
-    for found in (
-        {},
-        {**data.forecasters, "wifi": alone},
-        {**data.forecasters, "wifi": {**one, "against": "mlp"}},
-    ):
-        with pytest.raises(ValueError, match=r"has no event-stream beside window on (fresh|wifi)"):
-            forecasters.verdicts(found)
-
-
 def scored(precision: float) -> dict[str, Any]:
     return {"average_precision": {"mean": precision}, "mae_ms": {"mean": 4.0}, "regret_ms": {"mean": 1.0}}
 
 
-def test_a_verdict_over_draws_of_traffic_asks_for_each_of_them() -> None:
-    draws = {
-        name: {
-            "variants": {
-                "event-stream": {"tuned": scored(0.7 + 0.01 * number)},
-                "window": {"tuned": scored(0.6 + 0.012 * number)},
-            }
-        }
-        for number, name in enumerate(forecasters.DRAWS)
-    }
-    lines = forecasters.over_draws(draws)
-    assert len(lines) == 2 + 3 * (len(draws) + 1)
-    assert "| mean | AP late | 0.720 | 0.624 | +0.096 (+0.092 to +0.100) | **better** |" in lines
-    assert "| mean | MAE, ms | 4.00 | 4.00 | +0.00 (+0.00 to +0.00) | no worse |" in lines
-    with pytest.raises(ValueError, match="has no video-long-1203"):
-        forecasters.over_draws({name: draw for name, draw in draws.items() if name != "video-long-1203"})
-    del draws["video-long-1203"]["variants"]["window"]
-    with pytest.raises(ValueError, match="has no event-stream beside window on each of"):
-        forecasters.over_draws(draws)
-
-
-def test_two_layers_are_judged_over_the_draws_of_each_long_kind() -> None:
+def test_two_layers_are_judged_over_the_draws_of_each_long_kind(data: Data) -> None:
+    lines = forecasters.beside_layers(data.forecasters)
+    assert len(lines) == 2 + 4 * 4 + 2  # a BiLSTM was run on the kinds of web pages alone
     draws = {
         f"{kind}-{seed}": {
             "variants": {
                 "event-stream-2": {"tuned": scored(0.5 + 0.01 * number)},
-                "window": {"tuned": scored(0.6 + 0.012 * number)},
+                **{
+                    other: {"tuned": scored(0.6 + 0.012 * number)}
+                    for other in ("window", "window-queueing", "bilstm", "mlp", "xgboost")
+                },
             }
         }
         for kind in forecasters.LONG
-        for number, seed in enumerate(forecasters.LAYERS_SEEDS)
+        for first in (1301, 1401, 1501)
+        for number, seed in enumerate(range(first, first + 5))
     }
-    lines = forecasters.layers(draws)
-    assert len(lines) == 2 + 4 * 3
-    worse = "0.520 | 0.624 | -0.104 (-0.108 to -0.100) | **worse** |"
-    assert f"| web-long, 5 draws | AP late | `window` | {worse}" in lines
-    del draws["video-long-1303"]["variants"]["event-stream-2"]
-    with pytest.raises(ValueError, match="has no event-stream-2 beside window on each of video-long-1301"):
-        forecasters.layers(draws)
+    worse = "0.520, **-0.104** (-0.108 to -0.100) | 4.00, +0.00 (+0.00 to +0.00) | 1.00, "
+    assert any(
+        line.startswith(f"| web-long | cumulative | `window` | {worse}")
+        for line in forecasters.beside_layers(draws)
+    )
+    del draws["video-long-1503"]["variants"]["mlp"]
+    with pytest.raises(ValueError, match="has no event-stream-2 beside mlp on each of video-long-1501"):
+        forecasters.beside_layers(draws)
+    del draws["video-long-1303"]
+    with pytest.raises(ValueError, match="has no video-long-1303"):
+        forecasters.beside_layers(draws)
 
 
-def test_a_window_costs_more_where_it_is_longer(data: Data) -> None:
-    """As many tokens as the path's packets in flight, 64 at least; a band of events has one length."""
-    lines = forecasters.cost(data.forecasters)
-    assert "| web-varying-long | 16.0 to 18.8 | 2.0 | 7.9 to 9.4 |" in lines
-    assert "| wifi-five | 9.4 | 2.0 | 4.7 |" in lines
-    with pytest.raises(ValueError, match="has no web-long-1301"):
-        forecasters.cost({})
+def test_a_place_is_bold_where_a_harm_is_settled() -> None:
+    changes = {"default": 1.0, "model": 2.0}
+    harmed = table_of(runs_of(changes, scenario="anywhere-figure8", point="here"))
+    helped = table_of(runs_of({**changes, "model": 0.5}, scenario="anywhere-followed", point="here"))
+    (row,) = many_places(pl.concat([harmed, helped]))[2:]
+    assert row == "| `uncoupled` | here | **+100.0 % (+100.0…+100.0)** | -50.0 % (-50.0…-50.0) | – |"
+
+
+def test_each_control_has_one_row_in_brief() -> None:
+    runs = table_of(runs_of({"default": 1.0, "random": 0.8, "model": 0.5}, profile="rfc9332"))
+    lines = controls_in_brief(runs)
+    assert [line.split(" | ")[1] for line in lines[2:]] == ["`random`", "`model`"]
+    assert " | -50.0 % (" in lines[3]
+    assert [line.split(" | ")[1] for line in controls_in_brief(runs, ("model",))[2:]] == ["`model`"]
 
 
 def test_a_summary_of_unknown_latencies_has_no_share_of_late_packets(data: Data) -> None:
@@ -610,11 +595,3 @@ def test_variants_of_the_same_packets_join_a_published_entry(tmp_path: Path) -> 
         assert list(replaced["variants"]) == ["d"]
         assert replaced["said"].endswith(f"takes the place of one whose {next(iter(other))} is another")
         take("a")
-
-
-def test_regrets_of_a_draw_that_is_not_published_are_one_line(data: Data) -> None:
-    whole = data.forecasters
-    assert len(forecasters.beside_fixed(whole)) == 2 + len(forecasters.LONG)
-    less = {name: one for name, one in whole.items() if name != forecasters.draws_of("video-long")[0]}
-    with pytest.raises(ValueError, match="video-long-1301"):
-        forecasters.beside_fixed(less)
