@@ -55,7 +55,7 @@ SENDER: Final = "bench"
 
 
 @dataclass(frozen=True)
-class Measured:
+class RoundTiming:
     """One round, and when its version first answered."""
 
     record: RoundRecord
@@ -83,7 +83,7 @@ def measure(rounds: int) -> list[Row]:
 
 def _run(
     rounds: int, packets: pl.DataFrame, root: Path, ingest: Server
-) -> tuple[list[Measured], float, float]:
+) -> tuple[list[RoundTiming], float, float]:
     from infra.local.loop import stop_stack
     from infra.local.servers import start_stack
     from models.training.head import FinetuneParams
@@ -127,7 +127,7 @@ def _first_s() -> float:
     return START_S + LEAD_IN_S + LEARN_S + JUDGE_S
 
 
-def _one_round(live: Rounds, watch: VersionWatch) -> Measured:
+def _one_round(live: Rounds, watch: VersionWatch) -> RoundTiming:
     """Run a round that ends in a served version; again, where its head is kept back.
 
     Raises:
@@ -143,7 +143,7 @@ def _one_round(live: Rounds, watch: VersionWatch) -> Measured:
         raise RuntimeError(f"bench live: round {record.number} {record.outcome}: {record.reason}")
     seen_s = watch.first_answer_s(record.version, SEEN_WAIT_S)
     print(f"round {record.number}: version {record.version} answered after {seen_s - begin_s:.1f} s")
-    return Measured(record, seen_s - begin_s)
+    return RoundTiming(record, seen_s - begin_s)
 
 
 @contextmanager
@@ -293,7 +293,7 @@ def own_state(folder: Path, **more: str) -> Iterator[None]:
         yield
 
 
-def _rows(warm: list[Measured], answered: float, rounds: int) -> list[Row]:
+def _rows(warm: list[RoundTiming], answered: float, rounds: int) -> list[Row]:
     count = round(statistics.median(one.record.packets for one in warm))
     ours = statistics.median(one.first_answer_s for one in warm)
     name = f"trigger to the first answer of the new version, {count:,} packets"
