@@ -94,7 +94,7 @@ def _run(
 
     params = read_all(PARAMS_FILE)
     model = params["register"]["model_name"]
-    store = Store(root / "telemetry")
+    store = TelemetryStore(root / "telemetry")
     start_stack()
     judged = round_params(
         params["validate"],
@@ -173,7 +173,7 @@ def _sending(client: IngestClient, packets: pl.DataFrame, from_s: float) -> Iter
         thread.join()
 
 
-class Store:
+class TelemetryStore:
     """The telemetry store of the ingest, filled by a sender and read as the scheduler reads it."""
 
     def __init__(self, folder: Path, sender: str = SENDER) -> None:

@@ -36,7 +36,7 @@ import numpy as np
 import psutil
 import torch
 
-from benchmarks.live import Store, first_champion, own_state
+from benchmarks.live import TelemetryStore, first_champion, own_state
 from benchmarks.rows import Row
 from benchmarks.slopes import BEST, MIB, STRETCHES, line, read, tree
 from common import json_lines
@@ -87,7 +87,7 @@ class Sender:
         self._rng = np.random.default_rng(rounds)
         self._writer = SegmentWriter(root)
         self._compactor = Compactor(root)
-        self.store = Store(root, SENDER)
+        self.store = TelemetryStore(root, SENDER)
 
     def close(self) -> None:
         """Let another have the store."""
