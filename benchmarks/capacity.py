@@ -34,7 +34,7 @@ MACHINE_CORES: Final = 2
 
 
 @dataclass(frozen=True)
-class Store:
+class StoreCost:
     """What a store of so many senders costs a second."""
 
     senders: int
@@ -53,7 +53,7 @@ def measure(rounds: int) -> list[Row]:
     for senders in LOADED:
         tried = [_load(senders) for _ in range(rounds)]
         stores.append(
-            Store(
+            StoreCost(
                 senders,
                 statistics.median(one.compaction_core_s for one in tried),
                 statistics.median(one.turn_core_s for one in tried),
@@ -64,7 +64,7 @@ def measure(rounds: int) -> list[Row]:
     return [*_measured(stores, behind_s, rounds), *_computed(stores, behind_s, rounds)]
 
 
-def _load(senders: int, pass_s: int = 1) -> Store:
+def _load(senders: int, pass_s: int = 1) -> StoreCost:
     """A store of so many senders, compacted each `pass_s` seconds of their time."""
     from feature_store.telemetry.compact import Compactor
     from feature_store.telemetry.log import SegmentWriter
@@ -88,7 +88,7 @@ def _load(senders: int, pass_s: int = 1) -> Store:
         next_sender(root, {}, [])
         turn_s = time.process_time() - begin_s
         stored = sum(file.stat().st_size for file in root.rglob("*.parquet"))
-        return Store(
+        return StoreCost(
             senders, statistics.mean(spent_s[1:]), turn_s, stored / (senders * EVENTS_S * PASSES * pass_s)
         )
 
@@ -125,7 +125,7 @@ def _second_by_second(number: int) -> Iterator[list[bytes]]:
         yield bodies
 
 
-def _measured(stores: list[Store], behind_s: float, rounds: int) -> Iterator[Row]:
+def _measured(stores: list[StoreCost], behind_s: float, rounds: int) -> Iterator[Row]:
     for one in stores:
         name = f"compaction of a second's telemetry of {one.senders:,} senders"
         yield _row(name, one.compaction_core_s, 1.0, "the one process that it has", "s", rounds)
@@ -136,7 +136,7 @@ def _measured(stores: list[Store], behind_s: float, rounds: int) -> Iterator[Row
     yield _row(turn, largest.turn_core_s, EVERY_S, "a round's five minutes", "s", rounds)
 
 
-def _computed(stores: list[Store], behind_s: float, rounds: int) -> Iterator[Row]:
+def _computed(stores: list[StoreCost], behind_s: float, rounds: int) -> Iterator[Row]:
     costs = published.load(published.FILE)
     through_triton = _found(costs, "linerate", "packets decided in a second, local").reference
     triton = MACHINE_CORES * 8 * BATCHES_S / through_triton
