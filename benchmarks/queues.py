@@ -51,7 +51,7 @@ MOST_GROWTH: Final = 2.0  # for 100 times the flows; what is linear in them woul
 
 
 @dataclass(frozen=True)
-class Judged:
+class RuleMedians:
     """A rule's medians by the number of flows, ns, and whether they are what they should be."""
 
     rule: str
@@ -69,12 +69,12 @@ class Judged:
         return self.ns[JUDGED_FLOWS] <= MOST_NS and self.growth <= MOST_GROWTH
 
 
-def judged(rows: Sequence[Row]) -> Iterator[Judged]:
+def judged(rows: Sequence[Row]) -> Iterator[RuleMedians]:
     """Each rule of a run of this benchmark."""
     ours = {row.name: row.ours for row in rows}
     for rule in DISCS:
         if name_of(rule, JUDGED_FLOWS) in ours:  # what was published before has fewer rules
-            yield Judged(rule, {flows: ours[name_of(rule, flows)] for flows in FLOWS})
+            yield RuleMedians(rule, {flows: ours[name_of(rule, flows)] for flows in FLOWS})
 
 
 def verdicts(rows: Sequence[Row]) -> list[Verdict]:
