@@ -65,7 +65,7 @@ class Swaps:
 
 
 @dataclass
-class Served:
+class SwapServer:
     """The server under test: what it serves is the last of `heads` that was pushed."""
 
     client: Path
@@ -90,12 +90,12 @@ def measure(rounds: int) -> list[Row]:
         repository = ModelRepository(root)
         repository.embedded.mkdir()
         with served(root, ()) as address, Triton(address) as triton:
-            one = Served(client, address, triton, repository, heads)
+            one = SwapServer(client, address, triton, repository, heads)
             push(heads[0], one.version, [triton], repository, None)
             return [row for setting in SETTINGS for row in _measure(setting, one, rounds)]
 
 
-def _measure(setting: Setting, one: Served, rounds: int) -> list[Row]:
+def _measure(setting: Setting, one: SwapServer, rounds: int) -> list[Row]:
     quiet, swapped = list[Figures](), list[Figures]()
     swaps = Swaps()
     for _ in range(rounds):
@@ -108,7 +108,7 @@ def _measure(setting: Setting, one: Served, rounds: int) -> list[Row]:
 
 
 @contextmanager
-def _swapping(setting: Setting, one: Served, swaps: Swaps) -> Iterator[None]:
+def _swapping(setting: Setting, one: SwapServer, swaps: Swaps) -> Iterator[None]:
     """Push the next head again and again, from a thread, as often as fits into a stretch."""
     stop = threading.Event()
 
@@ -137,7 +137,7 @@ def _swapping(setting: Setting, one: Served, swaps: Swaps) -> Iterator[None]:
         thread.join()
 
 
-def _ask(setting: Setting, one: Served) -> Figures:
+def _ask(setting: Setting, one: SwapServer) -> Figures:
     """One stretch of questions, each a window of real events."""
     questions = round(setting.rate * setting.stretch_s)
     command = [str(one.client), "--server", one.address]
