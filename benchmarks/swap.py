@@ -35,7 +35,7 @@ Figures = dict[str, float]  # of a stretch, as the client gives them
 
 
 @dataclass(frozen=True)
-class Setting:
+class SwapLoad:
     """How often heads are swapped, and under which load."""
 
     every_s: float  # from one swap to the next; the first after half of it
@@ -52,7 +52,7 @@ class Setting:
 
 
 # Five rounds of the first and three of the second are a minute with swaps, and as much without.
-SETTINGS: Final = (Setting(1.0, 1_000, 12.0), Setting(5.0, 500, 20.0))
+SETTINGS: Final = (SwapLoad(1.0, 1_000, 12.0), SwapLoad(5.0, 500, 20.0))
 ANSWER_WITHIN_S: Final = 30.0  # late is told by the quantiles; no answer is an answer that never comes
 
 
@@ -95,7 +95,7 @@ def measure(rounds: int) -> list[Row]:
             return [row for setting in SETTINGS for row in _measure(setting, one, rounds)]
 
 
-def _measure(setting: Setting, one: SwapServer, rounds: int) -> list[Row]:
+def _measure(setting: SwapLoad, one: SwapServer, rounds: int) -> list[Row]:
     quiet, swapped = list[Figures](), list[Figures]()
     swaps = Swaps()
     for _ in range(rounds):
@@ -108,7 +108,7 @@ def _measure(setting: Setting, one: SwapServer, rounds: int) -> list[Row]:
 
 
 @contextmanager
-def _swapping(setting: Setting, one: SwapServer, swaps: Swaps) -> Iterator[None]:
+def _swapping(setting: SwapLoad, one: SwapServer, swaps: Swaps) -> Iterator[None]:
     """Push the next head again and again, from a thread, as often as fits into a stretch."""
     stop = threading.Event()
 
@@ -137,7 +137,7 @@ def _swapping(setting: Setting, one: SwapServer, swaps: Swaps) -> Iterator[None]
         thread.join()
 
 
-def _ask(setting: Setting, one: SwapServer) -> Figures:
+def _ask(setting: SwapLoad, one: SwapServer) -> Figures:
     """One stretch of questions, each a window of real events."""
     questions = round(setting.rate * setting.stretch_s)
     command = [str(one.client), "--server", one.address]
@@ -156,7 +156,7 @@ def _ask(setting: Setting, one: SwapServer) -> Figures:
 
 
 def _rows(
-    setting: Setting, quiet: list[Figures], swapped: list[Figures], pushes_s: list[float], rounds: int
+    setting: SwapLoad, quiet: list[Figures], swapped: list[Figures], pushes_s: list[float], rounds: int
 ) -> list[Row]:
     def row(what: str, key: str, unit: str) -> Row:
         ours, theirs = (statistics.median(figures[key] for figures in side) for side in (swapped, quiet))
