@@ -111,7 +111,7 @@ class Agent:
 
 
 @dataclass(frozen=True)
-class Setting:
+class LineLoad:
     """What a row is measured at."""
 
     flows: int
@@ -145,7 +145,7 @@ def measure(rounds: int) -> list[Row]:
         local_bps = {ahead_us: local.highest_bps(SEARCH_FLOWS, seconds, ahead_us) for ahead_us in AHEAD_US}
         with _cores(1):
             local_per_s = local.packets_per_s(SEARCH_FLOWS, UNHURRIED_S)
-        settings = [Setting(flows, ahead_us, seconds) for ahead_us in AHEAD_US for flows in FLOWS]
+        settings = [LineLoad(flows, ahead_us, seconds) for ahead_us in AHEAD_US for flows in FLOWS]
         with _serving(root / "native", artifact, Backend.NATIVE) as address:
             agent = Agent(program, (f"--server={address}",))
             rows = [_per_s(local_per_s, agent.packets_per_s(SEARCH_FLOWS, UNHURRIED_S), rounds)]
@@ -154,7 +154,7 @@ def measure(rounds: int) -> list[Row]:
     return rows
 
 
-def _in_time(agent: Agent, setting: Setting, python: float, rounds: int) -> Row:
+def _in_time(agent: Agent, setting: LineLoad, python: float, rounds: int) -> Row:
     share = agent.share(RATE_BPS, setting.flows, setting.seconds, setting.ahead_us)
     name = f"decided in time at {RATE_BPS / 1e6:.0f} Mbit/s, {setting.name}"
     least = (
@@ -170,7 +170,7 @@ def _per_s(per_s: float, served_per_s: float, rounds: int) -> Row:
     return Row(name, per_s, served_per_s, reference, per_s / served_per_s, "packets/s", rounds)
 
 
-def _highest(agent: Agent, setting: Setting, local_bps: float, rounds: int) -> Row:
+def _highest(agent: Agent, setting: LineLoad, local_bps: float, rounds: int) -> Row:
     rate_bps = agent.highest_bps(setting.flows, setting.seconds, setting.ahead_us)
     name = f"highest rate with {WANTED_SHARE:.0%} in time, {setting.name}"
     reference = f"local mode, no server, {SEARCH_FLOWS} flows, as long ahead"
