@@ -125,7 +125,7 @@ class Sender:
             raise RuntimeError(f"bench soak: telemetry was not stored: {report}")
 
 
-class Compressed(Rounds):
+class QuickRounds(Rounds):
     """Rounds whose head is the champion's, moved a little, and passes."""
 
     def _validate(self, latest: Latest, record: RoundRecord) -> Latest:
@@ -200,7 +200,7 @@ def run(path: Path, wanted: int) -> None:
                 first_champion(Path(temporary) / "champion", model)
         telemetry = state_dir() / "telemetry"
         finetune = read_section(PARAMS_FILE, FinetuneParams)
-        rounds = Compressed(lambda *asked: sender_of(sender).store.latest(*asked), judged, finetune, model)
+        rounds = QuickRounds(lambda *asked: sender_of(sender).store.latest(*asked), judged, finetune, model)
         sender = Sender(telemetry, rounds.number)
         while rounds.number < wanted:
             count = min(ROUNDS_A_SAMPLE, wanted - rounds.number)
