@@ -75,7 +75,7 @@ KEPT_BY_MLFLOW: Final = ("model_versions", "inputs")  # a row of each for each v
 PREDICTORS: Final = ("challenger", "champion", "reference", "last_sender", "last_flow", "last_queue")
 
 
-class Sender:
+class ClockedSender:
     """A sender whose clock goes on by five minutes at a time, and the store of its telemetry."""
 
     def __init__(self, root: Path, rounds: int) -> None:
@@ -201,7 +201,7 @@ def run(path: Path, wanted: int) -> None:
         telemetry = state_dir() / "telemetry"
         finetune = read_section(PARAMS_FILE, FinetuneParams)
         rounds = QuickRounds(lambda *asked: sender_of(sender).store.latest(*asked), judged, finetune, model)
-        sender = Sender(telemetry, rounds.number)
+        sender = ClockedSender(telemetry, rounds.number)
         while rounds.number < wanted:
             count = min(ROUNDS_A_SAMPLE, wanted - rounds.number)
             records = [one_round(rounds, sender) for _ in range(count)]
@@ -214,14 +214,14 @@ def run(path: Path, wanted: int) -> None:
         stop_stack()
 
 
-def sender_of(sender: Sender | None) -> Sender:
+def sender_of(sender: ClockedSender | None) -> ClockedSender:
     """The sender, which is there once rounds run."""
     if sender is None:
         raise RuntimeError("bench soak: a round before there is a sender")
     return sender
 
 
-def one_round(rounds: Rounds, sender: Sender) -> RoundRecord:
+def one_round(rounds: Rounds, sender: ClockedSender) -> RoundRecord:
     """Five minutes of telemetry and a round.
 
     Raises:
