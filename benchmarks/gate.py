@@ -48,7 +48,7 @@ NOISE: Final = 0.25  # a random step, likewise
 POISON: Final = 0.012  # average precision that each poisoned head loses to its parent
 GAINS: Final = (-0.05, -0.02, 0.0, 0.01, 0.02, 0.05)
 TRIALS: Final = 60
-NextHead = Callable[["Sender", Floats], Floats]
+NextHead = Callable[["SliceMaker", Floats], Floats]
 Gate = Callable[["Challenge"], bool]
 
 
@@ -70,7 +70,7 @@ class Slice:
         return gate.score(self.predictions(head_KD), self.held_out, drawn=False).figures
 
 
-class Sender:
+class SliceMaker:
     """Makes slices of one sender's time, each of seconds that no other has."""
 
     def __init__(self, seed: int) -> None:
@@ -176,7 +176,7 @@ def passed_before(asked: Challenge) -> bool:
 
 def run(asks: Gate, rounds: int, seed: int, challenge: NextHead) -> list[float]:
     """True quality of the champion, at the start and after each round."""
-    sender = Sender(seed)
+    sender = SliceMaker(seed)
     champion_KD = reference_KD = sender.moved(sender.best_KD, START)
     found = [sender.quality(champion_KD)]
     slices = _first_slices(sender)
@@ -189,19 +189,19 @@ def run(asks: Gate, rounds: int, seed: int, challenge: NextHead) -> list[float]:
     return found
 
 
-def noise(sender: Sender, champion_KD: Floats) -> Floats:
+def noise(sender: SliceMaker, champion_KD: Floats) -> Floats:
     """A challenger that learned nothing: its parent, moved at random."""
     return sender.moved(champion_KD, NOISE)
 
 
-def poison(sender: Sender, champion_KD: Floats) -> Floats:
+def poison(sender: SliceMaker, champion_KD: Floats) -> Floats:
     """A challenger that somebody made a little worse than its parent."""
     return sender.turned(champion_KD, sender.quality(champion_KD) - POISON)
 
 
 def accepted(gates: Sequence[Gate], gain: float, trials: int, seed: int) -> list[float]:
     """How often each gate passes a challenger better by so much; champion and reference are alike."""
-    sender = Sender(seed)
+    sender = SliceMaker(seed)
     start_KD = sender.moved(sender.best_KD, START)
     level = sender.quality(start_KD)
     slices = _first_slices(sender)
@@ -215,12 +215,12 @@ def accepted(gates: Sequence[Gate], gain: float, trials: int, seed: int) -> list
     return list(counts / trials)
 
 
-def _first_slices(sender: Sender) -> deque[Slice]:
+def _first_slices(sender: SliceMaker) -> deque[Slice]:
     """The slices before the first round's own, of as many as the gate looks at."""
     return deque((sender.slice() for _ in range(EARLIER)), EARLIER + 1)
 
 
-def _other_late_row(sender: Sender, head_KD: Floats) -> Floats:
+def _other_late_row(sender: SliceMaker, head_KD: Floats) -> Floats:
     """A head that takes other packets for late, as many as before."""
     late_D = noise(sender, head_KD)[1]
     return np.stack([head_KD[0], late_D * (np.linalg.norm(head_KD[1]) / np.linalg.norm(late_D))])

@@ -24,12 +24,12 @@ NOT_HERE = "champion 3 cannot be judged here"
 
 
 @pytest.fixture(scope="module")
-def sender() -> world.Sender:
-    return world.Sender(3)
+def sender() -> world.SliceMaker:
+    return world.SliceMaker(3)
 
 
 @pytest.fixture(scope="module")
-def judging(sender: world.Sender) -> world.Slice:
+def judging(sender: world.SliceMaker) -> world.Slice:
     return world.joined([sender.slice() for _ in range(7)])
 
 
@@ -65,7 +65,7 @@ def test_where_seconds_are_too_few_for_an_interval_the_figures_are_compared(
     assert log_mae is None or "4 s judge, too few for an interval" in verdict.reason
 
 
-def test_a_head_that_may_be_worse_by_more_than_the_margin_does_not_pass(sender: world.Sender) -> None:
+def test_a_head_that_may_be_worse_by_more_than_the_margin_does_not_pass(sender: world.SliceMaker) -> None:
     """Half a minute in which it happens to be as good say little of a head that is quite another."""
     few_s = world.joined([sender.slice(), sender.slice(), sender.slice()])
     champion_KD = sender.moved(sender.best_KD, world.START)
@@ -84,7 +84,9 @@ def test_a_head_that_may_be_worse_by_more_than_the_margin_does_not_pass(sender: 
     assert len(refused) > len(verdicts) / 2
 
 
-def test_the_reference_bars_what_loses_little_by_little(sender: world.Sender, judging: world.Slice) -> None:
+def test_the_reference_bars_what_loses_little_by_little(
+    sender: world.SliceMaker, judging: world.Slice
+) -> None:
     """Each is as good as the champion; all together are worse than where it began."""
     reference_KD = sender.moved(sender.best_KD, 0.3)
     champion_KD = sender.turned(reference_KD, sender.quality(reference_KD) - 0.08)
@@ -166,7 +168,7 @@ def test_what_is_no_number_is_refused(judging: world.Slice) -> None:
         score(us_BH, judging.held_out)
 
 
-def test_an_interval_is_of_the_same_draws_for_all(sender: world.Sender, judging: world.Slice) -> None:
+def test_an_interval_is_of_the_same_draws_for_all(sender: world.SliceMaker, judging: world.Slice) -> None:
     head_KD = sender.moved(sender.best_KD, world.START)
     one, two = scored(judging, head_KD), scored(replace(judging), head_KD)
     np.testing.assert_array_equal(one.average_precision_R, two.average_precision_R)
