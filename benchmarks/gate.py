@@ -53,7 +53,7 @@ Gate = Callable[["Challenge"], bool]
 
 
 @dataclass(frozen=True)
-class Slice:
+class SenderSlice:
     """Some seconds of the sender."""
 
     x_ND: Floats
@@ -80,7 +80,7 @@ class SliceMaker:
         self.best_KD = np.stack([KNOWN * self._slow_D, self._late_D])
         self._truth = self.slice(TRUTH_S)
 
-    def slice(self, seconds: int = SLICE_S) -> Slice:
+    def slice(self, seconds: int = SLICE_S) -> SenderSlice:
         """The next seconds."""
         per_s = DECISIONS_PER_S * HORIZON
         n = seconds * per_s
@@ -98,7 +98,7 @@ class SliceMaker:
             candidates_BHF[..., column] *= np.exp(SPREAD * self.rng.normal(size=y_BH.shape))
         decision_ns_B = self._now_s * 10**9 + np.arange(len(y_BH), dtype=np.int64) * 10**9 // DECISIONS_PER_S
         self._now_s += 10 * seconds
-        return Slice(x_ND, HeldOut(candidates_BHF, y_BH.astype(np.float32), decision_ns_B, FEATURES))
+        return SenderSlice(x_ND, HeldOut(candidates_BHF, y_BH.astype(np.float32), decision_ns_B, FEATURES))
 
     def quality(self, head_KD: Floats) -> float:
         """True average precision of a head."""
@@ -131,10 +131,10 @@ class SliceMaker:
         return at(low)
 
 
-def joined(slices: list[Slice]) -> Slice:
+def joined(slices: list[SenderSlice]) -> SenderSlice:
     """Several slices as one."""
     parts = [one.held_out for one in slices]
-    return Slice(
+    return SenderSlice(
         np.concatenate([one.x_ND for one in slices]),
         HeldOut(
             np.concatenate([part.candidates_BHF for part in parts]),
@@ -149,7 +149,7 @@ def joined(slices: list[Slice]) -> Slice:
 class Challenge:
     """A challenger before a gate: the slices that judge, oldest first, and the heads it is compared with."""
 
-    slices: list[Slice]
+    slices: list[SenderSlice]
     challenger_KD: Floats
     champion_KD: Floats
     reference_KD: Floats
@@ -215,7 +215,7 @@ def accepted(gates: Sequence[Gate], gain: float, trials: int, seed: int) -> list
     return list(counts / trials)
 
 
-def _first_slices(sender: SliceMaker) -> deque[Slice]:
+def _first_slices(sender: SliceMaker) -> deque[SenderSlice]:
     """The slices before the first round's own, of as many as the gate looks at."""
     return deque((sender.slice() for _ in range(EARLIER)), EARLIER + 1)
 

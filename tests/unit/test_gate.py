@@ -29,11 +29,11 @@ def sender() -> world.SliceMaker:
 
 
 @pytest.fixture(scope="module")
-def judging(sender: world.SliceMaker) -> world.Slice:
+def judging(sender: world.SliceMaker) -> world.SenderSlice:
     return world.joined([sender.slice() for _ in range(7)])
 
 
-def scored(judging: world.Slice, head_KD: np.ndarray) -> Scored:
+def scored(judging: world.SenderSlice, head_KD: np.ndarray) -> Scored:
     return score(judging.predictions(head_KD), judging.held_out)
 
 
@@ -85,7 +85,7 @@ def test_a_head_that_may_be_worse_by_more_than_the_margin_does_not_pass(sender: 
 
 
 def test_the_reference_bars_what_loses_little_by_little(
-    sender: world.SliceMaker, judging: world.Slice
+    sender: world.SliceMaker, judging: world.SenderSlice
 ) -> None:
     """Each is as good as the champion; all together are worse than where it began."""
     reference_KD = sender.moved(sender.best_KD, 0.3)
@@ -104,7 +104,7 @@ def test_the_reference_bars_what_loses_little_by_little(
     assert judge(halfway, champion, {}, "", reference).passed
 
 
-def test_nothing_passes_below_a_naive_baseline(judging: world.Slice) -> None:
+def test_nothing_passes_below_a_naive_baseline(judging: world.SenderSlice) -> None:
     naive = {"last_flow": score_naive(judging.held_out, world.LAST_US)["last_flow"]}
     blind = scored(judging, np.zeros((2, world.INPUTS)))  # what last_flow says
     assert blind.figures.log_mae == pytest.approx(naive["last_flow"].figures.log_mae)
@@ -116,7 +116,7 @@ def test_nothing_passes_below_a_naive_baseline(judging: world.Slice) -> None:
     assert judge(blind, blinder, naive, "").passed  # it is better than what is served, and on a level
 
 
-def test_a_single_late_packet_decides_nothing(judging: world.Slice) -> None:
+def test_a_single_late_packet_decides_nothing(judging: world.SenderSlice) -> None:
     """The log-error is left to judge, and the line says so."""
     late = np.flatnonzero(judging.held_out.y_BH > 1.5 * world.LAST_US)
     y_BH = judging.held_out.y_BH.copy()
@@ -161,14 +161,16 @@ def test_without_a_champions_figures_the_reference_judges() -> None:
     assert not verdict.passed
 
 
-def test_what_is_no_number_is_refused(judging: world.Slice) -> None:
+def test_what_is_no_number_is_refused(judging: world.SenderSlice) -> None:
     us_BH = judging.predictions(np.zeros((2, world.INPUTS)))
     us_BH[0, 0] = np.nan
     with pytest.raises(ValueError, match=r"1 of \d+ predictions are not finite numbers"):
         score(us_BH, judging.held_out)
 
 
-def test_an_interval_is_of_the_same_draws_for_all(sender: world.SliceMaker, judging: world.Slice) -> None:
+def test_an_interval_is_of_the_same_draws_for_all(
+    sender: world.SliceMaker, judging: world.SenderSlice
+) -> None:
     head_KD = sender.moved(sender.best_KD, world.START)
     one, two = scored(judging, head_KD), scored(replace(judging), head_KD)
     np.testing.assert_array_equal(one.average_precision_R, two.average_precision_R)
