@@ -92,7 +92,7 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Server:
+class IngestServer:
     """A running ingest."""
 
     url: str
@@ -113,7 +113,7 @@ class Server:
 
 
 @contextmanager
-def running_ingest(folder: Path, replicas: int = 1) -> Iterator[Server]:
+def running_ingest(folder: Path, replicas: int = 1) -> Iterator[IngestServer]:
     """Start `serving.ingest.server` with a Ray of its own; what handles batches has one core."""
     import psutil
 
@@ -147,7 +147,7 @@ def running_ingest(folder: Path, replicas: int = 1) -> Iterator[Server]:
         family = psutil.Process(child.pid).children(recursive=True)
         ours = [p for p in family if any(name in " ".join(p.cmdline()) for name in names)]
         token = read_token(folder.parent / "state" / "secrets" / INSTALLATION)
-        server = Server(url, folder, token, ours)
+        server = IngestServer(url, folder, token, ours)
         server.pin({max(os.sched_getaffinity(0))})
         yield server
     finally:
@@ -166,7 +166,7 @@ def _on(cores: set[int]) -> Iterator[None]:
         os.sched_setaffinity(0, before)
 
 
-def ship(server: Server, events: int, first_sender: int = 0) -> float:
+def ship(server: IngestServer, events: int, first_sender: int = 0) -> float:
     """Send so many events from all senders at once; return events per second, each of them stored."""
     from serving.ingest.client import IngestClient
 
@@ -246,7 +246,7 @@ def measure(rounds: int, events: int | None = None) -> list[Row]:
     ):
         folder, senders = Path(temporary), iter(range(0, 100_000, SENDERS))
 
-        def rate(server: Server, theirs: set[int], ours: set[int], events: int = ROUND_EVENTS) -> float:
+        def rate(server: IngestServer, theirs: set[int], ours: set[int], events: int = ROUND_EVENTS) -> float:
             server.pin(theirs)
             with _on(ours):
                 return ship(server, events, next(senders))

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from benchmarks.inference_references import event_stream
-from benchmarks.ingest import Server, running_ingest
+from benchmarks.ingest import IngestServer, running_ingest
 from benchmarks.rows import Row
 from benchmarks.version_watch import VersionWatch
 from common.section import read_all
@@ -82,7 +82,7 @@ def measure(rounds: int) -> list[Row]:
 
 
 def _run(
-    rounds: int, packets: pl.DataFrame, root: Path, ingest: Server
+    rounds: int, packets: pl.DataFrame, root: Path, ingest: IngestServer
 ) -> tuple[list[RoundTiming], float, float]:
     from infra.local.loop import stop_stack
     from infra.local.servers import start_stack
