@@ -283,7 +283,7 @@ def measure(rounds: int, events: int | None = None) -> list[Row]:
 
 
 @dataclass(frozen=True)
-class Stretch:
+class RunStretch:
     """A part of a long run: what the ingest's processes held when it began, and how fast it went."""
 
     events: int  # before it
@@ -291,19 +291,19 @@ class Stretch:
     rate: float  # events/s
 
 
-def memory_over(events: int, samples: int) -> list[Stretch]:
+def memory_over(events: int, samples: int) -> list[RunStretch]:
     """Send many events in so many stretches; one more, without events, shows what is held at the end."""
     found = []
     with tempfile.TemporaryDirectory() as temporary, running_ingest(Path(temporary) / "store") as server:
         for sample in range(samples + 1):
             so_far, mib = sample * (events // samples), server.resident_bytes() / 2**20
             rate = ship(server, events // samples, 0) if sample < samples else 0.0
-            found.append(Stretch(so_far, mib, rate))
+            found.append(RunStretch(so_far, mib, rate))
             print(f"{so_far:>12,} events: {mib:,.0f} MiB, then {rate:,.0f} events/s", flush=True)
     return found
 
 
-def slope(run: list[Stretch]) -> float:
+def slope(run: list[RunStretch]) -> float:
     """MiB per million events over the second half of a run (least squares)."""
     import numpy as np
 
@@ -321,7 +321,7 @@ def _memory(events: int) -> list[Row]:
     return memory_rows(run)
 
 
-def memory_rows(run: list[Stretch]) -> list[Row]:
+def memory_rows(run: list[RunStretch]) -> list[Row]:
     """What a long run says: does the memory grow, and was it fast all the time."""
     what, count = "memory of the ingest's processes", f"{run[-1].events:,} events"
     grows = slope(run)
