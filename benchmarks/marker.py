@@ -18,7 +18,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.rows import CannotHereError, Row
+from benchmarks.rows import Row, UnsupportedMachineError
 from serving.agent import process as agent_process
 from testbed.host import router_log, tcp
 from testbed.host.checks import capability
@@ -43,7 +43,7 @@ def measure(rounds: int) -> list[Row]:
 
     """
     if reason := capability("tc_bpf").why_not:
-        raise CannotHereError(reason)
+        raise UnsupportedMachineError(reason)
     found = [run_marker("bench", MARK_OBJECT, RUNS) for _ in range(rounds)]
     for one in found:
         if one["right"] != one["tried"]:

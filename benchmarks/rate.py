@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.rows import CannotHereError, Row
+from benchmarks.rows import Row, UnsupportedMachineError
 
 if TYPE_CHECKING:
     from models.networks.rate_network import RateNetwork
@@ -194,7 +194,7 @@ def _doors(
     from serving.triton.repository import MODELS, RATE
 
     if reason := agent_process.why_not_built():
-        raise CannotHereError(reason)
+        raise UnsupportedMachineError(reason)
     (version := root / "1").symlink_to(folder)
     write_model(root / "repository", MODELS[RATE], folder, Backend.NATIVE, features=features)
     rows = []

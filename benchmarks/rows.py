@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
 
-class CannotHereError(RuntimeError):
+class UnsupportedMachineError(RuntimeError):
     """This machine lacks what the benchmark measures: no failure; the line says what."""
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from statistics import median
 from typing import Final
 
-from benchmarks.rows import CannotHereError, Row
+from benchmarks.rows import Row, UnsupportedMachineError
 from testbed.host.checks import capability
 from testbed.host.selfcheck import WANTED, selfcheck
 
@@ -29,7 +29,7 @@ def measure(rounds: int) -> list[Row]:
 
     """
     if reason := capability("router").why_not:
-        raise CannotHereError(reason)
+        raise UnsupportedMachineError(reason)
     rows = []
     for rate_mbps in RATES_MBPS:
         found = [selfcheck(rate_mbps, SECONDS) for _ in range(rounds)]
