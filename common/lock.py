@@ -13,7 +13,7 @@ from typing import Final
 LOOK_S: Final = 0.1
 
 
-class HeldError(OSError):
+class LockHeldError(OSError):
     """Another process has held the lock all the time."""
 
 
@@ -37,7 +37,7 @@ def held(
         while not _try_lock(lock.fileno()):
             holder = os.pread(lock.fileno(), 100, 0).decode(errors="replace") or "unknown"
             if time.monotonic() >= deadline_s:
-                raise HeldError(
+                raise LockHeldError(
                     f"{path}: {what} (pid {holder}) has held this lock for {wait_s:g} s; "
                     "if it is stopped, continue it (kill -CONT) or end it, then try again"
                 )

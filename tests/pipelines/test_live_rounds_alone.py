@@ -13,7 +13,7 @@ import pytest
 import yaml
 from toy_world import START_NS, bottleneck_table
 
-from common.lock import HeldError
+from common.lock import LockHeldError
 from feature_store.events.beginning import NOTHING
 from feature_store.telemetry.recent import Latest
 from models.networks.files import DESCRIPTION_FILE, WEIGHTS_FILE
@@ -224,6 +224,6 @@ def test_a_second_scheduler_is_refused_and_leaves_the_re_train_of_the_first(
     monkeypatch.chdir(project)
     asked = {"every_s": 1, "learn_s": 6, "judge_s": 2, "least_windows": 50, "limit": 1, "metrics_port": 0}
     (works_on := tmp_path / "live" / "retrain").mkdir(parents=True)
-    with alone("schedule.lock", ""), pytest.raises(HeldError, match="`swiftqueue schedule`"):
+    with alone("schedule.lock", ""), pytest.raises(LockHeldError, match="`swiftqueue schedule`"):
         schedule(tmp_path, sender=None, drift=1, retrain=True, **asked)
     assert works_on.is_dir()
