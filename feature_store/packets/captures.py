@@ -105,7 +105,7 @@ class CaptureFile:
 
         capture = pcaplib.Capture()
         rare = RareDecoder()
-        ordered = Ordered(capture)
+        ordered = SegmentOrder(capture)
         rest = np.empty(0, np.uint8)
         for piece in self._pieces():
             self._head = self._head or piece[:16]
@@ -172,7 +172,7 @@ class CaptureFile:
         yield b""
 
 
-class Ordered:
+class SegmentOrder:
     """Segments as they are decoded, given on once no other can still come before them."""
 
     def __init__(self, capture: pcaplib.Capture) -> None:
