@@ -28,7 +28,7 @@ BIN_NS: Final = 10_000_000
 
 
 @dataclass(frozen=True)
-class Believed:
+class PlausiblePackets:
     """A sender's packets without what cannot be."""
 
     packets: pl.DataFrame
@@ -44,7 +44,7 @@ class Believed:
         return f"sender {name} claims what cannot be: {said} among {self.packets.height} packets"
 
 
-def believed(packets: pl.DataFrame, unmatched_acks: int) -> Believed:
+def believed(packets: pl.DataFrame, unmatched_acks: int) -> PlausiblePackets:
     """Judge a packet table's claims, and so many ACKs of packets that the sender never sent."""
     limits = settings()
     latency_us = pl.col("latency_us")
@@ -58,7 +58,7 @@ def believed(packets: pl.DataFrame, unmatched_acks: int) -> Believed:
     )
     counts = {kind: int(judged[kind].sum()) for kind in KINDS[:3]} | {KINDS[3]: unmatched_acks}
     known_us = pl.when(pl.col(KINDS[0]) | pl.col(KINDS[1])).then(None).otherwise(latency_us)
-    return Believed(
+    return PlausiblePackets(
         judged.with_columns(latency_us=known_us).select(packets.columns),
         {kind: count for kind, count in counts.items() if count},
     )
