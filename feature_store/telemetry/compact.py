@@ -47,7 +47,7 @@ KEEP_DAMAGED: Final = 16  # torn segments, and senders' folders with a damaged f
 
 
 @dataclass
-class Report:
+class CompactionReport:
     """What one round did."""
 
     segments: int = 0
@@ -103,13 +103,13 @@ class Compactor:
         """Let another compactor have the store."""
         os.close(self._lock)
 
-    def run(self) -> Report:
+    def run(self) -> CompactionReport:
         """Take in every closed segment, some at a time.
 
         Raises:
             OSError: a file cannot be written; what was not taken in stays in the log for the next run.
         """
-        report = Report()
+        report = CompactionReport()
         # A sender whose folder somebody removed begins anew: its manifest would name files that are gone.
         self._manifests = {
             sender: manifest
@@ -133,7 +133,7 @@ class Compactor:
         self._lost = []
         return report
 
-    def _count_gaps(self, manifest: Manifest, report: Report) -> None:
+    def _count_gaps(self, manifest: Manifest, report: CompactionReport) -> None:
         now_s = time.time()
         missing = sum(s.newly_missing(now_s, self._gap_s) for s in manifest.sessions.values())
         events = manifest.newly_missing_events(now_s, self._gap_s)
@@ -144,7 +144,7 @@ class Compactor:
             report.counts.missing_events += events
             save_manifest(self._root, manifest)
 
-    def _make_room(self, report: Report) -> None:
+    def _make_room(self, report: CompactionReport) -> None:
         """Drop the oldest minutes of all senders, by which was stored first, beyond what there may be.
 
         The newest of each stay: where another program fills the disk, they cannot help it.
@@ -182,7 +182,7 @@ class Compactor:
             self._manifests[sender] = manifest
             self._sweep(manifest)
 
-    def _take_in(self, segments: list[Path], report: Report) -> None:
+    def _take_in(self, segments: list[Path], report: CompactionReport) -> None:
         self._intake += 1
         batches: dict[str, list[tuple[str, BatchKey, Events]]] = defaultdict(list)
         damaged = set()
