@@ -30,7 +30,7 @@ from feature_store.telemetry.manifest import (
     save_manifest,
     sender_dir,
 )
-from feature_store.telemetry.round import LEAST_MINUTES, Columns, Round
+from feature_store.telemetry.round import LEAST_MINUTES, Columns, SenderCompaction
 
 ROUND_BYTES: Final = 64 << 20  # of segments taken in at once: what bounds the memory
 GAP_S: Final = 5.0  # what is missing so long after a later batch is a gap: all segments were closed since
@@ -232,7 +232,9 @@ class Compactor:
         manifest.segments = sorted((present & set(before.segments)) | {path.name for path in segments})
         fresh = [(key, events) for name, key, events in named if name not in before.segments]
         known = self._unacknowledged.get(before.sender, {})
-        change = Round(self._root, manifest, self._keep_minutes, self._keep_bytes, self._intake, known)
+        change = SenderCompaction(
+            self._root, manifest, self._keep_minutes, self._keep_bytes, self._intake, known
+        )
         change.take(fresh)
         newest = [*known.items(), *change.unacknowledged.items()][-REMEMBERED_PARTS:]
         self._unacknowledged[before.sender] = dict(newest)

@@ -33,7 +33,7 @@ SET_BACK_NS: Final = 100_000_000  # a step back this large is a clock that was s
 LEAST_MINUTES: Final = 3  # of a sender, that stay whatever their bytes: a round of the live loop needs two
 
 
-class Round:
+class SenderCompaction:
     """One change of one sender's packets; for use once."""
 
     def __init__(
