@@ -47,7 +47,7 @@ from common.state import private_dir, state_dir
 from feature_store.telemetry.compact import KEEP_MINUTES, Compactor
 from feature_store.telemetry.events import SEND_COLUMNS, BatchKey, encode, event_batch
 from feature_store.telemetry.log import SegmentWriter
-from feature_store.telemetry.recent import Latest
+from feature_store.telemetry.recent import RecentPackets
 from feature_store.telemetry.sessions import open_session
 from infra.local import processes
 from models.networks import artifact
@@ -128,13 +128,13 @@ class ClockedSender:
 class QuickRounds(Rounds):
     """Rounds whose head is the champion's, moved a little, and passes."""
 
-    def _validate(self, latest: Latest, record: RoundRecord) -> Latest:
+    def _validate(self, latest: RecentPackets, record: RoundRecord) -> RecentPackets:
         if self.number % ROUNDS_A_SAMPLE == 0:
             return super()._validate(latest, record)
         record.sender = SENDER
         return latest
 
-    def _tune(self, latest: Latest, parent: Path, *_: object) -> Tuned:
+    def _tune(self, latest: RecentPackets, parent: Path, *_: object) -> Tuned:
         found = artifact.load(parent)
         torch.manual_seed(self.number)
         with torch.no_grad():

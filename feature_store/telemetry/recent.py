@@ -42,7 +42,7 @@ GAP_SCHEMA: Final = pl.Schema(
 
 
 @dataclass(frozen=True)
-class Latest:
+class RecentPackets:
     """The last minutes of a sender's newest session."""
 
     packets: pl.DataFrame  # PACKET_SCHEMA: whole batches of 8, `packet` counted from 0 in this table
@@ -117,7 +117,7 @@ def sender_weights(text: str) -> dict[str, float]:
     return weights
 
 
-def latest_minutes(root: Path, sender: str, minutes: float, *, settled: bool = False) -> Latest:
+def latest_minutes(root: Path, sender: str, minutes: float, *, settled: bool = False) -> RecentPackets:
     """Return what a sender sent in the last minutes before its newest event, for `windows` as it is.
 
     With `settled` the newest seconds are left out while a batch of before them may still come: as long as
@@ -146,7 +146,7 @@ def latest_minutes(root: Path, sender: str, minutes: float, *, settled: bool = F
             continue
         batch = pl.col("packet") // HORIZON
         whole = packets.filter(pl.len().over(batch) == HORIZON)
-        return Latest(
+        return RecentPackets(
             whole.with_columns(packet=pl.int_range(whole.height, dtype=pl.Int64)),
             session.newest_ns,
             number,
@@ -158,7 +158,7 @@ def latest_minutes(root: Path, sender: str, minutes: float, *, settled: bool = F
     raise FileNotFoundError(f"the packets of sender {sender!r} under {root} vanished {TRIES} times")
 
 
-def write_trace(latest: Latest, folder: Path) -> None:
+def write_trace(latest: RecentPackets, folder: Path) -> None:
     """Write the packets as `extract` writes a trace's, for the stages: `folder/trace=NAME/minute=M/`.
 
     Raises:

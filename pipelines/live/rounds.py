@@ -26,7 +26,7 @@ import polars as pl
 from common.say import say
 from feature_store.quality import expectations as ex
 from feature_store.quality.claims import believed
-from feature_store.telemetry.recent import Latest
+from feature_store.telemetry.recent import RecentPackets
 from models.networks.artifact import read_files
 from models.registry.registry import Decision, Registry
 from models.registry.saving import INPUTS_FILE
@@ -282,14 +282,14 @@ class Rounds(Runner[RoundRecord]):
             record.retraining = "failed"
             record.reason = f"{record.reason}; {first_line(str(error))}"
 
-    def _latest(self) -> Latest:
+    def _latest(self) -> RecentPackets:
         seconds = self._params.lead_in_s + self._params.learn_s + self._params.judge_s
         try:
             return self._telemetry(seconds, "")
         except FileNotFoundError as error:
             raise DeclinedError(str(error)) from error
 
-    def _validate(self, latest: Latest, record: RoundRecord) -> Latest:
+    def _validate(self, latest: RecentPackets, record: RoundRecord) -> RecentPackets:
         """Return the telemetry without what cannot be.
 
         Raises:
@@ -330,7 +330,7 @@ class Rounds(Runner[RoundRecord]):
 
     def _tune(
         self,
-        latest: Latest,
+        latest: RecentPackets,
         parent: Path,
         retrained: Retrained | None,
         reference: Mapping[str, bytes] | None,
@@ -359,7 +359,7 @@ class Rounds(Runner[RoundRecord]):
         return tuned
 
 
-def _gaps(latest: Latest) -> str:
+def _gaps(latest: RecentPackets) -> str:
     """Why there are too many gaps; empty if there are not."""
     missing, packets = latest.missing_packets, latest.packets.height
     if missing <= MAX_MISSING * packets:
