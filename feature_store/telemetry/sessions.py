@@ -26,7 +26,7 @@ Number = Annotated[int, Field(ge=0, le=MAX_NUMBER)]
 
 
 @dataclass(frozen=True)
-class Asked:
+class SessionRequest:
     """What the body of a request for a session may say."""
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
@@ -42,18 +42,18 @@ class Opening:
     life: Number = 0  # number of the first session of the same connection to the agent
 
 
-_ASKED: Final = TypeAdapter(Asked)
+_ASKED: Final = TypeAdapter(SessionRequest)
 _OPENING: Final = TypeAdapter(Opening)
 
 
-def read_asked(body: bytes) -> Asked:
+def read_asked(body: bytes) -> SessionRequest:
     """Read the body of a request for a session.
 
     Raises:
         RefusedError: it is none.
     """
     if not body:
-        return Asked()
+        return SessionRequest()
     try:
         return _ASKED.validate_json(body)
     except ValidationError:
