@@ -21,7 +21,7 @@ from pydantic import ConfigDict, Field, StringConstraints, TypeAdapter, Validati
 
 from common.atomic import write_durably
 from feature_store.events.beginning import FORGET_NS, HOLE_NS, LEAD_IN_NS, SCOPES, Beginning, Hole
-from feature_store.telemetry.sessions import Opening
+from feature_store.telemetry.sessions import SessionOpening
 
 FILE: Final = "manifest.json"
 MAX_FLOWS: Final = 4096  # of a session whose start is remembered: those that sent last
@@ -82,7 +82,7 @@ class Session:
     seen_s: float = 0.0  # Unix time of its first batch
 
     @classmethod
-    def of(cls, opening: Opening, now_s: float) -> Session:
+    def of(cls, opening: SessionOpening, now_s: float) -> Session:
         """Return a session of which the first batch comes now."""
         before = opening.events_before
         return cls(

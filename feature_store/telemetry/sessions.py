@@ -34,7 +34,7 @@ class SessionRequest:
 
 
 @dataclass(frozen=True)
-class Opening:
+class SessionOpening:
     """What is known of a session from its opening."""
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
@@ -43,7 +43,7 @@ class Opening:
 
 
 _ASKED: Final = TypeAdapter(SessionRequest)
-_OPENING: Final = TypeAdapter(Opening)
+_OPENING: Final = TypeAdapter(SessionOpening)
 
 
 def read_asked(body: bytes) -> SessionRequest:
@@ -90,7 +90,7 @@ def open_session(root: Path, sender: str, events_before: int = 0, *, most: int) 
         goes_on = events_before and read_opening(root, sender, number - 1).life
         try:
             with partial.open("w") as file:
-                json.dump(asdict(Opening(events_before, goes_on or number)), file)
+                json.dump(asdict(SessionOpening(events_before, goes_on or number)), file)
                 file.flush()
                 os.fsync(file.fileno())
             os.link(partial, folder / str(number))
@@ -121,12 +121,12 @@ def _admit(root: Path, sender: str, most: int) -> None:
         (senders / sender).mkdir()
 
 
-def read_opening(root: Path, sender: str, session: int) -> Opening:
+def read_opening(root: Path, sender: str, session: int) -> SessionOpening:
     """What was said when a session was opened; nothing, where that is not known any more."""
     try:
         return _OPENING.validate_json((sessions_dir(root) / sender / str(session)).read_bytes())
     except (FileNotFoundError, ValidationError):  # gone; or of a version that said nothing
-        return Opening()
+        return SessionOpening()
 
 
 def current_session(root: Path, sender: str) -> int:
