@@ -8,10 +8,10 @@ from typing import Annotated, Any
 
 from pydantic import Field, model_validator
 
-from laboratory.scenarios.checked import Checked
+from laboratory.scenarios.checked import ScenarioPart
 
 
-class Point(Checked):
+class Point(ScenarioPart):
     """A point of the axis: which keys of the environment it changes, by their path."""
 
     set: dict[str, Any]
@@ -21,7 +21,7 @@ class Point(Checked):
     train: dict[str, Any] | None = None  # parameters of the point's own model, beside the scenario's `train`
 
 
-class Axis(Checked):
+class Axis(ScenarioPart):
     """What a sweep varies.
 
     Points are given one by one, or as the product of named parts: each point takes one choice of each part.

@@ -13,7 +13,7 @@ LEAST_LINK_MBPS: Final = 0.01  # a link of less than a bit a second would end th
 MOST_LINK_MBPS: Final = 1e5
 
 
-class Checked(BaseModel):
+class ScenarioPart(BaseModel):
     """A part of a scenario: unknown keys are refused."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)

@@ -9,9 +9,9 @@ from pydantic import Field
 
 from laboratory.scenarios.checked import (
     BurstPackets,
-    Checked,
     Microseconds,
     Milliseconds,
+    ScenarioPart,
     Seconds,
     Share,
     check_once,
@@ -35,28 +35,28 @@ MATCHED: Final = ("model", "oracle")  # whose moved share control random gets: t
 VIEWED_BY: Final = ("oracle", "oracle_in_order", "oracle_late", "oracle_batched")  # need a view of the queues
 
 
-class LastLatency(Checked):
+class LastLatency(ScenarioPart):
     """Control `last_latency`: see simulation/doc/lab.md."""
 
     threshold_ms: Milliseconds
     stale_ms: Milliseconds
 
 
-class Oracle(Checked):
+class Oracle(ScenarioPart):
     """Controls `oracle` and `oracle_in_order`: see simulation/doc/lab.md."""
 
     margin_us: Microseconds
     rate_us: Microseconds
 
 
-class Random(Checked):
+class Random(ScenarioPart):
     """Control `random`: moved for so many successive packets together."""
 
     burst_packets: BurstPackets
     share: Share | None  # None: what the model moved in the same run, or else the oracle
 
 
-class Model(Checked):
+class Model(ScenarioPart):
     """Control `model`: the sender agent's controller."""
 
     inference_us: Microseconds
@@ -84,7 +84,7 @@ class Model(Checked):
     finetune_apply_after_s: Annotated[float, Field(ge=0, le=1e5)]
 
 
-class Ladder(Checked):
+class Ladder(ScenarioPart):
     """Parameters of the controls that stand beside the model on the ladder of information."""
 
     constant_share: Share = 0.75  # of the batches
@@ -92,7 +92,7 @@ class Ladder(Checked):
     shift_s: Seconds = 10.0  # how much later the placebo decides what the model decided
 
 
-class Settings(Checked):
+class Settings(ScenarioPart):
     """Parameters of the controls."""
 
     moved_ecn: Literal["ect0", "not_ect"]

@@ -21,10 +21,10 @@ from laboratory.scenarios.checked import (
     MOST_LINK_MBPS,
     NAME,
     BurstPackets,
-    Checked,
     Name,
     NotNegative,
     Positive,
+    ScenarioPart,
     Seconds,
     Share,
     check_once,
@@ -52,7 +52,7 @@ def profile_named(name: Any) -> Any:
     return FORMER_PROFILES.get(name, name) if isinstance(name, str) else name
 
 
-class Disc(Checked):
+class Disc(ScenarioPart):
     """A queue disc of ns-3 by its TypeId; of a DualPI2, these attributes come after the profile's."""
 
     type: str
@@ -74,7 +74,7 @@ class Disc(Checked):
         }
 
 
-class Bottleneck(Checked):
+class Bottleneck(ScenarioPart):
     """A link with a dual queue, or any other disc; the delay is its part of the path's."""
 
     mbps: Annotated[float, Field(ge=LEAST_LINK_MBPS, le=MOST_LINK_MBPS)]
@@ -83,21 +83,21 @@ class Bottleneck(Checked):
     trace: str | None = None  # of a variable link: a file of lines `seconds Mbit/s`; None: always `mbps`
 
 
-class Receiver(Checked):
+class Receiver(ScenarioPart):
     """Where flows end: the router it hangs on, and how much farther away it is than `rtt_ms`."""
 
     router: Annotated[int, Field(ge=1)] = 1
     extra_rtt_ms: Annotated[float, Field(ge=0, le=10_000)] = 0.0
 
 
-class Sender(Checked):
+class Sender(ScenarioPart):
     """Where flows begin: the router it hangs on, its groups by name."""
 
     router: Annotated[int, Field(ge=0)] = 0
     groups: dict[str, Group]
 
 
-class Explore(Checked):
+class Explore(ScenarioPart):
     """How traces to train on explore: the share of S1's bursts, and the bursts' lengths, a trace each."""
 
     share: Share
@@ -108,7 +108,7 @@ class Explore(Checked):
     points: bool = False  # of each point of the axis, for one model that is to know them all
 
 
-class Environment(Checked):
+class Environment(ScenarioPart):
     """Links, senders and traffic; senders are in order, the first is S1, captured and controlled."""
 
     # Base round trip of the nearest receiver over all bottlenecks.
@@ -253,7 +253,7 @@ class Environment(Checked):
             raise ValueError(f"{where}.start_s: {group.start_s[0]:g} is after {group.start_s[1]:g}")
 
 
-class Scenario(Checked):
+class Scenario(ScenarioPart):
     """A whole scenario file."""
 
     about: str

@@ -6,10 +6,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from laboratory.scenarios.checked import Checked, NotNegative, Positive, Rate
+from laboratory.scenarios.checked import NotNegative, Positive, Rate, ScenarioPart
 
 
-class Messages(Checked):
+class Messages(ScenarioPart):
     """Poisson messages."""
 
     kind: Literal["messages"]
@@ -17,13 +17,13 @@ class Messages(Checked):
     sizes: Literal["web_search", "hadoop"]
 
 
-class Greedy(Checked):
+class Greedy(ScenarioPart):
     """Always something to send."""
 
     kind: Literal["greedy"]
 
 
-class Video(Checked):
+class Video(ScenarioPart):
     """A frame at each tick, unpaced."""
 
     kind: Literal["video"]
@@ -31,7 +31,7 @@ class Video(Checked):
     frames_per_s: Annotated[float, Field(ge=0.1, le=1000)]
 
 
-class ConstantRate(Checked):
+class ConstantRate(ScenarioPart):
     """Packets at equal gaps."""
 
     kind: Literal["cbr"]
@@ -39,7 +39,7 @@ class ConstantRate(Checked):
     packet_bytes: Annotated[int, Field(ge=1, le=1448)]
 
 
-class Replay(Checked):
+class Replay(ScenarioPart):
     """The statistics of a packet table: its folder (relative to the project's), and its trace."""
 
     kind: Literal["replay"]
@@ -47,7 +47,7 @@ class Replay(Checked):
     trace: str | None = None  # may be left out where the folder holds one
 
 
-class Lognormal(Checked):
+class Lognormal(ScenarioPart):
     """Draws of a lognormal distribution, cut at both ends."""
 
     median: Positive
@@ -62,7 +62,7 @@ class Lognormal(Checked):
         return self
 
 
-class Pages(Checked):
+class Pages(ScenarioPart):
     """Web pages at equal intervals; all objects of one are asked for at once, each by a flow of its own."""
 
     kind: Literal["pages"]
@@ -86,7 +86,7 @@ class Pages(Checked):
         return self
 
 
-class RealTime(Checked):
+class RealTime(ScenarioPart):
     """A call: at each tick a frame as large as the congestion control's rate allows, between two rates."""
 
     kind: Literal["real_time"]
@@ -109,7 +109,7 @@ Traffic = Annotated[
 ]
 
 
-class Group(Checked):
+class Group(ScenarioPart):
     """Flows that are alike, of one sender to one receiver."""
 
     flows: Annotated[int, Field(ge=0, le=2000)]  # 0: as if the group were not there
