@@ -18,7 +18,7 @@ from typing import Any, Final
 from common.section import read_all
 from laboratory.scenarios.axis import Point
 from laboratory.scenarios.controls import LADDER
-from laboratory.scenarios.controls import Model as ModelSettings
+from laboratory.scenarios.controls import ModelControl as ModelSettings
 from laboratory.scenarios.files import environment_at
 from laboratory.scenarios.pages import drawn, rates_of
 from laboratory.scenarios.replay import replayed
@@ -47,7 +47,7 @@ NO_EXPLORATION: Final = {"share": 0.0, "burst_packets": 1, "seed": 1}
 
 
 @dataclass(frozen=True)
-class Model:
+class ModelControl:
     """A model to be judged: where it lies, and the hash of what it is."""
 
     folder: Path
@@ -84,7 +84,7 @@ class Asked:
     cell: Cell
     run: dict[str, Any] | None
     reason: str | None = None
-    model: Model | None = None
+    model: ModelControl | None = None
     share_of: str | None = None  # control random: whose moved share it has
     record: str | None = None  # control placebo: the run whose decisions it repeats
 
@@ -184,7 +184,7 @@ def check_tables(name: str, scenario: Scenario, patterns: Sequence[str] | None =
 
 
 def control_of(
-    environment: Environment, name: str, *, model: Model | None, share: float, record: str = ""
+    environment: Environment, name: str, *, model: ModelControl | None, share: float, record: str = ""
 ) -> dict[str, Any]:
     """Return `control` of run.json.
 

@@ -56,7 +56,7 @@ class Random(ScenarioPart):
     share: Share | None  # None: what the model moved in the same run, or else the oracle
 
 
-class Model(ScenarioPart):
+class ModelControl(ScenarioPart):
     """Control `model`: the sender agent's controller."""
 
     inference_us: Microseconds
@@ -103,7 +103,7 @@ class Settings(ScenarioPart):
     random: Random
     oracle: Oracle
     last_latency: LastLatency
-    model: Model
+    model: ModelControl
     ladder: Ladder = Ladder()
 
 
