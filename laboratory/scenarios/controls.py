@@ -92,7 +92,7 @@ class Ladder(ScenarioPart):
     shift_s: Seconds = 10.0  # how much later the placebo decides what the model decided
 
 
-class Settings(ScenarioPart):
+class ControlSettings(ScenarioPart):
     """Parameters of the controls."""
 
     moved_ecn: Literal["ect0", "not_ect"]

@@ -29,7 +29,7 @@ from laboratory.scenarios.checked import (
     Share,
     check_once,
 )
-from laboratory.scenarios.controls import Settings, check_controls
+from laboratory.scenarios.controls import ControlSettings, check_controls
 from laboratory.scenarios.traffic import Greedy, Group, Pages, RealTime
 
 LARGEST_PACKET_BYTES: Final = 1500  # IP length
@@ -116,7 +116,7 @@ class Environment(ScenarioPart):
     bottlenecks: Annotated[list[Bottleneck], Field(min_length=1, max_length=8)]
     receivers: Annotated[dict[Name, Receiver], Field(min_length=1)]
     senders: Annotated[dict[Name, Sender], Field(min_length=1, max_length=MOST_SENDERS)]
-    controls: Settings
+    controls: ControlSettings
 
     def without_view(self) -> str | None:
         """Type of the first disc that gives no view of its queues; None where all do."""
