@@ -56,12 +56,12 @@ def measure(rounds: int) -> list[Row]:
 
 def _row(rounds: int) -> Row:
     from benchmarks.inference_references import event_stream
-    from models.event_stream.forecaster import EventStream
+    from models.event_stream.forecaster import EventStreamForecaster
     from models.forecasters.traces import Part
     from models.training.head import FinetuneParams
     from models.training.protocol import Slice
 
-    forecaster = EventStream(event_stream())
+    forecaster = EventStreamForecaster(event_stream())
     part = Part("minute", _packets(PACKETS), Slice(0, DECISIONS))
     params = FinetuneParams(
         seed=1, workers=1, epochs=EPOCHS, batch_size=BATCH, learning_rate=1e-3, sharp_weight=10

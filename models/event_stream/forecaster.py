@@ -26,7 +26,7 @@ PAST_FILE: Final = "past.safetensors"
 SPLIT_SHARE: Final = 0.2  # of a slice: calibrates instead of tuning the head
 
 
-class EventStream(NetworkForecaster):
+class EventStreamForecaster(NetworkForecaster):
     """The network over events. With `calibration` its quantiles are moved to their levels."""
 
     model: EventPredictor
@@ -119,7 +119,7 @@ class EventStream(NetworkForecaster):
         """Write what is served, its levels moved to where they belong."""
         calibrated = copy.copy(self)
         calibrated.model, calibrated.past = self._calibrated(), ()
-        super(EventStream, calibrated).export(folder, level)
+        super(EventStreamForecaster, calibrated).export(folder, level)
 
     @classmethod
     def read(cls, folder: Path, described: Mapping[str, Any]) -> Self:
@@ -154,4 +154,4 @@ def _read_past(path: Path, levels: int) -> list[Doubles]:
     return past
 
 
-FORECASTERS: Final = {"event-stream": EventStream}
+FORECASTERS: Final = {"event-stream": EventStreamForecaster}

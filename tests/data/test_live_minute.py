@@ -15,7 +15,7 @@ from toy_world import START_NS, bottleneck_table, write_artifact
 
 from feature_store.events.beginning import NOTHING
 from feature_store.events.event_stream import INPUTS
-from models.event_stream.forecaster import EventStream
+from models.event_stream.forecaster import EventStreamForecaster
 from models.forecasters import forecaster as door
 from models.forecasters.queries import replayed
 from models.forecasters.traces import Part, decision_times
@@ -94,7 +94,7 @@ def test_the_head_is_the_one_that_offline_fine_tuning_gives(
     packets: pl.DataFrame, champion: Path, tuned: Tuned, tmp_path: Path
 ) -> None:
     parent = door.load(champion)
-    assert isinstance(parent, EventStream)
+    assert isinstance(parent, EventStreamForecaster)
     known = pl.col("acked_ns") <= START_NS + 9 * S
     then = packets.with_columns(latency_us=pl.when(known).then("latency_us"))
     learnt = whole(packets, 2, 9)

@@ -19,7 +19,7 @@ from torch import nn
 
 import swiftqueue
 from feature_store.events.definition import EVENTS
-from models.event_stream.forecaster import EventStream
+from models.event_stream.forecaster import EventStreamForecaster
 from models.event_stream.network import EventPredictor
 from models.event_stream.parameters import EventStreamParams
 from models.event_stream.training import _untrained
@@ -54,13 +54,13 @@ SIZES = {
 }
 
 
-def forecaster(**changes: object) -> EventStream:
+def forecaster(**changes: object) -> EventStreamForecaster:
     """One of random weights, the head's too, scaled to the table."""
     params = EventStreamParams(**{**SIZES, **changes})
     torch.manual_seed(2)
     model = _untrained([PART], params)
     nn.init.normal_(model.head[2].weight, std=0.3)
-    return EventStream(model, {"name": "toy"})
+    return EventStreamForecaster(model, {"name": "toy"})
 
 
 def windows(events: int = 64) -> np.ndarray:
@@ -72,7 +72,7 @@ def save(folder: Path, model: EventPredictor) -> Path:
     return folder
 
 
-def exported(folder: Path, trained: EventStream, level: Any = None) -> Path:
+def exported(folder: Path, trained: EventStreamForecaster, level: Any = None) -> Path:
     folder.mkdir()
     trained.export(folder, level)
     return folder
@@ -117,7 +117,7 @@ def test_its_answers_are_the_forecasters(changes: dict[str, object]) -> None:
 LEVELS = [0.05, 0.5, 0.9, 0.99]
 
 
-def quantile_forecaster() -> EventStream:
+def quantile_forecaster() -> EventStreamForecaster:
     """One whose levels lie apart, so that none cross."""
     trained = forecaster(quantiles=LEVELS)
     with torch.no_grad():
@@ -193,7 +193,7 @@ def test_the_head_of_a_level_is_tuned_for_it(tmp_path: Path) -> None:
 def test_a_level_of_calibrated_quantiles_is_served(tmp_path: Path) -> None:
     """The artifact gives the forecaster's quantile, which what was held out has moved."""
     trained = quantile_forecaster()
-    moved = EventStream(trained.model, {}, "before", [np.full((9, len(LEVELS)), 0.25)])
+    moved = EventStreamForecaster(trained.model, {}, "before", [np.full((9, len(LEVELS)), 0.25)])
     found = artifact.load(exported(tmp_path / "m", moved, 0.9))
     plain = artifact.of_level(trained.model, 0.9)
     [shift] = (found.model.head[2].bias - plain.head[2].bias).detach()  # type: ignore[index]

@@ -19,7 +19,7 @@ import torch
 import toy_world
 import yaml
 
-from models.event_stream.forecaster import EventStream
+from models.event_stream.forecaster import EventStreamForecaster
 from models.forecasters import forecaster as door
 from models.forecasters.jobs import Data, finetune
 from models.forecasters.traces import Part, Trace, read_traces
@@ -54,9 +54,9 @@ def traces(world: Path) -> dict[str, Trace]:
 
 
 @pytest.fixture(scope="module")
-def model(world: Path) -> EventStream:
+def model(world: Path) -> EventStreamForecaster:
     found = door.load(world / "pretrained")
-    assert isinstance(found, EventStream)
+    assert isinstance(found, EventStreamForecaster)
     return found
 
 
@@ -70,7 +70,9 @@ def params(**changes: object) -> FinetuneParams:
     return FinetuneParams(**{**PARAMS, **changes})
 
 
-def test_the_encoder_stays_bit_identical_and_the_head_changes(model: EventStream, part: Part) -> None:
+def test_the_encoder_stays_bit_identical_and_the_head_changes(
+    model: EventStreamForecaster, part: Part
+) -> None:
     before = copy.deepcopy(model.model.state_dict())
     tuned = model.tuned(part, params())
     for name, value in model.model.state_dict().items():
@@ -81,7 +83,7 @@ def test_the_encoder_stays_bit_identical_and_the_head_changes(model: EventStream
     assert changed == ["head.0.weight", "head.0.bias", "head.2.weight", "head.2.bias"]
 
 
-def test_fine_tuning_lowers_the_loss_on_its_slice(model: EventStream, part: Part) -> None:
+def test_fine_tuning_lowers_the_loss_on_its_slice(model: EventStreamForecaster, part: Part) -> None:
     tuning = model.tuned(part, params(epochs=20)).tuning
     assert tuning is not None
     assert tuning.loss[-1] < 0.9 * tuning.loss[0]
@@ -89,13 +91,15 @@ def test_fine_tuning_lowers_the_loss_on_its_slice(model: EventStream, part: Part
     assert tuning.decisions == len(part)
 
 
-def test_the_seed_orders_the_decisions(model: EventStream, part: Part) -> None:
+def test_the_seed_orders_the_decisions(model: EventStreamForecaster, part: Part) -> None:
     one, same, other = (model.tuned(part, params(seed=seed)).model.head[2].bias for seed in (1, 1, 2))
     assert torch.equal(one, same)
     assert not torch.equal(one, other)
 
 
-def test_training_on_the_cache_is_training_through_the_frozen_encoder(model: EventStream, part: Part) -> None:
+def test_training_on_the_cache_is_training_through_the_frozen_encoder(
+    model: EventStreamForecaster, part: Part
+) -> None:
     wanted, slow, came_BH = params(), copy.deepcopy(model.model), part.latencies_us()
     optimizer = torch.optim.Adam(
         slow.head.parameters(), lr=wanted.learning_rate, betas=ADAM_BETAS, eps=ADAM_EPSILON
@@ -107,7 +111,7 @@ def test_training_on_the_cache_is_training_through_the_frozen_encoder(model: Eve
         for first in range(0, len(order_B), wanted.batch_size):
             batch_B = order_B[first : first + wanted.batch_size]
             with torch.no_grad():
-                encoded: Any = EventStream(slow).encode(part)  # the encoder runs in each step
+                encoded: Any = EventStreamForecaster(slow).encode(part)  # the encoder runs in each step
             optimizer.zero_grad()
             predicted_BH = slow.head(encoded.read_BRD[batch_B]) + encoded.anchor_BH[batch_B]
             loss = weighted_squared_error(predicted_BH, target_BH[batch_B], weight_BH[batch_B])
@@ -118,12 +122,12 @@ def test_training_on_the_cache_is_training_through_the_frozen_encoder(model: Eve
         torch.testing.assert_close(fast.head.state_dict()[name], value, rtol=1e-4, atol=1e-5)
 
 
-def test_a_slice_with_no_known_latency_keeps_the_head(model: EventStream, part: Part) -> None:
+def test_a_slice_with_no_known_latency_keeps_the_head(model: EventStreamForecaster, part: Part) -> None:
     unknown_BH = np.full((len(part), 8), np.nan, np.float32)
     assert train_head(model.model, model.encode(part), unknown_BH, PAPERS, params()) == (model.model, None)
 
 
-def test_diverged_fine_tuning_is_an_error(model: EventStream, part: Part) -> None:
+def test_diverged_fine_tuning_is_an_error(model: EventStreamForecaster, part: Part) -> None:
     with pytest.raises(ValueError, match=r"diverged .*lower finetune\.learning_rate"):
         model.tuned(part, params(learning_rate=1e30))
 
@@ -154,7 +158,7 @@ def test_what_cannot_be_loaded_is_refused_before_anything_starts(world: Path, tm
 @pytest.mark.long
 @pytest.mark.slow
 def test_two_ray_workers_share_the_traces_and_give_the_heads_of_one(
-    world: Path, traces: dict[str, Trace], model: EventStream, tmp_path: Path, ray_cluster: None
+    world: Path, traces: dict[str, Trace], model: EventStreamForecaster, tmp_path: Path, ray_cluster: None
 ) -> None:
     said: list[dict[str, object]] = []
     data = Data(world / "packets", world / "split.json", tmp_path, PAPERS)

@@ -23,10 +23,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import swiftqueue
 from feature_store.events.event_stream import AS_SENT, INPUTS, replay_events
-from feature_store.events.event_stream import EventStream as LiveEvents
+from feature_store.events.event_stream import EventStreamForecaster as LiveEvents
 from feature_store.packets.schema import HORIZON
 from feature_store.packets.truth import Waits
-from models.event_stream.forecaster import EventStream
+from models.event_stream.forecaster import EventStreamForecaster
 from models.event_stream.network import EventPredictor
 from models.event_stream.training import _Lesson, _untrained
 from models.forecasters import forecaster as door
@@ -189,7 +189,7 @@ def test_quantiles_ascend_and_the_forecast_is_their_median(
     assert plain.spread(plain.encode(part)) is None
 
 
-def slice_missed(network: EventPredictor, model: EventStream, part: Part) -> np.ndarray:
+def slice_missed(network: EventPredictor, model: EventStreamForecaster, part: Part) -> np.ndarray:
     return missed(network, model.encode(part), part.latencies_us())
 
 
@@ -199,8 +199,8 @@ def test_levels_are_moved_by_what_the_head_had_not_learned(
 ) -> None:
     """The training and the tuning are those of the head without; each slice calibrates before it tunes."""
     plain, model = fitted["event-stream-quantiles"][1], fitted[name][1]
-    assert isinstance(plain, EventStream)
-    assert isinstance(model, EventStream)
+    assert isinstance(plain, EventStreamForecaster)
+    assert isinstance(model, EventStreamForecaster)
     for mine, theirs in zip(model.model.parameters(), plain.model.parameters(), strict=True):
         assert torch.equal(mine, theirs)
     moved = model._calibrated().head[2].bias - model.model.head[2].bias
@@ -252,8 +252,8 @@ def test_a_slice_without_a_known_latency_changes_nothing(
     silent = toy.packets.with_columns(latency_us=pl.lit(None, pl.Float32))
     tuned = model.tuned(Part("t", silent, slices.finetune).to_learn(), toy_world.TUNING)
     part = toy.to_predict(slices.test)
-    assert isinstance(model, EventStream)
-    wanted = model if name == "event-stream-calibrated" else EventStream(model.model)
+    assert isinstance(model, EventStreamForecaster)
+    wanted = model if name == "event-stream-calibrated" else EventStreamForecaster(model.model)
     np.testing.assert_array_equal(tuned.predict(part), wanted.predict(part))
 
 
@@ -340,7 +340,7 @@ def test_the_event_stream_answers_as_a_live_sender_would(
 ) -> None:
     """Events one by one through the live log and the memory of keys and values: the bulk's to 1e-5."""
     stream = fitted[name][1]
-    assert isinstance(stream, EventStream)
+    assert isinstance(stream, EventStreamForecaster)
     model, live, memory = stream.model, LiveEvents(), stream.model.empty()
     events, queries = (Inputs.without(rows, []) for rows in (EVENT_INPUTS, QUERY_INPUTS))
     bulk = {q: stream.predict(Part("t", toy.packets, Slice(0, 80)), q) for q in (0, 1)}
