@@ -24,7 +24,7 @@ Floats = NDArray[np.float32]
 
 
 @dataclass(frozen=True)
-class Log:
+class EventLog:
     """A trace's events and the queries of some decisions: raw inputs that the network sees."""
 
     x_EF: Floats
@@ -33,7 +33,7 @@ class Log:
     x_BHP: Floats
 
 
-def segment(log: Log, start: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
+def segment(log: EventLog, start: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Return events (length, F) from `start` on, and whether each is an ACK; beyond the last, zeros."""
     x_NF = torch.zeros(length, log.x_EF.shape[1])
     ack_N = torch.zeros(length, dtype=torch.bool)
@@ -43,7 +43,7 @@ def segment(log: Log, start: int, length: int) -> tuple[torch.Tensor, torch.Tens
     return x_NF, ack_N
 
 
-def encode_log(model: EventPredictor, log: Log) -> Encoded:
+def encode_log(model: EventPredictor, log: EventLog) -> Encoded:
     """Return what the head reads of all decisions of a log (B, H, D), and the anchor (B, H)."""
     model.eval()  # dropout would spoil a cache of it
     sizes, reach = model.sizes, model.sizes.reach

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from feature_store.events.event_stream import AS_SENT
 from feature_store.packets.schema import HORIZON
-from models.event_stream.log import Log, encode_log, segment
+from models.event_stream.log import EventLog, encode_log, segment
 from models.event_stream.network import EventArchitecture, EventPredictor
 from models.event_stream.parameters import EventStreamParams
 from models.forecasters.queries import EVENT_INPUTS, QUERY_INPUTS, Inputs, replayed
@@ -34,7 +34,7 @@ from models.training.query_training import Batch, Course, QueryTrainer, held_out
 class _Taught:
     """A trace's events, and the decisions that teach in one epoch."""
 
-    log: Log
+    log: EventLog
     target_BH: torch.Tensor
     weight_BH: torch.Tensor
 
@@ -73,10 +73,10 @@ class EventStreamCourse(Course):
         return (np.concatenate([missed(self.model, encoded, came_BH) for encoded, came_BH in shown]),)
 
 
-def log_of(part: Part, events: Inputs, queries: Inputs, queue: int = AS_SENT, phase: int = 0) -> Log:
+def log_of(part: Part, events: Inputs, queries: Inputs, queue: int = AS_SENT, phase: int = 0) -> EventLog:
     """Return the events up to a part's end and its queries, with the inputs that the network sees."""
     found = replayed(part, queue, phase=phase)
-    return Log(events.of(found.x_EF), found.ack_E, found.cut_D, queries.of(found.x_DHF))
+    return EventLog(events.of(found.x_EF), found.ack_E, found.cut_D, queries.of(found.x_DHF))
 
 
 def inputs_seen(left_out: Sequence[str]) -> tuple[Inputs, Inputs]:
