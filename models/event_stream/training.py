@@ -31,7 +31,7 @@ from models.training.query_training import Batch, Course, QueryTrainer, held_out
 
 
 @dataclass(frozen=True)
-class _Taught:
+class _EpochTargets:
     """A trace's events, and the decisions that teach in one epoch."""
 
     log: EventLog
@@ -159,14 +159,14 @@ class _Lesson:
             own = slice(self.rank, None, self.workers)
             yield self._batch(segments[own], torch.from_numpy(signs[own]), known)
 
-    def _taught(self, number: int, phase: int) -> _Taught:
+    def _taught(self, number: int, phase: int) -> _EpochTargets:
         part = self.learnt[number]
         log = log_of(part, *inputs_seen(self.params.left_out), phase=phase)
         first_B = part.first_packets[: len(log.cut_B)] + phase
         packets_BH = first_B[:, None] + np.arange(HORIZON)
         target_N = self.target.apply(_packet_latencies(part)[:, 0])
         target_BH, weight_BH = target_N[packets_BH], self.weights[number][packets_BH]
-        return _Taught(log, torch.from_numpy(target_BH), torch.from_numpy(weight_BH))
+        return _EpochTargets(log, torch.from_numpy(target_BH), torch.from_numpy(weight_BH))
 
     def _batch(self, segments: Sequence[_Segment], signs_GC: torch.Tensor, known: int) -> Batch:
         if not segments:
@@ -201,7 +201,7 @@ class _Lesson:
 class _Segment:
     """Events of a trace from `begin` on, so many, and the decisions among them."""
 
-    def __init__(self, taught: _Taught, begin: int, events: int) -> None:
+    def __init__(self, taught: _EpochTargets, begin: int, events: int) -> None:
         self.taught, self.begin = taught, begin
         self.decided = slice(*np.searchsorted(taught.log.cut_B, [max(begin, 1), begin + events]))
         self.weight_QH = taught.weight_BH[self.decided]
