@@ -44,7 +44,7 @@ DRAWS_SEED: Final = 1  # of the blocks of time drawn: the same for all, so that 
 
 
 @dataclass(frozen=True)
-class Judging:
+class JudgingParams:
     """How forecasts are judged: of sections `evaluate` and `finetune` of params.yaml."""
 
     round_s: float  # that a live round on a minute takes until its head answers
@@ -122,7 +122,7 @@ def run(
     seed: int,
     traces: Sequence[Trace],
     asked: HeldOutPackets,
-    judging: Judging,
+    judging: JudgingParams,
     say: Say,
     also: Sequence[pl.DataFrame] = (),
     kept: Path | None = None,
@@ -277,7 +277,7 @@ class _Forecasts(Forecast):
 
 
 def _walked(
-    fitted: Forecaster, traces: Sequence[Trace], judging: Judging, *, both: bool
+    fitted: Forecaster, traces: Sequence[Trace], judging: JudgingParams, *, both: bool
 ) -> dict[str, _Forecasts]:
     """Return the forecasts of all test slices, with the head that answers and with that of training.
 

@@ -33,7 +33,7 @@ from common.local_ray import ray_cluster
 from common.say import say
 from common.section import read_all
 from common.usage_reporting import switch_off
-from models.forecasters.comparison import HeldOutPackets, Judging, key_of_run, run
+from models.forecasters.comparison import HeldOutPackets, JudgingParams, key_of_run, run
 from models.forecasters.forecaster import Variant, variants
 from models.forecasters.search import Between
 from models.forecasters.traces import Trace, name_of, within_training
@@ -135,7 +135,7 @@ class _Given:
     work: str
     traces: Sequence[Trace]
     asked: HeldOutPackets
-    judging: Judging
+    judging: JudgingParams
     teaching: Sequence[pl.DataFrame]
 
 

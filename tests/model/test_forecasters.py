@@ -30,7 +30,7 @@ from models.event_stream.forecaster import EventStreamForecaster
 from models.event_stream.network import EventPredictor
 from models.event_stream.training import _Lesson, _untrained
 from models.forecasters import forecaster as door
-from models.forecasters.comparison import FORMS, HeldOutPackets, Judging, run
+from models.forecasters.comparison import FORMS, HeldOutPackets, JudgingParams, run
 from models.forecasters.forecaster import Forecaster, Variant, variants
 from models.forecasters.queries import EVENT_INPUTS, QUERY_INPUTS, Inputs, replayed
 from models.forecasters.traces import Part, Trace, decision_times, within_training
@@ -41,7 +41,7 @@ from models.window.windows import NAMES as WINDOW_INPUTS
 from models.window.windows import schema_hash, windows_of
 
 PROTOCOL = Protocol("toy", 1.6, 0.4, 0.5)
-JUDGING = Judging(round_s=0, false_alarm_rate=0.01, finetune=toy_world.TUNING)
+JUDGING = JudgingParams(round_s=0, false_alarm_rate=0.01, finetune=toy_world.TUNING)
 QUICK = {  # of the published sizes: enough to be trained, little enough to be quick
     "epochs": 1,
     "segments": 2,
