@@ -29,7 +29,7 @@ Say = Callable[[dict[str, Any]], None]
 
 
 @dataclass(frozen=True)
-class Data:
+class StageData:
     """What the stages `extract` and `split` made, and where unfinished work is kept."""
 
     packets: Path
@@ -47,7 +47,7 @@ class Data:
         return read | {"change": json.dumps(self.change.model_dump())}
 
     @classmethod
-    def told(cls, config: Mapping[str, Any]) -> Data:
+    def told(cls, config: Mapping[str, Any]) -> StageData:
         """Return it from what a worker is told."""
         change = Change(**json.loads(config["change"]))
         return cls(Path(config["packets"]), Path(config["split"]), Path(), change)
@@ -63,7 +63,7 @@ class Pretrained:
 
 
 def pretrain(
-    data: Data, variant: Variant, say: Callable[[str], None], epoch: Say = lambda _: None
+    data: StageData, variant: Variant, say: Callable[[str], None], epoch: Say = lambda _: None
 ) -> Pretrained:
     """Train on the pre-training slices of all traces; what is no network is fitted in this process.
 
@@ -116,12 +116,12 @@ def pretrain_worker(config: dict[str, Any]) -> None:
     context = ray.train.get_context()
     kind: Any = kind_named(config["kind"])
     params = kind.Params(**config["params"])
-    parts = lessons(list(Data.told(config).traces().values()))
+    parts = lessons(list(StageData.told(config).traces().values()))
     share = context.get_world_rank(), context.get_world_size()
     run_in_job(config, kind.course()(parts, params, params.seed, *share).trainer)
 
 
-def finetune(data: Data, pretrained: Path, params: FinetuneParams, say: Say) -> Path:
+def finetune(data: StageData, pretrained: Path, params: FinetuneParams, say: Say) -> Path:
     """Walk all rounds of all traces in one job, so that its start-up is paid once.
 
     Returns the folder that holds NAME/round-K for all traces and rounds. Rounds that a killed run has
@@ -168,7 +168,7 @@ def finetune_worker(config: dict[str, Any]) -> None:
 
     torch.set_num_threads(1)  # one core per worker
     context = ray.train.get_context()
-    traces = Data.told(config).traces()
+    traces = StageData.told(config).traces()
     how = FinetuneParams(**config["params"])
     rounds_dir, base = Path(config["rounds_dir"]), door.load(Path(config["pretrained"]))
     todo: Mapping[str, int] = config["todo"]

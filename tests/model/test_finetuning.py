@@ -21,7 +21,7 @@ import yaml
 
 from models.event_stream.forecaster import EventStreamForecaster
 from models.forecasters import forecaster as door
-from models.forecasters.jobs import Data, finetune
+from models.forecasters.jobs import StageData, finetune
 from models.forecasters.traces import Part, Trace, read_traces
 from models.forecasters.walk import tune_heads
 from models.sharp import PAPERS, sharp_changes
@@ -146,7 +146,7 @@ def test_a_fraction_of_a_whole_number_is_named(name: str) -> None:
 
 def test_what_cannot_be_loaded_is_refused_before_anything_starts(world: Path, tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
-    data = Data(world / "packets", world / "split.json", tmp_path, PAPERS)
+    data = StageData(world / "packets", world / "split.json", tmp_path, PAPERS)
     with pytest.raises(FileNotFoundError, match="not a forecaster, or incomplete"):
         finetune(data, tmp_path / "other", params(), print)
     assert [p.name for p in tmp_path.iterdir()] == ["other"]
@@ -161,7 +161,7 @@ def test_two_ray_workers_share_the_traces_and_give_the_heads_of_one(
     world: Path, traces: dict[str, Trace], model: EventStreamForecaster, tmp_path: Path, ray_cluster: None
 ) -> None:
     said: list[dict[str, object]] = []
-    data = Data(world / "packets", world / "split.json", tmp_path, PAPERS)
+    data = StageData(world / "packets", world / "split.json", tmp_path, PAPERS)
     rounds_dir = finetune(data, world / "pretrained", params(workers=2), said.append)
     assert stat.S_IMODE((tmp_path / "ray").stat().st_mode) == 0o700  # whoever made it first
     assert sorted((r["trace"], r["round"]) for r in said) == [(t, k) for t in ("t0", "t1") for k in range(3)]
