@@ -54,7 +54,7 @@ class StageData:
 
 
 @dataclass(frozen=True)
-class Pretrained:
+class TrainingResult:
     """A trained forecaster and the record of every epoch."""
 
     forecaster: Forecaster
@@ -64,7 +64,7 @@ class Pretrained:
 
 def pretrain(
     data: StageData, variant: Variant, say: Callable[[str], None], epoch: Say = lambda _: None
-) -> Pretrained:
+) -> TrainingResult:
     """Train on the pre-training slices of all traces; what is no network is fitted in this process.
 
     The job's checkpoints lie in a folder named after a hash of packets, slices, parameters and code: only the
@@ -85,7 +85,7 @@ def pretrain(
     seed = int(getattr(params, "seed", 0))
     kind = variant.kind
     if not issubclass(kind, NetworkForecaster):
-        return Pretrained(variant.fit(parts, seed, say), [])
+        return TrainingResult(variant.fit(parts, seed, say), [])
 
     def told(record: dict[str, Any]) -> None:
         if "epoch" not in record:
@@ -104,7 +104,7 @@ def pretrain(
     course = kind.course()(parts, params, seed)
     course.model.load_state_dict(best)
     course.model.eval()
-    return Pretrained(kind.of_course(course, params).taught_by(about(traces)), epochs, storage)
+    return TrainingResult(kind.of_course(course, params).taught_by(about(traces)), epochs, storage)
 
 
 def pretrain_worker(config: dict[str, Any]) -> None:
