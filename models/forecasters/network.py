@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from models.forecasters.forecaster import Forecaster, Say
-from models.forecasters.search import Between, Space
+from models.forecasters.search import LogRange, Space
 from models.networks.parameters import ALL, Level, QueryNetworkParams
 
 if TYPE_CHECKING:
@@ -29,10 +29,10 @@ class NetworkForecaster(Forecaster):
 
     Params: ClassVar[type[QueryNetworkParams]]
     search: ClassVar[Space] = {
-        "learning_rate": Between(5e-4, 8e-3),
-        "weight_decay": Between(1e-4, 0.3),
+        "learning_rate": LogRange(5e-4, 8e-3),
+        "weight_decay": LogRange(1e-4, 0.3),
         "dropout": (0.0, 0.05, 0.1, 0.2, 0.3),
-        "sharp_weight": Between(1, 10),
+        "sharp_weight": LogRange(1, 10),
     }
 
     def __init__(self, model: QueryNetwork, protocol: Mapping[str, Any] | None = None) -> None:

@@ -8,11 +8,11 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class Between:
+class LogRange:
     """A range that values are drawn from evenly in their logarithm; both ends above 0."""
 
     low: float
     high: float
 
 
-Space = Mapping[str, Between | tuple[Any, ...]]  # a tuple: one of these, or the section's own
+Space = Mapping[str, LogRange | tuple[Any, ...]]  # a tuple: one of these, or the section's own

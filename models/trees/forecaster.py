@@ -17,7 +17,7 @@ from feature_store.events.event_stream import AS_SENT, event_schema_hash
 from feature_store.packets.schema import HORIZON
 from models.forecasters.forecaster import Forecaster, Say, check_made_for
 from models.forecasters.queries import QUERY_INPUTS, Inputs, replayed
-from models.forecasters.search import Between, Space
+from models.forecasters.search import LogRange, Space
 from models.forecasters.traces import Floats, Part
 from models.networks.parameters import LeftOut
 from models.sharp import Change
@@ -35,8 +35,8 @@ BY_HEART: Final = (
 SEARCH: Final[Space] = {
     "rounds": (50, 100, 200, 400),
     "depth": (2, 3, 4, 6),
-    "learning_rate": Between(0.03, 0.3),
-    "leaf_share": Between(1e-3, 0.05),
+    "learning_rate": LogRange(0.03, 0.3),
+    "leaf_share": LogRange(1e-3, 0.05),
 }
 
 

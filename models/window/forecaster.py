@@ -19,7 +19,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from feature_store.events.event_stream import AS_SENT
 from models.forecasters.forecaster import Forecaster, Say, check_made_for
-from models.forecasters.search import Between
+from models.forecasters.search import LogRange
 from models.forecasters.traces import Floats, Part
 from models.networks.files import WEIGHTS_FILE, check_finite, load_weights, quiet
 from models.networks.parameters import check_heads
@@ -101,8 +101,8 @@ class WindowForecaster(Forecaster):
 
     Params = WindowParams
     search: ClassVar = {
-        "noam_factor": Between(0.05, 0.8),
-        "weight_decay": Between(1e-6, 1e-3),
+        "noam_factor": LogRange(0.05, 0.8),
+        "weight_decay": LogRange(1e-6, 1e-3),
         "batch_size": (32, 64, 128),
         "warmup_steps": (100, 300, 1000),
     }
