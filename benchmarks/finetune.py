@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import polars as pl
 
     from models.event_stream.network import EventPredictor
-    from models.forecasters.traces import Part
+    from models.forecasters.traces import TracePart
     from models.training.head import FinetuneParams
 
 PACKETS: Final = 500_000  # 100 Mbit/s · 60 s / (8 bit/byte · 1500 bytes/packet)
@@ -57,12 +57,12 @@ def measure(rounds: int) -> list[Row]:
 def _row(rounds: int) -> Row:
     from benchmarks.inference_references import event_stream
     from models.event_stream.forecaster import EventStreamForecaster
-    from models.forecasters.traces import Part
+    from models.forecasters.traces import TracePart
     from models.training.head import FinetuneParams
     from models.training.protocol import Slice
 
     forecaster = EventStreamForecaster(event_stream())
-    part = Part("minute", _packets(PACKETS), Slice(0, DECISIONS))
+    part = TracePart("minute", _packets(PACKETS), Slice(0, DECISIONS))
     params = FinetuneParams(
         seed=1, workers=1, epochs=EPOCHS, batch_size=BATCH, learning_rate=1e-3, sharp_weight=10
     )
@@ -144,7 +144,7 @@ def _packets(count: int) -> pl.DataFrame:
     )
 
 
-def _reference_s(model: EventPredictor, part: Part, params: FinetuneParams) -> float:
+def _reference_s(model: EventPredictor, part: TracePart, params: FinetuneParams) -> float:
     """Return the seconds of `REFERENCE_BATCHES` batches of head training through the frozen network."""
     import torch
 

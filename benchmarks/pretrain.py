@@ -19,7 +19,7 @@ from benchmarks.simulated_traces import given, simulated
 from common.state import private_dir, state_dir
 
 if TYPE_CHECKING:
-    from models.forecasters.traces import Part
+    from models.forecasters.traces import TracePart
 
 PACKETS: Final = 1_500_000
 SECONDS: Final = 660.0  # of a simulated trace
@@ -68,17 +68,17 @@ def measure(rounds: int, packets: str | None = None) -> list[Row]:
     ]
 
 
-def _parts(packets: str | None, folder: Path) -> Iterator[Part]:
+def _parts(packets: str | None, folder: Path) -> Iterator[TracePart]:
     """Whole traces to learn from, PACKETS in all where there are so many."""
     from feature_store.packets.schema import HORIZON
-    from models.forecasters.traces import Part
+    from models.forecasters.traces import TracePart
     from models.training.protocol import Slice
 
     seeds = range(FIRST_SEED, FIRST_SEED + MOST_TRACES)
     left = PACKETS
     for name, table in given(Path(packets)) if packets else simulated(folder, SECONDS, seeds):
         part = table.head(left)
-        yield Part(name, part, Slice(0, part.height // HORIZON))
+        yield TracePart(name, part, Slice(0, part.height // HORIZON))
         left -= part.height
         if left < HORIZON:
             return

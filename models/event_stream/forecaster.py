@@ -17,7 +17,7 @@ from models.forecasters.network import NetworkForecaster
 if TYPE_CHECKING:
     from models.event_stream.network import EventPredictor
     from models.forecasters.spread import Spread
-    from models.forecasters.traces import Floats, Part
+    from models.forecasters.traces import Floats, TracePart
     from models.networks.parameters import Level
     from models.training.calibration import Doubles
     from models.training.head import FinetuneParams
@@ -57,7 +57,7 @@ class EventStreamForecaster(NetworkForecaster):
         """Return the forecaster of a course that has ended."""
         return cls(course.model, None, params.calibration, course.past())
 
-    def encode(self, part: Part, queue: int = AS_SENT) -> Any:
+    def encode(self, part: TracePart, queue: int = AS_SENT) -> Any:
         """Return what the head reads of a part's decisions; the events are computed once."""
         from models.event_stream.log import encode_log
         from models.event_stream.training import log_of
@@ -79,7 +79,7 @@ class EventStreamForecaster(NetworkForecaster):
 
         return spread_of(self._calibrated(), encoded)
 
-    def tuned(self, part: Part, how: FinetuneParams) -> Self:
+    def tuned(self, part: TracePart, how: FinetuneParams) -> Self:
         """Tune the head; with `calibration`, find what the levels miss as well."""
         from models.training.calibration import missed
 

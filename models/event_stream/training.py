@@ -22,7 +22,7 @@ from models.event_stream.log import EventLog, encode_log, segment
 from models.event_stream.network import EventArchitecture, EventPredictor
 from models.event_stream.parameters import EventStreamParams
 from models.forecasters.queries import EVENT_INPUTS, QUERY_INPUTS, Inputs, replayed
-from models.forecasters.traces import Floats, Part
+from models.forecasters.traces import Floats, TracePart
 from models.networks.scaling import ScaledFeature, fit_features, fit_target
 from models.sharp import sharp_changes
 from models.training.calibration import Doubles, missed
@@ -45,7 +45,12 @@ class EventStreamCourse(Course):
     model: EventPredictor
 
     def __init__(
-        self, parts: Sequence[Part], params: EventStreamParams, seed: int, rank: int = 0, workers: int = 1
+        self,
+        parts: Sequence[TracePart],
+        params: EventStreamParams,
+        seed: int,
+        rank: int = 0,
+        workers: int = 1,
     ) -> None:
         """Make an untrained network; the last tenth of each part is held out."""
         learnt, held_out = zip(*(part.held_out() for part in parts), strict=True)
@@ -73,7 +78,9 @@ class EventStreamCourse(Course):
         return (np.concatenate([missed(self.model, encoded, came_BH) for encoded, came_BH in shown]),)
 
 
-def log_of(part: Part, events: Inputs, queries: Inputs, queue: int = AS_SENT, phase: int = 0) -> EventLog:
+def log_of(
+    part: TracePart, events: Inputs, queries: Inputs, queue: int = AS_SENT, phase: int = 0
+) -> EventLog:
     """Return the events up to a part's end and its queries, with the inputs that the network sees."""
     found = replayed(part, queue, phase=phase)
     return EventLog(events.of(found.x_EF), found.ack_E, found.cut_D, queries.of(found.x_DHF))
@@ -96,7 +103,7 @@ def _sizes(params: EventStreamParams) -> EventArchitecture:
     )
 
 
-def _untrained(learnt: Sequence[Part], params: EventStreamParams) -> EventPredictor:
+def _untrained(learnt: Sequence[TracePart], params: EventStreamParams) -> EventPredictor:
     """Return a network of random weights whose scaling is fitted to what it will learn from."""
     logs = [log_of(part, *inputs_seen(params.left_out)) for part in learnt]
 
@@ -116,7 +123,7 @@ class _Lesson:
 
     def __init__(
         self,
-        learnt: Sequence[Part],
+        learnt: Sequence[TracePart],
         model: EventPredictor,
         params: EventStreamParams,
         seed: int,
@@ -207,7 +214,7 @@ class _Segment:
         self.weight_QH = taught.weight_BH[self.decided]
 
 
-def _packet_latencies(part: Part) -> NDArray[np.float32]:
+def _packet_latencies(part: TracePart) -> NDArray[np.float32]:
     """Return latencies (N, 1) of the packets up to the part's last, µs; NaN: unknown, or before the part."""
     latency_N = part.packets["latency_us"].cast(float).fill_null(float("nan")).to_numpy().astype(np.float32)
     latency_N[: part.decisions.lo * HORIZON] = np.nan

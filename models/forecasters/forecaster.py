@@ -33,7 +33,7 @@ from models.forecasters.search import Space
 
 if TYPE_CHECKING:
     from models.forecasters.spread import Spread
-    from models.forecasters.traces import Floats, Part
+    from models.forecasters.traces import Floats, TracePart
     from models.networks.parameters import Level
     from models.sharp import Change
     from models.training.head import FinetuneParams, Tuning
@@ -55,7 +55,7 @@ class Forecaster(ABC):
 
     @classmethod
     @abstractmethod
-    def fit(cls, parts: Sequence[Part], params: Any, seed: int, say: Say) -> Self:
+    def fit(cls, parts: Sequence[TracePart], params: Any, seed: int, say: Say) -> Self:
         """Train on parts that were given by `to_learn`.
 
         Raises:
@@ -63,7 +63,7 @@ class Forecaster(ABC):
         """
 
     @abstractmethod
-    def encode(self, part: Part, queue: int = AS_SENT) -> Any:
+    def encode(self, part: TracePart, queue: int = AS_SENT) -> Any:
         """Return what `answer` needs of a part's decisions: all that tuning leaves as it is.
 
         What a forecaster encoded, each one that was tuned from it can answer.
@@ -81,11 +81,11 @@ class Forecaster(ABC):
         """Return quantiles of the latencies that `answer` gives the median of; None where it has none."""
         return None
 
-    def predict(self, part: Part, queue: int = AS_SENT) -> Floats:
+    def predict(self, part: TracePart, queue: int = AS_SENT) -> Floats:
         """Return latencies in µs (B, H), each from what its sender knew at the decision."""
         return self.answer(self.encode(part, queue))
 
-    def tuned(self, part: Part, how: FinetuneParams) -> Self:
+    def tuned(self, part: TracePart, how: FinetuneParams) -> Self:
         """Return one whose head is tuned on a part given by `to_learn`.
 
         Raises:
@@ -153,7 +153,7 @@ class Variant:
         """Return the name of its kind."""
         return name_of_kind(self.kind)
 
-    def fit(self, parts: Sequence[Part], seed: int, say: Say = lambda _: None) -> Forecaster:
+    def fit(self, parts: Sequence[TracePart], seed: int, say: Say = lambda _: None) -> Forecaster:
         """Train it; raises as `Forecaster.fit`."""
         return self.kind.fit(parts, self.params, seed, say)
 

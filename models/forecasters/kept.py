@@ -14,11 +14,11 @@ from typing import Any
 from common.import_closure import code_hash
 from common.json_file import read_object
 from models.forecasters.forecaster import DESCRIPTION_FILE, Forecaster, Say, Variant, load, save
-from models.forecasters.traces import Part, fingerprint
+from models.forecasters.traces import TracePart, fingerprint
 
 
 def fit(
-    variant: Variant, seed: int, parts: Sequence[Part], say: Say, folder: Path | None = None
+    variant: Variant, seed: int, parts: Sequence[TracePart], say: Say, folder: Path | None = None
 ) -> tuple[Forecaster, float]:
     """Fit a variant, or load it where it was fitted before: the same lessons, parameters, seed and code.
 

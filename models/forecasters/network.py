@@ -18,7 +18,7 @@ from models.networks.parameters import ALL, Level, QueryNetworkParams
 
 if TYPE_CHECKING:
     from models.forecasters.spread import Spread
-    from models.forecasters.traces import Floats, Part
+    from models.forecasters.traces import Floats, TracePart
     from models.networks.query_network import QueryNetwork
     from models.sharp import Change
     from models.training.head import FinetuneParams
@@ -45,7 +45,7 @@ class NetworkForecaster(Forecaster):
         """Return the class that trains it: a `Course` of models/training/query_training.py."""
 
     @classmethod
-    def fit(cls, parts: Sequence[Part], params: Any, seed: int, say: Say) -> Self:
+    def fit(cls, parts: Sequence[TracePart], params: Any, seed: int, say: Say) -> Self:
         """Train in this process on the earlier part of each slice; the last tenth chooses the epoch."""
         from models.training.query_training import epoch_line
 

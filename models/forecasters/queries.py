@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feature_store.events.event_stream import AS_SENT, INPUTS, EventInput, Events, replay_events
-from models.forecasters.traces import Floats, Part
+from models.forecasters.traces import Floats, TracePart
 
 QUERY_INPUTS: Final = tuple(each for each in INPUTS if each.rows != "events")
 EVENT_INPUTS: Final = tuple(each for each in INPUTS if each.rows != "queries")
@@ -56,7 +56,7 @@ def column(x_BHF: Floats, name: str) -> NDArray[np.float64]:
     return x_BHF[..., [each.name for each in INPUTS].index(name)].astype(np.float64)
 
 
-def replayed(part: Part, queue: int = AS_SENT, *, phase: int = 0) -> Events:
+def replayed(part: TracePart, queue: int = AS_SENT, *, phase: int = 0) -> Events:
     """Return the events up to a part's end, and its queries; with a `phase` it decides that much later.
 
     The events are those that the part's packets tell of: of a part to learn from, none after its end.

@@ -29,7 +29,7 @@ Floats = NDArray[np.float32]
 
 
 @dataclass(frozen=True)
-class Part:
+class TracePart:
     """Some decisions of a trace, with the sender's log behind them.
 
     Decision k is about the packets 8k … 8k + 7 and is taken when the first of them is sent.
@@ -60,7 +60,7 @@ class Part:
         latency_N = decided["latency_us"].cast(pl.Float32).fill_null(float("nan")).to_numpy()
         return latency_N[: len(latency_N) // HORIZON * HORIZON].reshape(-1, HORIZON)
 
-    def to_learn(self) -> Part:
+    def to_learn(self) -> TracePart:
         """Return what was known when the part ended: no later packet, no latency acknowledged later."""
         end = self.decisions.hi * HORIZON
         if end >= self.packets.height:  # all that there is
@@ -71,7 +71,7 @@ class Part:
         )
         return replace(self, packets=packets)
 
-    def held_out(self, share: float = VALIDATION_SHARE) -> tuple[Part, Part]:
+    def held_out(self, share: float = VALIDATION_SHARE) -> tuple[TracePart, TracePart]:
         """Divide it by time: what to learn from, as known when that ends, and the last `share`."""
         lo, hi = self.decisions.lo, self.decisions.hi
         middle = hi - max(1, round((hi - lo) * share))
@@ -92,13 +92,13 @@ class Trace:
     change: Change = PAPERS
     explored: float | None = None  # share of L4S flows' packets that were sent as classic at random
 
-    def to_learn(self, part: Slice) -> Part:
+    def to_learn(self, part: Slice) -> TracePart:
         """Return a slice to learn from, as it was known when it ended."""
         return self.to_predict(part).to_learn()
 
-    def to_predict(self, part: Slice) -> Part:
+    def to_predict(self, part: Slice) -> TracePart:
         """Return a slice to predict."""
-        return Part(self.name, self.packets, part, self.visibility, self.told, self.change)
+        return TracePart(self.name, self.packets, part, self.visibility, self.told, self.change)
 
 
 def decision_times(packets: pl.DataFrame) -> NDArray[np.int64]:
@@ -136,7 +136,7 @@ def read_traces(packets: Path, split: Path, change: Change) -> dict[str, Trace]:
         ) from error
 
 
-def lessons(traces: Sequence[Trace], also: Sequence[pl.DataFrame] = ()) -> list[Part]:
+def lessons(traces: Sequence[Trace], also: Sequence[pl.DataFrame] = ()) -> list[TracePart]:
     """Return what is learned from: the traces' training slices, and other packet tables from end to end.
 
     Raises:
@@ -147,12 +147,12 @@ def lessons(traces: Sequence[Trace], also: Sequence[pl.DataFrame] = ()) -> list[
         raise ValueError(f"trace {empty[0]}: its training slice holds no decision; use a longer protocol")
     whole = [Slice(0, table.height // HORIZON) for table in also]
     return own + [
-        Part(name_of(table), table, decisions, traces[0].visibility, traces[0].told, traces[0].change)
+        TracePart(name_of(table), table, decisions, traces[0].visibility, traces[0].told, traces[0].change)
         for table, decisions in zip(also, whole, strict=True)
     ]
 
 
-def fingerprint(parts: Sequence[Part]) -> str:
+def fingerprint(parts: Sequence[TracePart]) -> str:
     """Return a name for what is learned from: the same only for the same packets, slices and knowledge."""
     digest = hashlib.sha256()
     for part in parts:

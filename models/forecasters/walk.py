@@ -21,7 +21,7 @@ from feature_store.packets.schema import HORIZON, QUEUES
 from models.forecasters.forecaster import Forecaster
 from models.forecasters.queries import column, replayed
 from models.forecasters.spread import Spread
-from models.forecasters.traces import Part, Trace, decision_times
+from models.forecasters.traces import Trace, TracePart, decision_times
 from models.scoring.baselines import Candidates, send_gap_direction
 from models.scoring.predictions import TracePredictions
 from models.training.head import FinetuneParams
@@ -170,12 +170,12 @@ def predict_trace(
     )
 
 
-def _shown(part: Part) -> NDArray[np.float32]:
+def _shown(part: TracePart) -> NDArray[np.float32]:
     """Return the queries of a part as `acked` shows them: what is late does not depend on who is asked."""
     return replayed(replace(part, told="all", visibility="acked")).x_DHF
 
 
-def flows_of(part: Part) -> NDArray[np.int64]:
+def flows_of(part: TracePart) -> NDArray[np.int64]:
     """Return the flow of each packet decided, (B, H)."""
     decided = part.packets[part.decisions.lo * HORIZON : part.decisions.hi * HORIZON]
     return decided["flow_id"].to_numpy().astype(np.int64).reshape(-1, HORIZON)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from feature_store.events.event_stream import AS_SENT
 from models.forecasters.network import NetworkForecaster
-from models.forecasters.traces import Part
+from models.forecasters.traces import TracePart
 from models.mlp.parameters import MlpParams
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ class Mlp(NetworkForecaster):
 
         return MlpCourse
 
-    def encode(self, part: Part, queue: int = AS_SENT) -> Any:
+    def encode(self, part: TracePart, queue: int = AS_SENT) -> Any:
         """Return what the head reads of a part's decisions."""
         from models.forecasters.queries import Inputs
         from models.mlp.training import encode_queries, queries

@@ -14,7 +14,7 @@ import torch
 from feature_store.events.event_stream import AS_SENT
 from feature_store.packets.schema import HORIZON
 from models.forecasters.queries import QUERY_INPUTS, Inputs, replayed
-from models.forecasters.traces import Floats, Part
+from models.forecasters.traces import Floats, TracePart
 from models.mlp.network import MlpArchitecture, QueryMlp
 from models.mlp.parameters import MlpParams
 from models.networks.prediction import Encoded
@@ -33,7 +33,7 @@ class MlpCourse(Course):
     model: QueryMlp
 
     def __init__(
-        self, parts: Sequence[Part], params: MlpParams, seed: int, rank: int = 0, workers: int = 1
+        self, parts: Sequence[TracePart], params: MlpParams, seed: int, rank: int = 0, workers: int = 1
     ) -> None:
         """Make an untrained network; the last tenth of each part is held out."""
         learnt, held_out = zip(*(part.held_out() for part in parts), strict=True)
@@ -73,7 +73,7 @@ class MlpCourse(Course):
         self.trainer = QueryTrainer(self.model, batches, steps, validate, params, seed, rank, workers)
 
 
-def queries(part: Part, inputs: Inputs, queue: int = AS_SENT, phase: int = 0) -> Floats:
+def queries(part: TracePart, inputs: Inputs, queue: int = AS_SENT, phase: int = 0) -> Floats:
     """Return the queries (B, H, P) of a part's decisions, with the inputs that the network sees."""
     return inputs.of(replayed(part, queue, phase=phase).x_DHF)
 

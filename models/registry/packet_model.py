@@ -79,10 +79,10 @@ def read_model(folder: Path) -> Model:
         import numpy as np
 
         from feature_store.packets.schema import HORIZON
-        from models.forecasters.traces import Part
+        from models.forecasters.traces import TracePart
         from models.training.protocol import Slice
 
-        part = Part("trace", packets, Slice(0, packets.height // HORIZON), **knows)
+        part = TracePart("trace", packets, Slice(0, packets.height // HORIZON), **knows)
         return fitted.predict(part).ravel() if len(part) else np.empty(0, np.float32)
 
     return Model(described, predicted)

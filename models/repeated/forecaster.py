@@ -16,7 +16,7 @@ from common.section import Section, near
 from feature_store.events.event_stream import AS_SENT, INPUTS, event_schema_hash
 from models.forecasters.forecaster import Forecaster, Say, check_made_for
 from models.forecasters.queries import QUERY_INPUTS, replayed
-from models.forecasters.traces import Floats, Part
+from models.forecasters.traces import Floats, TracePart
 from models.scoring.baselines import SENDER, Candidates, repeated
 
 LATENCIES: Final = tuple(
@@ -51,14 +51,14 @@ class Repeated(Forecaster):
         self.params, self.median_us = params, median_us
 
     @classmethod
-    def fit(cls, parts: Sequence[Part], params: RepeatedParams, seed: int, say: Say) -> Self:
+    def fit(cls, parts: Sequence[TracePart], params: RepeatedParams, seed: int, say: Say) -> Self:
         """Find the median."""
         came_N = np.concatenate([part.latencies_us().ravel() for part in parts])
         if not np.isfinite(came_N).any():
             raise ValueError("no latency is known in the training slices")
         return cls(params, float(np.nanmedian(came_N)))
 
-    def encode(self, part: Part, queue: int = AS_SENT) -> Candidates:
+    def encode(self, part: TracePart, queue: int = AS_SENT) -> Candidates:
         """Return the queries of the packets decided."""
         return Candidates(replayed(part, queue).x_DHF, NAMES)
 

@@ -18,7 +18,7 @@ from feature_store.packets.schema import HORIZON
 from models.forecasters.forecaster import Forecaster, Say, check_made_for
 from models.forecasters.queries import QUERY_INPUTS, Inputs, replayed
 from models.forecasters.search import LogRange, Space
-from models.forecasters.traces import Floats, Part
+from models.forecasters.traces import Floats, TracePart
 from models.networks.parameters import LeftOut
 from models.sharp import Change
 from models.training.head import FinetuneParams
@@ -79,14 +79,14 @@ class Trees(Forecaster):
         self.trees, self.params = trees, params
 
     @classmethod
-    def fit(cls, parts: Sequence[Part], params: TreesParams, seed: int, say: Say) -> Self:
+    def fit(cls, parts: Sequence[TracePart], params: TreesParams, seed: int, say: Say) -> Self:
         """Boost on the whole slices: nothing is chosen on held-out time."""
         x_NP = np.concatenate([_rows(part, params) for part in parts])
         y_N = np.concatenate([part.latencies_us().ravel() for part in parts]).astype(np.float64)
         trees = BoostedTrees.fit(x_NP, y_N, rounds=params.rounds, seed=seed, growth=params.growth)
         return cls(trees, params)
 
-    def encode(self, part: Part, queue: int = AS_SENT) -> Floats:
+    def encode(self, part: TracePart, queue: int = AS_SENT) -> Floats:
         """Return the rows (N, P) of the packets decided."""
         return _rows(part, self.params, queue)
 
@@ -124,6 +124,6 @@ class Trees(Forecaster):
 FORECASTERS: Final = {"trees": Trees}
 
 
-def _rows(part: Part, params: TreesParams, queue: int = AS_SENT) -> Floats:
+def _rows(part: TracePart, params: TreesParams, queue: int = AS_SENT) -> Floats:
     x_BHP = Inputs.without(QUERY_INPUTS, params.left_out).of(replayed(part, queue).x_DHF)
     return x_BHP.reshape(-1, x_BHP.shape[-1])

@@ -20,7 +20,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from feature_store.events.event_stream import AS_SENT
 from models.forecasters.forecaster import Forecaster, Say, check_made_for
 from models.forecasters.search import LogRange
-from models.forecasters.traces import Floats, Part
+from models.forecasters.traces import Floats, TracePart
 from models.networks.files import WEIGHTS_FILE, check_finite, load_weights, quiet
 from models.networks.parameters import check_heads
 from models.networks.prediction import Encoded, latencies
@@ -113,7 +113,7 @@ class WindowForecaster(Forecaster):
         self.model, self.params, self.tokens = model.eval(), params, tokens
 
     @classmethod
-    def fit(cls, parts: Sequence[Part], params: WindowParams, seed: int, say: Say) -> Self:
+    def fit(cls, parts: Sequence[TracePart], params: WindowParams, seed: int, say: Say) -> Self:
         """Train on the earlier part of each slice; the last tenth chooses the epoch."""
         learnt, held_out = zip(*(part.held_out() for part in parts), strict=True)
         tokens = params.tokens or tokens_for(max(bdp_packets(part.packets) for part in learnt), *TOKENS)
@@ -131,7 +131,7 @@ class WindowForecaster(Forecaster):
         train(model, examples, validation, params, seed, say)
         return cls(model, params, tokens)
 
-    def encode(self, part: Part, queue: int = AS_SENT) -> Encoded:
+    def encode(self, part: TracePart, queue: int = AS_SENT) -> Encoded:
         """Return what the head reads of a part's decisions."""
         return encoded(self.model, self.windows(part, queue))
 
@@ -149,7 +149,7 @@ class WindowForecaster(Forecaster):
         other.model, other.tuning = model, tuning
         return other
 
-    def windows(self, part: Part, queue: int = AS_SENT) -> Windows:
+    def windows(self, part: TracePart, queue: int = AS_SENT) -> Windows:
         """Return the windows of a part's decisions, as the network sees them."""
         return windows_of(part, self.tokens, self.params.names, queue)
 

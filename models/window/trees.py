@@ -16,7 +16,7 @@ from common.section import Count
 from feature_store.events.event_stream import AS_SENT
 from feature_store.packets.schema import HORIZON
 from models.forecasters.forecaster import Forecaster, Say, check_made_for
-from models.forecasters.traces import Floats, Part
+from models.forecasters.traces import Floats, TracePart
 from models.sharp import Change
 from models.training.head import FinetuneParams
 from models.trees.boosting import BoostedTrees
@@ -54,7 +54,7 @@ class WindowTrees(Forecaster):
         self.trees, self.params = trees, params
 
     @classmethod
-    def fit(cls, parts: Sequence[Part], params: WindowTreesParams, seed: int, say: Say) -> Self:
+    def fit(cls, parts: Sequence[TracePart], params: WindowTreesParams, seed: int, say: Say) -> Self:
         """Boost on the slices: nothing is chosen on held-out time."""
         lessons = [(_windows(part, params), part.latencies_us()) for part in parts]
         rows, came = zip(*(_lesson(*each, params) for each in lessons), strict=True)
@@ -63,7 +63,7 @@ class WindowTrees(Forecaster):
         )
         return cls(trees, params)
 
-    def encode(self, part: Part, queue: int = AS_SENT) -> Windows:
+    def encode(self, part: TracePart, queue: int = AS_SENT) -> Windows:
         """Return the windows of the packets decided, made as they are read."""
         return _windows(part, self.params, queue)
 
@@ -96,7 +96,7 @@ class WindowTrees(Forecaster):
         return cls(trees, params)
 
 
-def _windows(part: Part, params: WindowTreesParams, queue: int = AS_SENT) -> Windows:
+def _windows(part: TracePart, params: WindowTreesParams, queue: int = AS_SENT) -> Windows:
     return windows_of(part, params.tokens, input_names(params.inputs), queue)
 
 

@@ -54,7 +54,7 @@ from feature_store.events.event_stream import (
 )
 from feature_store.packets.schema import HORIZON
 from models.forecasters.queries import QUERY_INPUTS, replayed
-from models.forecasters.traces import Floats, Part
+from models.forecasters.traces import Floats, TracePart
 
 LAYOUT: Final = 1  # of tokens and rules
 GIVE_UP_NS: Final = 2_000_000_000  # twice the initial RTO of RFC 6298
@@ -451,7 +451,7 @@ def input_names(wanted: Sequence[str], more: Sequence[str] = ()) -> list[str]:
     return found
 
 
-def windows_of(part: Part, tokens: int, names: Sequence[str], queue: int = AS_SENT) -> Windows:
+def windows_of(part: TracePart, tokens: int, names: Sequence[str], queue: int = AS_SENT) -> Windows:
     """Return the windows of a part's decisions, with the inputs named, about its packets in a queue."""
     own, other = ([name for name in names if (name in NAMES) is there] for there in (True, False))
     return Windows(
@@ -465,7 +465,7 @@ def windows_of(part: Part, tokens: int, names: Sequence[str], queue: int = AS_SE
     )
 
 
-def _asked(part: Part, queue: int) -> Asked:
+def _asked(part: TracePart, queue: int) -> Asked:
     """Return the candidates as their sender tells of them: what it does not say is as of the first."""
     place_BH = part.first_packets[:, None] + np.arange(HORIZON)
     first_BH = np.broadcast_to(part.first_packets[:, None], place_BH.shape)
@@ -477,7 +477,7 @@ def _asked(part: Part, queue: int) -> Asked:
     return Asked(size.ravel(), flow.ravel(), receiver.ravel(), l4s.ravel())
 
 
-def _more(part: Part, names: Sequence[str], queue: int) -> More:
+def _more(part: TracePart, names: Sequence[str], queue: int) -> More:
     """Return inputs of the event log: of a packet sent, its SEND's; of a candidate, its query's."""
     places = [[each.name for each in INPUTS].index(name) for name in names]
     found = replayed(part, queue)

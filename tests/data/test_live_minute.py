@@ -18,7 +18,7 @@ from feature_store.events.event_stream import INPUTS
 from models.event_stream.forecaster import EventStreamForecaster
 from models.forecasters import forecaster as door
 from models.forecasters.queries import replayed
-from models.forecasters.traces import Part, decision_times
+from models.forecasters.traces import TracePart, decision_times
 from models.networks import artifact
 from models.registry import gate
 from models.training.head import FinetuneParams
@@ -84,10 +84,10 @@ def load(files: dict[str, bytes], folder: Path) -> artifact.Artifact:
     return artifact.load(folder)
 
 
-def whole(packets: pl.DataFrame, from_s: int, to_s: int = 100) -> Part:
+def whole(packets: pl.DataFrame, from_s: int, to_s: int = 100) -> TracePart:
     """The decisions of some seconds, with the log before them."""
     lo, hi = np.searchsorted(decision_times(packets), [START_NS + from_s * S, START_NS + to_s * S])
-    return Part("live", packets, Slice(int(lo), int(hi)))
+    return TracePart("live", packets, Slice(int(lo), int(hi)))
 
 
 def test_the_head_is_the_one_that_offline_fine_tuning_gives(

@@ -23,7 +23,7 @@ from models.event_stream.forecaster import EventStreamForecaster
 from models.event_stream.network import EventPredictor
 from models.event_stream.parameters import EventStreamParams
 from models.event_stream.training import _untrained
-from models.forecasters.traces import Part
+from models.forecasters.traces import TracePart
 from models.mlp.forecaster import Mlp
 from models.mlp.parameters import MlpParams
 from models.mlp.training import MlpCourse
@@ -35,7 +35,7 @@ from models.training.protocol import Slice
 from pipelines.live.encoding import event_windows
 
 TABLE = toy_world.bottleneck_table("t", 1.2, seed=3, swing_ms=40, episodes=True)
-PART = Part("t", TABLE, Slice(0, TABLE.height // 8))
+PART = TracePart("t", TABLE, Slice(0, TABLE.height // 8))
 SIZES = {
     "layers": 1,
     "band": 64,

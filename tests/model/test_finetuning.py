@@ -22,7 +22,7 @@ import yaml
 from models.event_stream.forecaster import EventStreamForecaster
 from models.forecasters import forecaster as door
 from models.forecasters.jobs import StageData, finetune
-from models.forecasters.traces import Part, Trace, read_traces
+from models.forecasters.traces import Trace, TracePart, read_traces
 from models.forecasters.walk import tune_heads
 from models.sharp import PAPERS, sharp_changes
 from models.training.head import ADAM_BETAS, ADAM_EPSILON, FinetuneParams, train_head
@@ -61,7 +61,7 @@ def model(world: Path) -> EventStreamForecaster:
 
 
 @pytest.fixture(scope="module")
-def part(traces: dict[str, Trace]) -> Part:
+def part(traces: dict[str, Trace]) -> TracePart:
     trace = traces["t0"]
     return trace.to_learn(trace.slices.rounds[0].finetune)
 
@@ -71,7 +71,7 @@ def params(**changes: object) -> FinetuneParams:
 
 
 def test_the_encoder_stays_bit_identical_and_the_head_changes(
-    model: EventStreamForecaster, part: Part
+    model: EventStreamForecaster, part: TracePart
 ) -> None:
     before = copy.deepcopy(model.model.state_dict())
     tuned = model.tuned(part, params())
@@ -83,7 +83,7 @@ def test_the_encoder_stays_bit_identical_and_the_head_changes(
     assert changed == ["head.0.weight", "head.0.bias", "head.2.weight", "head.2.bias"]
 
 
-def test_fine_tuning_lowers_the_loss_on_its_slice(model: EventStreamForecaster, part: Part) -> None:
+def test_fine_tuning_lowers_the_loss_on_its_slice(model: EventStreamForecaster, part: TracePart) -> None:
     tuning = model.tuned(part, params(epochs=20)).tuning
     assert tuning is not None
     assert tuning.loss[-1] < 0.9 * tuning.loss[0]
@@ -91,14 +91,14 @@ def test_fine_tuning_lowers_the_loss_on_its_slice(model: EventStreamForecaster, 
     assert tuning.decisions == len(part)
 
 
-def test_the_seed_orders_the_decisions(model: EventStreamForecaster, part: Part) -> None:
+def test_the_seed_orders_the_decisions(model: EventStreamForecaster, part: TracePart) -> None:
     one, same, other = (model.tuned(part, params(seed=seed)).model.head[2].bias for seed in (1, 1, 2))
     assert torch.equal(one, same)
     assert not torch.equal(one, other)
 
 
 def test_training_on_the_cache_is_training_through_the_frozen_encoder(
-    model: EventStreamForecaster, part: Part
+    model: EventStreamForecaster, part: TracePart
 ) -> None:
     wanted, slow, came_BH = params(), copy.deepcopy(model.model), part.latencies_us()
     optimizer = torch.optim.Adam(
@@ -122,12 +122,12 @@ def test_training_on_the_cache_is_training_through_the_frozen_encoder(
         torch.testing.assert_close(fast.head.state_dict()[name], value, rtol=1e-4, atol=1e-5)
 
 
-def test_a_slice_with_no_known_latency_keeps_the_head(model: EventStreamForecaster, part: Part) -> None:
+def test_a_slice_with_no_known_latency_keeps_the_head(model: EventStreamForecaster, part: TracePart) -> None:
     unknown_BH = np.full((len(part), 8), np.nan, np.float32)
     assert train_head(model.model, model.encode(part), unknown_BH, PAPERS, params()) == (model.model, None)
 
 
-def test_diverged_fine_tuning_is_an_error(model: EventStreamForecaster, part: Part) -> None:
+def test_diverged_fine_tuning_is_an_error(model: EventStreamForecaster, part: TracePart) -> None:
     with pytest.raises(ValueError, match=r"diverged .*lower finetune\.learning_rate"):
         model.tuned(part, params(learning_rate=1e30))
 
