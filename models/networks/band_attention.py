@@ -33,7 +33,7 @@ _library = native.load(
 )
 
 
-class _Given(ctypes.Structure):
+class _AttentionArguments(ctypes.Structure):
     _fields_ = (
         *((name, c_int64) for name in ("rows", "heads", "width", "band")),
         *((name, c_void_p) for name in ("end", "seen")),
@@ -53,7 +53,9 @@ class Runs:
         """As the library takes them."""
         width = row_RD.shape[1] // self.heads
         return byref(
-            _Given(len(row_RD), self.heads, width, self.band, self.end_R.data_ptr(), self.seen_R.data_ptr())
+            _AttentionArguments(
+                len(row_RD), self.heads, width, self.band, self.end_R.data_ptr(), self.seen_R.data_ptr()
+            )
         )
 
 
