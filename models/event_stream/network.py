@@ -27,7 +27,7 @@ from torch.nn import functional
 
 from feature_store.packets.schema import HORIZON
 from models.event_stream.parameters import BLOCK
-from models.networks.band_attention import Runs, attend
+from models.networks.band_attention import BandSpans, attend
 from models.networks.query_network import ROW, QueryNetwork
 from models.networks.scaling import ScaledFeature, Target
 
@@ -115,7 +115,7 @@ class EventLayer(nn.Module):
         )
         return self._after(x, attended.transpose(-3, -2).flatten(-2))
 
-    def of_runs(self, x_RD: Tensor, keys_ED: Tensor, values_ED: Tensor, runs: Runs) -> Tensor:
+    def of_runs(self, x_RD: Tensor, keys_ED: Tensor, values_ED: Tensor, runs: BandSpans) -> Tensor:
         """Return the same for rows that each see a run of keys."""
         query_RD = self.query(self.norm1(x_RD))
         return self._after(x_RD, attend(query_RD, keys_ED, values_ED, self.sink.squeeze(1), runs))
@@ -224,9 +224,9 @@ class EventPredictor(QueryNetwork):
         scaled_GNF = self.event_scaling(x_GNF)
         return torch.where(ack_GN[..., None], self.ack(scaled_GNF), self.send(scaled_GNF))
 
-    def _runs(self, end_R: Tensor, before_R: Tensor) -> Runs:
+    def _runs(self, end_R: Tensor, before_R: Tensor) -> BandSpans:
         """Return what rows see that end at an event: a band of the `before_R` of their segment."""
-        return Runs(end_R, before_R.clamp(max=self.sizes.band), self.sizes.band, self.sizes.heads)
+        return BandSpans(end_R, before_R.clamp(max=self.sizes.band), self.sizes.band, self.sizes.heads)
 
 
 NETWORK: Final = (EventArchitecture, EventPredictor)

@@ -41,7 +41,7 @@ class _AttentionArguments(ctypes.Structure):
 
 
 @dataclass(frozen=True)
-class Runs:
+class BandSpans:
     """Which keys each row sees: the `seen_R` that end before `end_R`, `band` at most."""
 
     end_R: Tensor
@@ -59,7 +59,7 @@ class Runs:
         )
 
 
-def attend(query_RD: Tensor, key_ED: Tensor, value_ED: Tensor, sink: Tensor, runs: Runs) -> Tensor:
+def attend(query_RD: Tensor, key_ED: Tensor, value_ED: Tensor, sink: Tensor, runs: BandSpans) -> Tensor:
     """Values that each row sees (R, D): their mean, weighted by the softmax of its query times their keys.
 
     Args:
@@ -85,7 +85,7 @@ class _Products(Function):
     """Rows times the keys that they see (R, A, K + 1); of those that they do not see, minus infinity."""
 
     @staticmethod
-    def forward(ctx: Any, row_RD: Tensor, key_ED: Tensor, runs: Runs) -> Tensor:
+    def forward(ctx: Any, row_RD: Tensor, key_ED: Tensor, runs: BandSpans) -> Tensor:
         ctx.runs = runs
         ctx.save_for_backward(row_RD, key_ED)
         return _products(row_RD, key_ED, runs, -torch.inf)
@@ -101,7 +101,7 @@ class _Sums(Function):
     """Sums of the values that rows see (R, D), by weight."""
 
     @staticmethod
-    def forward(ctx: Any, weight_RAK: Tensor, value_ED: Tensor, runs: Runs) -> Tensor:
+    def forward(ctx: Any, weight_RAK: Tensor, value_ED: Tensor, runs: BandSpans) -> Tensor:
         ctx.runs = runs
         ctx.save_for_backward(weight_RAK, value_ED)
         return _sums(weight_RAK, value_ED, runs)
@@ -113,7 +113,7 @@ class _Sums(Function):
         return _products(given_RD, value_ED, runs, 0.0), _spread(weight_RAK, given_RD, value_ED, runs), None
 
 
-def _products(row_RD: Tensor, key_ED: Tensor, runs: Runs, unseen: float) -> Tensor:
+def _products(row_RD: Tensor, key_ED: Tensor, runs: BandSpans, unseen: float) -> Tensor:
     row_RD, key_DE = row_RD.contiguous(), key_ED.t().contiguous()
     found_RAK = torch.full((len(row_RD), runs.heads, runs.band + 1), unseen)
     _library.sq_band_products(
@@ -122,13 +122,13 @@ def _products(row_RD: Tensor, key_ED: Tensor, runs: Runs, unseen: float) -> Tens
     return found_RAK
 
 
-def _sums(weight_RAK: Tensor, value_ED: Tensor, runs: Runs) -> Tensor:
+def _sums(weight_RAK: Tensor, value_ED: Tensor, runs: BandSpans) -> Tensor:
     found_RD = torch.empty(len(weight_RAK), value_ED.shape[1])
     _library.sq_band_sums(runs.of(found_RD), weight_RAK.data_ptr(), value_ED.data_ptr(), found_RD.data_ptr())
     return found_RD
 
 
-def _spread(weight_RAK: Tensor, row_RD: Tensor, like_ED: Tensor, runs: Runs) -> Tensor:
+def _spread(weight_RAK: Tensor, row_RD: Tensor, like_ED: Tensor, runs: BandSpans) -> Tensor:
     found_ED = torch.zeros_like(like_ED)
     _library.sq_band_spread(runs.of(row_RD), weight_RAK.data_ptr(), row_RD.data_ptr(), found_ED.data_ptr())
     return found_ED
