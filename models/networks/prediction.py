@@ -36,7 +36,7 @@ class RawWindows(Protocol):
         """Some that follow each other."""
 
 
-class Headed(Protocol):
+class HeadedNetwork(Protocol):
     """A network whose head can be trained and asked by itself; each of `models/networks` is one."""
 
     @property
@@ -58,7 +58,7 @@ class Headed(Protocol):
         """Switch dropout off."""
 
 
-class Encoder(Headed, Protocol):
+class Encoder(HeadedNetwork, Protocol):
     """A network over rows: what stands before its head is asked by itself, too."""
 
     def encode(self, x_BWF: Tensor, /) -> Tensor:
@@ -91,14 +91,14 @@ def encode(model: Encoder, windows: RawWindows, batch: int = BATCH) -> Iterator[
         yield part
 
 
-def latencies(model: Headed, encoded: Encoded) -> Floats:
+def latencies(model: HeadedNetwork, encoded: Encoded) -> Floats:
     """Latencies in µs (B, H) by the head of `model`, of decisions that its own encoder has encoded."""
     if len(model.quantiles) > 1:
         return quantiles(model, encoded)[..., model.quantiles.index(MEDIAN)]
     return _latencies(model, encoded).cpu().numpy()
 
 
-def quantiles(model: Headed, encoded: Encoded) -> Floats:
+def quantiles(model: HeadedNetwork, encoded: Encoded) -> Floats:
     """Quantiles in µs (B, H, L), ascending: outputs of neighbouring levels that cross change places.
 
     Sorting never harms their loss (Chernozhukov, Fernandez-Val and Galichon, Econometrica 78(3), 2010).
@@ -106,13 +106,13 @@ def quantiles(model: Headed, encoded: Encoded) -> Floats:
     return _latencies(model, encoded).sort(-1).values.cpu().numpy()
 
 
-def answers(model: Headed, encoded: Encoded) -> Tensor:
+def answers(model: HeadedNetwork, encoded: Encoded) -> Tensor:
     """What the head gives (B, H) or (B, H, L) in scaled target space: levels as they are, unsorted."""
     with torch.no_grad():
         return anchored(model.head(encoded.read_BRD), encoded.anchor_BH)
 
 
-def _latencies(model: Headed, encoded: Encoded) -> Tensor:
+def _latencies(model: HeadedNetwork, encoded: Encoded) -> Tensor:
     return model.to_us(answers(model, encoded))
 
 

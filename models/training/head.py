@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from common.section import Above0, Count, Section
-from models.networks.prediction import Encoded, Headed
+from models.networks.prediction import Encoded, HeadedNetwork
 from models.sharp import Change, sharp_changes
 from models.training.loss import example_weights, weighted_error
 
@@ -45,7 +45,7 @@ class FinetuneParams(Section):
     """Alpha of the loss: the weight of sharp changes."""
 
 
-M = TypeVar("M", bound=Headed)
+M = TypeVar("M", bound=HeadedNetwork)
 
 
 @dataclass(frozen=True)
