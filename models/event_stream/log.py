@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from models.event_stream.network import EventPredictor
-from models.networks.prediction import Encoded
+from models.networks.prediction import HeadInputs
 
 PIECE: Final = 2048  # events that are new in a forward pass
 Floats = NDArray[np.float32]
@@ -43,7 +43,7 @@ def segment(log: EventLog, start: int, length: int) -> tuple[torch.Tensor, torch
     return x_NF, ack_N
 
 
-def encode_log(model: EventPredictor, log: EventLog) -> Encoded:
+def encode_log(model: EventPredictor, log: EventLog) -> HeadInputs:
     """Return what the head reads of all decisions of a log (B, H, D), and the anchor (B, H)."""
     model.eval()  # dropout would spoil a cache of it
     sizes, reach = model.sizes, model.sizes.reach
@@ -61,4 +61,4 @@ def encode_log(model: EventPredictor, log: EventLog) -> Encoded:
             cut_Q = torch.from_numpy(log.cut_B[done:upto] - start)
             read_BHD[done:upto] = model.encode_log(x_NF[None], ack_N[None], cut_Q, x_BHP[done:upto])
             done = upto
-        return Encoded(read_BHD, model.anchor_of(x_BHP))
+        return HeadInputs(read_BHD, model.anchor_of(x_BHP))

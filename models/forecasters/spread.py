@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from models.networks.parameters import MEDIAN
-from models.networks.prediction import Encoded, HeadedNetwork, quantiles
+from models.networks.prediction import HeadedNetwork, HeadInputs, quantiles
 from models.networks.scaling import MIN_LATENCY_US
 
 POINTS = 40  # of the other's distribution, that a latency is compared with
@@ -100,6 +100,6 @@ class Spread:
         }
 
 
-def spread_of(model: HeadedNetwork, encoded: Encoded) -> Spread | None:
+def spread_of(model: HeadedNetwork, encoded: HeadInputs) -> Spread | None:
     """Quantiles of encoded decisions; None of a network that gives one latency."""
     return Spread(model.quantiles, quantiles(model, encoded)) if model.quantiles else None

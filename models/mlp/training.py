@@ -17,7 +17,7 @@ from models.forecasters.queries import QUERY_INPUTS, Inputs, replayed
 from models.forecasters.traces import Floats, TracePart
 from models.mlp.network import MlpArchitecture, QueryMlp
 from models.mlp.parameters import MlpParams
-from models.networks.prediction import Encoded
+from models.networks.prediction import HeadInputs
 from models.networks.scaling import fit_features, fit_target
 from models.sharp import sharp_changes
 from models.training.loss import example_weights
@@ -78,9 +78,9 @@ def queries(part: TracePart, inputs: Inputs, queue: int = AS_SENT, phase: int = 
     return inputs.of(replayed(part, queue, phase=phase).x_DHF)
 
 
-def encode_queries(model: QueryMlp, x_BHP: Floats) -> Encoded:
+def encode_queries(model: QueryMlp, x_BHP: Floats) -> HeadInputs:
     """Return what the head reads of raw queries, and the anchor."""
     model.eval()
     x = torch.from_numpy(x_BHP)
     with torch.no_grad():
-        return Encoded(model.encode_queries(x), model.anchor_of(x))
+        return HeadInputs(model.encode_queries(x), model.anchor_of(x))

@@ -72,14 +72,14 @@ class Encoder(HeadedNetwork, Protocol):
 
 
 @dataclass(frozen=True)
-class Encoded:
+class HeadInputs:
     """Decisions as a head sees them."""
 
     read_BRD: Tensor
     anchor_BH: Tensor  # in scaled target space: what the head's output is added to
 
 
-def encode(model: Encoder, windows: RawWindows, batch: int = BATCH) -> Iterator[Encoded]:
+def encode(model: Encoder, windows: RawWindows, batch: int = BATCH) -> Iterator[HeadInputs]:
     """Encode windows, `batch` at a time."""
     model.eval()  # dropout would spoil a cache of it
     device = next(model.parameters()).device
@@ -87,18 +87,18 @@ def encode(model: Encoder, windows: RawWindows, batch: int = BATCH) -> Iterator[
         # Copied: a memory map is read-only.
         x_BWF = torch.from_numpy(np.array(windows[first : first + batch])).to(device)
         with torch.no_grad():
-            part = Encoded(model.encode(x_BWF), model.anchor(x_BWF))
+            part = HeadInputs(model.encode(x_BWF), model.anchor(x_BWF))
         yield part
 
 
-def latencies(model: HeadedNetwork, encoded: Encoded) -> Floats:
+def latencies(model: HeadedNetwork, encoded: HeadInputs) -> Floats:
     """Latencies in µs (B, H) by the head of `model`, of decisions that its own encoder has encoded."""
     if len(model.quantiles) > 1:
         return quantiles(model, encoded)[..., model.quantiles.index(MEDIAN)]
     return _latencies(model, encoded).cpu().numpy()
 
 
-def quantiles(model: HeadedNetwork, encoded: Encoded) -> Floats:
+def quantiles(model: HeadedNetwork, encoded: HeadInputs) -> Floats:
     """Quantiles in µs (B, H, L), ascending: outputs of neighbouring levels that cross change places.
 
     Sorting never harms their loss (Chernozhukov, Fernandez-Val and Galichon, Econometrica 78(3), 2010).
@@ -106,13 +106,13 @@ def quantiles(model: HeadedNetwork, encoded: Encoded) -> Floats:
     return _latencies(model, encoded).sort(-1).values.cpu().numpy()
 
 
-def answers(model: HeadedNetwork, encoded: Encoded) -> Tensor:
+def answers(model: HeadedNetwork, encoded: HeadInputs) -> Tensor:
     """What the head gives (B, H) or (B, H, L) in scaled target space: levels as they are, unsorted."""
     with torch.no_grad():
         return anchored(model.head(encoded.read_BRD), encoded.anchor_BH)
 
 
-def _latencies(model: HeadedNetwork, encoded: Encoded) -> Tensor:
+def _latencies(model: HeadedNetwork, encoded: HeadInputs) -> Tensor:
     return model.to_us(answers(model, encoded))
 
 

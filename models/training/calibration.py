@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from models.networks.prediction import Encoded, HeadedNetwork, answers
+from models.networks.prediction import HeadedNetwork, HeadInputs, answers
 
 SLICES: Final = 6  # newest that count: a minute of rounds of ten seconds, chosen on web pages alone
 Doubles = NDArray[np.float64]
@@ -27,7 +27,7 @@ Floats = NDArray[np.float32]
 M = TypeVar("M", bound=HeadedNetwork)
 
 
-def missed(model: HeadedNetwork, encoded: Encoded, came_BH: Floats) -> Doubles:
+def missed(model: HeadedNetwork, encoded: HeadInputs, came_BH: Floats) -> Doubles:
     """How far known latencies lay above each level (N, L), in scaled target space.
 
     Args:

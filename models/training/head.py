@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from common.section import Above0, Count, Section
-from models.networks.prediction import Encoded, HeadedNetwork
+from models.networks.prediction import HeadedNetwork, HeadInputs
 from models.sharp import Change, sharp_changes
 from models.training.loss import example_weights, weighted_error
 
@@ -58,7 +58,7 @@ class Tuning:
 
 
 def train_head(
-    model: M, encoded: Encoded, came_BH: NDArray[np.float32], change: Change, how: FinetuneParams
+    model: M, encoded: HeadInputs, came_BH: NDArray[np.float32], change: Change, how: FinetuneParams
 ) -> tuple[M, Tuning | None]:
     """Return a copy whose head is trained; the model itself, and None, where no latency is known.
 
@@ -81,7 +81,7 @@ def train_head(
 
 def train_head_on(
     model: M,
-    encoded: Encoded,
+    encoded: HeadInputs,
     y_us_NH: NDArray[np.float32],
     sharp_NH: NDArray[np.bool_],
     how: FinetuneParams,

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from models.networks.parameters import QueryNetworkParams
-from models.networks.prediction import Encoded, HeadedNetwork, latencies, quantiles
+from models.networks.prediction import HeadedNetwork, HeadInputs, latencies, quantiles
 from models.networks.query_network import QueryNetwork
 from models.networks.scaling import MIN_LATENCY_US
 from models.training.epochs import Trainer, all_sum
@@ -161,7 +161,9 @@ def rate_share(step: int, total: int) -> float:
     return rise * (LEAST_RATE + (1 - LEAST_RATE) * fall)
 
 
-def held_out_error(model: HeadedNetwork, shown: Iterable[tuple[Encoded, Floats]], workers: int = 1) -> float:
+def held_out_error(
+    model: HeadedNetwork, shown: Iterable[tuple[HeadInputs, Floats]], workers: int = 1
+) -> float:
     """Error of log-latency on what is held out: squared, or by level; unknown latencies are left out.
 
     Args:

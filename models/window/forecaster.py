@@ -23,7 +23,7 @@ from models.forecasters.search import LogRange
 from models.forecasters.traces import Floats, TracePart
 from models.networks.files import WEIGHTS_FILE, check_finite, load_weights, quiet
 from models.networks.parameters import check_heads
-from models.networks.prediction import Encoded, latencies
+from models.networks.prediction import HeadInputs, latencies
 from models.networks.scaling import ScaledFeature, Target, TargetTransform, fit_features, fit_target
 from models.sharp import Change
 from models.training.head import FinetuneParams, train_head
@@ -131,15 +131,15 @@ class WindowForecaster(Forecaster):
         train(model, examples, validation, params, seed, say)
         return cls(model, params, tokens)
 
-    def encode(self, part: TracePart, queue: int = AS_SENT) -> Encoded:
+    def encode(self, part: TracePart, queue: int = AS_SENT) -> HeadInputs:
         """Return what the head reads of a part's decisions."""
         return encoded(self.model, self.windows(part, queue))
 
-    def answer(self, encoded: Encoded) -> Floats:
+    def answer(self, encoded: HeadInputs) -> Floats:
         """Return latencies in µs (B, H)."""
         return latencies(self.model, encoded)
 
-    def tuned_on(self, encoded: Encoded, came_BH: Floats, change: Change, how: FinetuneParams) -> Self:
+    def tuned_on(self, encoded: HeadInputs, came_BH: Floats, change: Change, how: FinetuneParams) -> Self:
         """Train the head alone, with the alpha of the whole training."""
         alpha = how.model_copy(update={"sharp_weight": self.params.sharp_weight})
         model, tuning = train_head(self.model, encoded, came_BH, change, alpha)

@@ -21,7 +21,7 @@ from pydantic import Field
 
 from common.section import Above0, Count, Section
 from models.forecasters.traces import Floats
-from models.networks.prediction import Encoded, RawWindows, encode, predict
+from models.networks.prediction import HeadInputs, RawWindows, encode, predict
 from models.networks.scaling import MIN_LATENCY_US
 from models.sharp import Change, sharp_changes
 from models.training.loss import example_weights, weighted_squared_error
@@ -93,12 +93,12 @@ class Examples:
         return x_NWF
 
 
-def encoded(model: Transformer, windows: RawWindows) -> Encoded:
+def encoded(model: Transformer, windows: RawWindows) -> HeadInputs:
     """Return what the head reads of windows, and the anchor."""
     parts = list(encode(model, windows, ENCODED_AT_ONCE))
     if not parts:
-        return Encoded(torch.zeros(0, 1, 1), torch.zeros(0, model.sizes.horizon))
-    return Encoded(torch.cat([p.read_BRD for p in parts]), torch.cat([p.anchor_BH for p in parts]))
+        return HeadInputs(torch.zeros(0, 1, 1), torch.zeros(0, model.sizes.horizon))
+    return HeadInputs(torch.cat([p.read_BRD for p in parts]), torch.cat([p.anchor_BH for p in parts]))
 
 
 def train(

@@ -30,7 +30,7 @@ from feature_store.packets.schema import HORIZON
 from feature_store.quality.distribution_shift import input_shift, sample_inputs
 from models.networks import artifact
 from models.networks.artifact import Artifact
-from models.networks.prediction import Encoded, latencies
+from models.networks.prediction import HeadInputs, latencies
 from models.networks.query_network import QueryNetwork
 from models.registry import gate
 from models.registry.bars import Verdict
@@ -258,10 +258,10 @@ def _train(
     return _Taught(*tuned, float(np.median(known)), y_BH)
 
 
-def as_seen(model: QueryNetwork, windows: EncodedWindows) -> Encoded:
+def as_seen(model: QueryNetwork, windows: EncodedWindows) -> HeadInputs:
     """What was encoded, as the model's head sees it."""
     anchor_BH = model.anchor(torch.from_numpy(windows.candidates_BHF))
-    return Encoded(torch.from_numpy(windows.features_BRD), anchor_BH)
+    return HeadInputs(torch.from_numpy(windows.features_BRD), anchor_BH)
 
 
 class _Clock:

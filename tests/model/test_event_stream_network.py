@@ -28,7 +28,7 @@ from models.mlp.forecaster import Mlp
 from models.mlp.parameters import MlpParams
 from models.mlp.training import MlpCourse
 from models.networks import artifact, onnx_head
-from models.networks.prediction import Encoded, encode, predict
+from models.networks.prediction import HeadInputs, encode, predict
 from models.sharp import PAPERS
 from models.training.head import FinetuneParams, train_head
 from models.training.protocol import Slice
@@ -176,7 +176,7 @@ def test_the_head_of_a_level_is_tuned_for_it(tmp_path: Path) -> None:
     came_BH = PART.latencies_us()
     known_BH = np.isfinite(came_BH)
     parts = list(encode(found.model, windows()))
-    encoded = Encoded(torch.cat([p.read_BRD for p in parts]), torch.cat([p.anchor_BH for p in parts]))
+    encoded = HeadInputs(torch.cat([p.read_BRD for p in parts]), torch.cat([p.anchor_BH for p in parts]))
     how = FinetuneParams(seed=1, workers=1, epochs=60, batch_size=64, learning_rate=3e-3, sharp_weight=1)
 
     def covered(levels: tuple[float, ...]) -> float:
