@@ -49,12 +49,12 @@ def event_stream(head: int | None = None) -> EventPredictor:
 
     from models.event_stream.network import EventArchitecture, EventPredictor
     from models.forecasters.queries import EVENT_INPUTS, QUERY_INPUTS
-    from models.networks.scaling import Target
+    from models.networks.scaling import TargetScaling
 
     sizes = EventArchitecture(anchor="expected_latency_us")
     torch.manual_seed(0)
     inputs = typical_features(EVENT_INPUTS), typical_features(QUERY_INPUTS)
-    model = EventPredictor(*inputs, Target("log", 9.0, 1.0), sizes).eval()
+    model = EventPredictor(*inputs, TargetScaling("log", 9.0, 1.0), sizes).eval()
     torch.manual_seed(0 if head is None else head)
     with torch.no_grad():
         for parameter in model.head.parameters():

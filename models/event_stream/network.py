@@ -29,7 +29,7 @@ from feature_store.packets.schema import HORIZON
 from models.event_stream.parameters import BLOCK
 from models.networks.band_attention import BandSpans, attend
 from models.networks.query_network import ROW, QueryNetwork
-from models.networks.scaling import ScaledFeature, Target
+from models.networks.scaling import ScaledFeature, TargetScaling
 
 ACK: Final = ROW.index("ack")  # says of an event's row whether it is an ACK
 SIZE: Final = ROW.index("size_bytes")
@@ -137,7 +137,7 @@ class EventPredictor(QueryNetwork):
         self,
         event_inputs: Sequence[ScaledFeature],
         query_inputs: Sequence[ScaledFeature],
-        target: Target,
+        target: TargetScaling,
         sizes: EventArchitecture | None = None,
         quantiles: Sequence[float] = (),
     ) -> None:

@@ -13,7 +13,7 @@ from typing import Final
 from torch import Tensor, nn
 
 from models.networks.query_network import QueryNetwork
-from models.networks.scaling import ScaledFeature, Target
+from models.networks.scaling import ScaledFeature, TargetScaling
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class QueryMlp(QueryNetwork):
         self,
         event_inputs: Sequence[ScaledFeature],
         query_inputs: Sequence[ScaledFeature],
-        target: Target,
+        target: TargetScaling,
         sizes: MlpArchitecture | None = None,
         quantiles: Sequence[float] = (),
     ) -> None:

@@ -35,7 +35,7 @@ from models.networks.files import (
 )
 from models.networks.parameters import MEDIAN, MOST_LEVELS
 from models.networks.query_network import QueryNetwork
-from models.networks.scaling import ScaledFeature, Target
+from models.networks.scaling import ScaledFeature, TargetScaling
 
 FORMAT: Final = "swiftqueue-artifact/2"
 VISIBILITY: Final = "acked"  # of the latencies that what is served learned from
@@ -262,7 +262,7 @@ def _from_json(described: dict[str, Any]) -> tuple[QueryNetwork, Description, di
     levels = _levels_of(described[LEVELS]) if LEVELS in described else ()
     _exact_keys("window", window, {"tokens", "horizon"})
     _exact_keys("architecture", sizes, {f.name for f in fields(form)})
-    _exact_keys("target", described["target"], {f.name for f in fields(Target)})
+    _exact_keys("target", described["target"], {f.name for f in fields(TargetScaling)})
     for feature in (*described["features"], *described["queries"]):
         _exact_keys("feature", feature, {f.name for f in fields(ScaledFeature)})
     counts = {"features": len(described["queries"])} | ({"events": 1} if described["features"] else {})
@@ -275,7 +275,7 @@ def _from_json(described: dict[str, Any]) -> tuple[QueryNetwork, Description, di
         kept = _seen(every, other)
         sliced[rows], inputs[rows] = kept, [every[place] for place in kept]
     model: QueryNetwork = network(
-        inputs["features"], inputs["queries"], Target(**described["target"]), form(**sizes), levels
+        inputs["features"], inputs["queries"], TargetScaling(**described["target"]), form(**sizes), levels
     )
     if window != {"tokens": model.rows, "horizon": model.horizon}:
         raise ValueError(f"the window must be {model.events} events and {model.horizon} queries")

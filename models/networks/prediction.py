@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from models.networks.parameters import MEDIAN
-from models.networks.scaling import Target
+from models.networks.scaling import TargetScaling
 from models.networks.torch_scaling import anchored
 
 BATCH: Final = 512  # windows per forward pass
@@ -40,7 +40,7 @@ class HeadedNetwork(Protocol):
     """A network whose head can be trained and asked by itself; each of `models/networks` is one."""
 
     @property
-    def target(self) -> Target:
+    def target(self) -> TargetScaling:
         """Scaling of the latency."""
 
     @property

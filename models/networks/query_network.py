@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from feature_store.events.definition import EVENTS
 from feature_store.packets.schema import HORIZON
 from models.networks.parameters import ANCHOR_FALLBACK
-from models.networks.scaling import ScaledFeature, Target
+from models.networks.scaling import ScaledFeature, TargetScaling
 from models.networks.torch_scaling import Scaling, anchored, scaled_latency, to_us
 
 ROW: Final = tuple(feature.name for feature in EVENTS.features)
@@ -58,7 +58,7 @@ class QueryNetwork(nn.Module):
         self,
         event_inputs: Sequence[ScaledFeature],
         query_inputs: Sequence[ScaledFeature],
-        target: Target,
+        target: TargetScaling,
         width: int,
         anchor: str | None,
         quantiles: Sequence[float] = (),

@@ -41,7 +41,7 @@ class ScaledFeature:
 
 
 @dataclass(frozen=True)
-class Target:
+class TargetScaling:
     """The latency as the loss sees it: `(transform(latency_us) - shift) / scale`."""
 
     transform: TargetTransform = "log"
@@ -108,7 +108,7 @@ def fit_features(
     return tuple(fitted)
 
 
-def fit_target(latency_us: NDArray[np.float32], transform: TargetTransform) -> Target:
+def fit_target(latency_us: NDArray[np.float32], transform: TargetTransform) -> TargetScaling:
     """Fit the target's scaling on the known latencies of the pre-training slice.
 
     Raises:
@@ -117,6 +117,6 @@ def fit_target(latency_us: NDArray[np.float32], transform: TargetTransform) -> T
     known = latency_us[np.isfinite(latency_us)]
     if known.size == 0:
         raise ValueError("cannot fit the target: the pre-training slice holds no known latency")
-    values = Target(transform).apply(known).astype(np.float64)
+    values = TargetScaling(transform).apply(known).astype(np.float64)
     floor = SCALE_FLOOR if transform == "log" else 1.0
-    return Target(transform, round(float(values.mean()), 6), round(max(float(values.std()), floor), 6))
+    return TargetScaling(transform, round(float(values.mean()), 6), round(max(float(values.std()), floor), 6))

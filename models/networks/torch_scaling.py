@@ -12,7 +12,7 @@ from typing import Final
 import torch
 from torch import Tensor, nn
 
-from models.networks.scaling import MIN_LATENCY_US, ScaledFeature, Target
+from models.networks.scaling import MIN_LATENCY_US, ScaledFeature, TargetScaling
 
 PADDING_FEATURE: Final = "size_bytes"  # no packet has size 0: such a row is padding
 MAX_LATENCY_US: Final = 60e6  # nothing above a minute is predicted; keeps exp() finite
@@ -39,14 +39,14 @@ class Scaling(nn.Module):
         return (torch.where(self.log_F, torch.log1p(x.clamp(min=0)), x) - self.shift_F) / self.scale_F
 
 
-def scaled_latency(latency_us: Tensor, target: Target) -> Tensor:
+def scaled_latency(latency_us: Tensor, target: TargetScaling) -> Tensor:
     """Latencies in scaled target space; the mean, 0, where one is 0: not visible yet."""
     values = latency_us.clamp(min=MIN_LATENCY_US)
     scaled = ((values.log() if target.transform == "log" else values) - target.shift) / target.scale
     return torch.where(latency_us > 0, scaled, torch.zeros_like(scaled))
 
 
-def to_us(scaled: Tensor, target: Target) -> Tensor:
+def to_us(scaled: Tensor, target: TargetScaling) -> Tensor:
     """Latencies in µs of values in scaled target space."""
     values = scaled * target.scale + target.shift
     if target.transform == "log":

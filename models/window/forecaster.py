@@ -24,7 +24,7 @@ from models.forecasters.traces import Floats, TracePart
 from models.networks.files import WEIGHTS_FILE, check_finite, load_weights, quiet
 from models.networks.parameters import check_heads
 from models.networks.prediction import HeadInputs, latencies
-from models.networks.scaling import ScaledFeature, Target, TargetTransform, fit_features, fit_target
+from models.networks.scaling import ScaledFeature, TargetScaling, TargetTransform, fit_features, fit_target
 from models.sharp import Change
 from models.training.head import FinetuneParams, train_head
 from models.window.network import Architecture, BiLstm, Readout, Transformer
@@ -185,7 +185,7 @@ class WindowForecaster(Forecaster):
         params = cls.Params(**described["params"])
         check_made_for(described, _made_for(params))
         inputs = [ScaledFeature(**each) for each in described["inputs"]]
-        model = cls.Network(inputs, Target(**described["target"]), params.sizes())
+        model = cls.Network(inputs, TargetScaling(**described["target"]), params.sizes())
         load_weights(folder, model)
         return cls(model, params, int(described["tokens"]))
 

@@ -25,7 +25,7 @@ from torch.nn import functional
 
 from feature_store.packets.schema import HORIZON
 from models.networks.parameters import ANCHOR_FALLBACK, NEEDED
-from models.networks.scaling import ScaledFeature, Target
+from models.networks.scaling import ScaledFeature, TargetScaling
 from models.networks.torch_scaling import Scaling, anchored, scaled_latency, to_us
 
 Readout = Literal["last", "candidates"]
@@ -83,7 +83,7 @@ class Transformer(nn.Module):
     head: nn.Module
 
     def __init__(
-        self, features: Sequence[ScaledFeature], target: Target, sizes: Architecture | None = None
+        self, features: Sequence[ScaledFeature], target: TargetScaling, sizes: Architecture | None = None
     ) -> None:
         super().__init__()
         self.features, self.target, self.sizes = tuple(features), target, sizes or Architecture()
@@ -157,7 +157,7 @@ class BiLstm(Transformer):
     """Bidirectional layers where the Transformer has its encoder; half the width in each direction."""
 
     def __init__(
-        self, features: Sequence[ScaledFeature], target: Target, sizes: Architecture | None = None
+        self, features: Sequence[ScaledFeature], target: TargetScaling, sizes: Architecture | None = None
     ) -> None:
         super().__init__(features, target, sizes)
         width = self.sizes.width

@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 from models.forecasters.spread import Spread
 from models.mlp.network import MlpArchitecture, QueryMlp
 from models.networks.prediction import HeadInputs, answers, quantiles
-from models.networks.scaling import ScaledFeature, Target
+from models.networks.scaling import ScaledFeature, TargetScaling
 from models.scoring.choice import RULES, rule_name, score_choice, score_sooner
 from models.training.calibration import SLICES, calibrated, missed, shifts
 
 LEVELS = (0.05, 0.25, 0.5, 0.9, 0.99)
-TARGET = Target("log", 10.0, 0.5)
+TARGET = TargetScaling("log", 10.0, 0.5)
 
 
 def network() -> QueryMlp:
