@@ -72,7 +72,7 @@ Scored = TypeVar("Scored")
 _Scored = TypeVar("_Scored", contravariant=True)
 
 
-class Compare(Protocol[_Scored]):
+class GainRule(Protocol[_Scored]):
     """What a gate makes of two predictors: the gains of the first in each figure that counts."""
 
     def __call__(self, ours: _Scored, other: _Scored, /, *, strict: bool = False) -> Sequence[Gain]:
@@ -88,7 +88,7 @@ def ends(gain_R: Floats) -> tuple[float | None, float | None]:
     return float(low), float(high)
 
 
-def losers(challenger: Scored, naive: Mapping[str, Scored], gains: Compare[Scored]) -> tuple[str, ...]:
+def losers(challenger: Scored, naive: Mapping[str, Scored], gains: GainRule[Scored]) -> tuple[str, ...]:
     """Naive baselines that do better in a figure, if only by a tie."""
     return tuple(name for name, one in naive.items() if any(g.gain < 0 for g in gains(challenger, one)))
 
@@ -97,7 +97,7 @@ def decide(
     challenger: Scored,
     champion: Scored | None,
     naive: Mapping[str, Scored],
-    gains: Compare[Scored],
+    gains: GainRule[Scored],
     *,
     why_not: str,
     reference: Scored | None = None,
