@@ -32,7 +32,7 @@ class Judge(Protocol[_Scored]):
 
 
 @dataclass(frozen=True)
-class Entered(Generic[Scored]):
+class Registration(Generic[Scored]):
     """A version, new or found again, and how it was judged."""
 
     model: str
@@ -84,7 +84,7 @@ def enter(
     reports: Path | None = None,
     lock: Path | None = None,
     tuned_from: int | None = None,
-) -> Entered[Scored]:
+) -> Registration[Scored]:
     """Register an artifact (or find it again), judge it, point `challenger` at it.
 
     One that served and fails now keeps its decision, and is no challenger.
@@ -160,7 +160,7 @@ def enter(
             registry.decide(version, judged)
     if version != champion and not stands:
         registry.set_alias(CHALLENGER, version)
-    return Entered(registry.model, version, content, verdict, champion, scores)
+    return Registration(registry.model, version, content, verdict, champion, scores)
 
 
 def inherited(registry: Registry, champion: int) -> dict[str, str]:
