@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from benchmarks.rows import Row
 from feature_store.packets.schema import HORIZON
 from models.registry import gate
-from models.registry.gate import Figures, HeldOut
+from models.registry.gate import Figures, HeldOutDecisions
 
 Floats = NDArray[np.float64]
 
@@ -57,7 +57,7 @@ class SenderSlice:
     """Some seconds of the sender."""
 
     x_ND: Floats
-    held_out: HeldOut
+    held_out: HeldOutDecisions
 
     def predictions(self, head_KD: Floats) -> Floats:
         """Latencies (B, H) that a head says, µs."""
@@ -98,7 +98,9 @@ class SliceMaker:
             candidates_BHF[..., column] *= np.exp(SPREAD * self.rng.normal(size=y_BH.shape))
         decision_ns_B = self._now_s * 10**9 + np.arange(len(y_BH), dtype=np.int64) * 10**9 // DECISIONS_PER_S
         self._now_s += 10 * seconds
-        return SenderSlice(x_ND, HeldOut(candidates_BHF, y_BH.astype(np.float32), decision_ns_B, FEATURES))
+        return SenderSlice(
+            x_ND, HeldOutDecisions(candidates_BHF, y_BH.astype(np.float32), decision_ns_B, FEATURES)
+        )
 
     def quality(self, head_KD: Floats) -> float:
         """True average precision of a head."""
@@ -136,7 +138,7 @@ def joined(slices: list[SenderSlice]) -> SenderSlice:
     parts = [one.held_out for one in slices]
     return SenderSlice(
         np.concatenate([one.x_ND for one in slices]),
-        HeldOut(
+        HeldOutDecisions(
             np.concatenate([part.candidates_BHF for part in parts]),
             np.concatenate([part.y_BH for part in parts]),
             np.concatenate([part.decision_ns_B for part in parts]),

@@ -64,12 +64,12 @@ def judging(trace: Trace) -> NDArray[np.int64]:
     return np.setdiff1d(np.concatenate(tested), np.concatenate(taught)).astype(np.int64)
 
 
-def held_out_slices(trace: Trace, judging_B: NDArray[np.int64]) -> tuple[gate.HeldOut, float]:
+def held_out_slices(trace: Trace, judging_B: NDArray[np.int64]) -> tuple[gate.HeldOutDecisions, float]:
     """Return what came of the decisions that judge, and the median latency (µs) before them."""
     whole = trace.to_predict(Slice(0, trace.packets.height // HORIZON))
     y_us_BH = whole.latencies_us()
     before = y_us_BH[: judging_B[0]][np.isfinite(y_us_BH[: judging_B[0]])]
-    held_out = gate.HeldOut(
+    held_out = gate.HeldOutDecisions(
         replayed(whole).x_DHF[judging_B],
         y_us_BH[judging_B],
         decision_times(trace.packets)[judging_B],

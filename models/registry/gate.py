@@ -49,7 +49,7 @@ SEED: Final = 1  # of the draws: the same for all that are judged together
 
 
 @dataclass(frozen=True)
-class HeldOut:
+class HeldOutDecisions:
     """What judges: decisions in time order and what came."""
 
     candidates_BHF: NDArray[np.float32]  # tokens of the packets about to be sent
@@ -128,7 +128,7 @@ class Scored:
     log_mae_R: Floats
 
 
-def score(pred_BH: NDArray[Any], held_out: HeldOut, *, drawn: bool = True) -> Scored:
+def score(pred_BH: NDArray[Any], held_out: HeldOutDecisions, *, drawn: bool = True) -> Scored:
     """Figures of predicted latencies (µs); without `drawn` no bootstrap.
 
     Raises:
@@ -168,7 +168,7 @@ def score(pred_BH: NDArray[Any], held_out: HeldOut, *, drawn: bool = True) -> Sc
     )
 
 
-def score_naive(held_out: HeldOut, otherwise_us: float) -> dict[str, Scored]:
+def score_naive(held_out: HeldOutDecisions, otherwise_us: float) -> dict[str, Scored]:
     """Figures of the last visible latency of the sender, the flow and the queue."""
     return {
         method: score(last_visible(held_out.candidates, method, otherwise_us), held_out, drawn=False)

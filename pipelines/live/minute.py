@@ -193,9 +193,9 @@ class Version:
             return cls(found, encoder_for(folder, found), encoder_of(found))
 
 
-def _held_out(slices: Sequence[JudgingSlice], change: Change) -> gate.HeldOut:
+def _held_out(slices: Sequence[JudgingSlice], change: Change) -> gate.HeldOutDecisions:
     """Return what judges, of all slices together."""
-    return gate.HeldOut(
+    return gate.HeldOutDecisions(
         np.concatenate([one.windows.candidates_BHF for one in slices]),
         np.concatenate([one.y_BH for one in slices]),
         np.concatenate([one.decision_ns_B for one in slices]),

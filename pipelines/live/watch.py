@@ -70,7 +70,7 @@ def compare(pair: Pair) -> Compared:
         if one.encoder not in encoded:
             with Encoding(packets, one.encodes, one.tokens, first, every, beginning=beginning) as encoding:
                 encoded[one.encoder] = encoding.take(len(decision_ns_B))
-    held_out = gate.HeldOut(
+    held_out = gate.HeldOutDecisions(
         encoded[head.encoder].candidates_BHF,
         targets.y_BH[first::every],
         decision_ns_B,

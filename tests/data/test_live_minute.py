@@ -115,7 +115,7 @@ def test_it_is_judged_on_the_slice_after_the_one_it_learned_from(
 ) -> None:
     judged = whole(packets, 9)
     here = slice(judged.decisions.lo, judged.decisions.hi)
-    held_out = gate.HeldOut(
+    held_out = gate.HeldOutDecisions(
         replayed(judged).x_DHF,
         judged.latencies_us(),
         decision_times(packets)[here],

@@ -13,7 +13,7 @@ from models.registry.gate import (
     LATE,
     LOG,
     Figures,
-    HeldOut,
+    HeldOutDecisions,
     Scored,
     judge,
     score,
@@ -121,7 +121,7 @@ def test_a_single_late_packet_decides_nothing(judging: world.SenderSlice) -> Non
     late = np.flatnonzero(judging.held_out.y_BH > 1.5 * world.LAST_US)
     y_BH = judging.held_out.y_BH.copy()
     y_BH.ravel()[late[1:]] = np.nan
-    one_late = HeldOut(
+    one_late = HeldOutDecisions(
         judging.held_out.candidates_BHF, y_BH, judging.held_out.decision_ns_B, judging.held_out.features
     )
     truth_BH = np.where(np.isfinite(y_BH), y_BH, world.LAST_US)
