@@ -115,13 +115,16 @@ def register(
     judging_B = judging(trace)
     held_out, otherwise_us = held_out_slices(trace, judging_B)
 
-    def score(folder: Path) -> gate.Scored:
+    def score(folder: Path) -> gate.ScoreTable:
         return gate.score(predictions(load(folder), trace, judging_B), held_out)
 
     naive = gate.score_naive(held_out, otherwise_us)
 
     def judge(
-        challenger: gate.Scored, champion: gate.Scored | None, why_not: str, reference: gate.Scored | None
+        challenger: gate.ScoreTable,
+        champion: gate.ScoreTable | None,
+        why_not: str,
+        reference: gate.ScoreTable | None,
     ) -> Verdict:
         return gate.judge(challenger, champion, naive, why_not, reference)
 
@@ -129,10 +132,10 @@ def register(
         artifact.export_onnx(folder)
         np.save(folder / INPUTS_FILE, training_inputs(traces.values()))
 
-    def figures(scores: Mapping[str, gate.Scored]) -> dict[str, gate.Figures]:
+    def figures(scores: Mapping[str, gate.ScoreTable]) -> dict[str, gate.Figures]:
         return {name: one.figures for name, one in {**scores, **naive}.items()}
 
-    def metrics(scores: Mapping[str, gate.Scored]) -> dict[str, float]:
+    def metrics(scores: Mapping[str, gate.ScoreTable]) -> dict[str, float]:
         named = figures(scores).items()
         return {k: v for name, one in named for k, v in one.as_metrics(f"gate.{name}").items()}
 

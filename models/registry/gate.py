@@ -117,7 +117,7 @@ class Figures:
 
 
 @dataclass(frozen=True)
-class Scored:
+class ScoreTable:
     """A predictor's figures, and those under each draw of the bootstrap; NaN where a draw leaves none.
 
     None were drawn for a naive baseline: a challenger is not to be below it, however little is known.
@@ -128,7 +128,7 @@ class Scored:
     log_mae_R: Floats
 
 
-def score(pred_BH: NDArray[Any], held_out: HeldOutDecisions, *, drawn: bool = True) -> Scored:
+def score(pred_BH: NDArray[Any], held_out: HeldOutDecisions, *, drawn: bool = True) -> ScoreTable:
     """Figures of predicted latencies (µs); without `drawn` no bootstrap.
 
     Raises:
@@ -142,7 +142,7 @@ def score(pred_BH: NDArray[Any], held_out: HeldOutDecisions, *, drawn: bool = Tr
     y_N, referred_N, late_S = held_out.y_N, held_out.referred_N, held_out.late_S
     none_R = np.zeros(0)
     if not y_N.size:
-        return Scored(Figures(None, None, None, 0, 0), none_R, none_R)
+        return ScoreTable(Figures(None, None, None, 0, 0), none_R, none_R)
     second_N, draws = held_out.draws
     curve = precision_recall(late_S, held_out.margin_N(pred_N)[referred_N])
     log_N = np.abs(np.log(np.maximum(pred_N, 1.0)) - np.log(np.maximum(y_N, 1.0)))  # 1 µs: resolution
@@ -156,19 +156,19 @@ def score(pred_BH: NDArray[Any], held_out: HeldOutDecisions, *, drawn: bool = Tr
         late_seconds=int(np.unique(second_N[referred_N][late_S]).size),
     )
     if not drawn:
-        return Scored(figures, none_R, none_R)
+        return ScoreTable(figures, none_R, none_R)
     packets_R, errors_R = (
         draws @ np.bincount(second_N, weight_N, minlength=draws.shape[1])
         for weight_N in (np.ones_like(log_N), log_N)
     )
-    return Scored(
+    return ScoreTable(
         figures,
         average_precision_draws(curve, late_S, second_N[referred_N], draws),
         np.divide(errors_R, packets_R, out=np.full_like(errors_R, np.nan), where=packets_R > 0),
     )
 
 
-def score_naive(held_out: HeldOutDecisions, otherwise_us: float) -> dict[str, Scored]:
+def score_naive(held_out: HeldOutDecisions, otherwise_us: float) -> dict[str, ScoreTable]:
     """Figures of the last visible latency of the sender, the flow and the queue."""
     return {
         method: score(last_visible(held_out.candidates, method, otherwise_us), held_out, drawn=False)
@@ -177,11 +177,11 @@ def score_naive(held_out: HeldOutDecisions, otherwise_us: float) -> dict[str, Sc
 
 
 def judge(
-    challenger: Scored,
-    champion: Scored | None,
-    naive: Mapping[str, Scored],
+    challenger: ScoreTable,
+    champion: ScoreTable | None,
+    naive: Mapping[str, ScoreTable],
     why_not: str,
-    reference: Scored | None = None,
+    reference: ScoreTable | None = None,
 ) -> Verdict:
     """Decide, by the bars above.
 
@@ -201,19 +201,19 @@ def judge(
     return bars.decide(challenger, champion, naive, _gains, why_not=why_not, reference=reference, few=few)
 
 
-def inferior(ours: Scored, other: Scored) -> str:
+def inferior(ours: ScoreTable, other: ScoreTable) -> str:
     """Words for where a version may be worse than another by more than the margin; empty if nowhere."""
     return ", ".join(str(gain) for gain in _gains(ours, other) if gain.inferior)
 
 
-def surely_worse(ours: Scored, other: Scored) -> dict[str, float]:
+def surely_worse(ours: ScoreTable, other: ScoreTable) -> dict[str, float]:
     """By how much at least a version is worse than another in each figure in which that is settled."""
     return {
         gain.figure: -gain.high for gain in _gains(ours, other) if gain.high is not None and gain.high < 0
     }
 
 
-def _gains(ours: Scored, other: Scored, *, strict: bool = False) -> list[Gain]:
+def _gains(ours: ScoreTable, other: ScoreTable, *, strict: bool = False) -> list[Gain]:
     """What `ours` gains over another in each figure that both have and that counts."""
     ap_margin, log_margin = (REFERENCE_MARGIN, REFERENCE_MARGIN) if strict else (AP_MARGIN, LOG_MARGIN)
     one, two = ours.figures, other.figures

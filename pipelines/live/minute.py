@@ -127,7 +127,7 @@ def tune(minute: Minute) -> Tuned:
     slices = (*earlier, newest)
     seen = {own.encoder: [one.by(own.encoder, own.encodes, own.tokens) for one in slices]}
 
-    def scored(version: Version, head: QueryNetwork | None = None) -> gate.Scored:
+    def scored(version: Version, head: QueryNetwork | None = None) -> gate.ScoreTable:
         if version.encoder not in seen:
             seen[version.encoder] = [
                 one.by(version.encoder, version.encodes, version.tokens) for one in slices

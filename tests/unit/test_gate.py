@@ -14,7 +14,7 @@ from models.registry.gate import (
     LOG,
     Figures,
     HeldOutDecisions,
-    Scored,
+    ScoreTable,
     judge,
     score,
     score_naive,
@@ -33,14 +33,14 @@ def judging(sender: world.SliceMaker) -> world.SenderSlice:
     return world.joined([sender.slice() for _ in range(7)])
 
 
-def scored(judging: world.SenderSlice, head_KD: np.ndarray) -> Scored:
+def scored(judging: world.SenderSlice, head_KD: np.ndarray) -> ScoreTable:
     return score(judging.predictions(head_KD), judging.held_out)
 
 
-def figures(average_precision: float | None, log_mae: float | None) -> Scored:
+def figures(average_precision: float | None, log_mae: float | None) -> ScoreTable:
     """Of a slice too short for an interval."""
     none_R = np.zeros(0)
-    return Scored(Figures(average_precision, log_mae, 1.0, 1000, 100, 4, 5), none_R, none_R)
+    return ScoreTable(Figures(average_precision, log_mae, 1.0, 1000, 100, 4, 5), none_R, none_R)
 
 
 CHAMPION = figures(0.5, 0.2)
@@ -144,7 +144,7 @@ def test_a_single_late_packet_decides_nothing(judging: world.SenderSlice) -> Non
         (figures(0.1, 0.198), True),
     ],
 )
-def test_without_a_champions_figures_the_naive_baselines_judge(naive: Scored, loses: bool) -> None:
+def test_without_a_champions_figures_the_naive_baselines_judge(naive: ScoreTable, loses: bool) -> None:
     beside = {"last_flow": naive, "last_queue": figures(0.1, 0.9)}
     verdict = judge(CHAMPION, None, beside, NOT_HERE)
     assert verdict.loses_to == (("last_flow",) if loses else ())
