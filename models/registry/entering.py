@@ -18,7 +18,7 @@ from models.registry.lineage import RETRAIN, DataSet, content_hash, dvc_hashes, 
 from models.registry.registry import CHALLENGER, CHAMPION, ITSELF, REPLACED_TAG, Decision, Registry
 from models.registry.store import RegistryError
 
-Scored = TypeVar("Scored")
+ScoreTable = TypeVar("ScoreTable")
 _Scored = TypeVar("_Scored", contravariant=True)
 
 
@@ -32,7 +32,7 @@ class Judge(Protocol[_Scored]):
 
 
 @dataclass(frozen=True)
-class Registration(Generic[Scored]):
+class Registration(Generic[ScoreTable]):
     """A version, new or found again, and how it was judged."""
 
     model: str
@@ -40,7 +40,7 @@ class Registration(Generic[Scored]):
     content: str
     verdict: Verdict
     champion: int | None  # that it was judged against
-    scores: Mapping[str, Scored]  # of challenger, and of champion and reference where there are any
+    scores: Mapping[str, ScoreTable]  # of challenger, and of champion and reference where there are any
 
     def record(
         self, margin: Mapping[str, float], figures: Mapping[str, Any], **named: str | int
@@ -73,18 +73,18 @@ def enter(
     registry: Registry,
     source: Path,
     *,
-    score: Callable[[Path], Scored],
-    judge: Judge[Scored],
+    score: Callable[[Path], ScoreTable],
+    judge: Judge[ScoreTable],
     complete: Callable[[Path], Any],
     tags: Mapping[str, str],
     params: Mapping[str, str],
-    metrics: Callable[[Mapping[str, Scored]], Mapping[str, float]],
+    metrics: Callable[[Mapping[str, ScoreTable]], Mapping[str, float]],
     headline: Callable[[], Mapping[str, float]] = dict,
     data: Sequence[DataSet] = (),
     reports: Path | None = None,
     lock: Path | None = None,
     tuned_from: int | None = None,
-) -> Registration[Scored]:
+) -> Registration[ScoreTable]:
     """Register an artifact (or find it again), judge it, point `challenger` at it.
 
     One that served and fails now keeps its decision, and is no challenger.
@@ -113,7 +113,7 @@ def enter(
     content = content_hash(source)
     version = registry.find(content)
 
-    def score_version(of: int) -> Scored:
+    def score_version(of: int) -> ScoreTable:
         with tempfile.TemporaryDirectory() as temporary:
             return score(registry.fetch(of, Path(temporary)))
 
