@@ -68,7 +68,7 @@ class Gain:
         return f"{self.figure} {self.ours:.3f} against {self.other:.3f}{least}"
 
 
-Scored = TypeVar("Scored")
+ScoreTable = TypeVar("ScoreTable")
 _Scored = TypeVar("_Scored", contravariant=True)
 
 
@@ -88,19 +88,21 @@ def ends(gain_R: Floats) -> tuple[float | None, float | None]:
     return float(low), float(high)
 
 
-def losers(challenger: Scored, naive: Mapping[str, Scored], gains: GainRule[Scored]) -> tuple[str, ...]:
+def losers(
+    challenger: ScoreTable, naive: Mapping[str, ScoreTable], gains: GainRule[ScoreTable]
+) -> tuple[str, ...]:
     """Naive baselines that do better in a figure, if only by a tie."""
     return tuple(name for name, one in naive.items() if any(g.gain < 0 for g in gains(challenger, one)))
 
 
 def decide(
-    challenger: Scored,
-    champion: Scored | None,
-    naive: Mapping[str, Scored],
-    gains: GainRule[Scored],
+    challenger: ScoreTable,
+    champion: ScoreTable | None,
+    naive: Mapping[str, ScoreTable],
+    gains: GainRule[ScoreTable],
     *,
     why_not: str,
-    reference: Scored | None = None,
+    reference: ScoreTable | None = None,
     few: str = "",
 ) -> Verdict:
     """Decide, by the bars above.
