@@ -272,13 +272,13 @@ def first_champion(folder: Path, name: str) -> None:
     import torch
 
     from models.networks import artifact
-    from models.registry.registry import Decision, Registry
+    from models.registry.registry import GateDecision, Registry
     from serving.deploy.deployment import deploy_version
 
     torch.manual_seed(0)
     artifact.save(folder, event_stream(), {})
     artifact.export_onnx(folder)
-    judged = Decision(True, "random weights of a bench", None)
+    judged = GateDecision(True, "random weights of a bench", None)
     deploy_version(Registry(name).add(folder, judged=judged, tags={}, params={}, metrics={}))
 
 

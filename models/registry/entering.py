@@ -15,7 +15,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from models.registry.bars import NO_CHAMPION, Verdict
 from models.registry.decision import REFERENCE_TAG
 from models.registry.lineage import RETRAIN, DataSet, content_hash, dvc_hashes, git_commit
-from models.registry.registry import CHALLENGER, CHAMPION, ITSELF, REPLACED_TAG, Decision, Registry
+from models.registry.registry import CHALLENGER, CHAMPION, ITSELF, REPLACED_TAG, GateDecision, Registry
 from models.registry.store import RegistryError
 
 ScoreTable = TypeVar("ScoreTable")
@@ -132,7 +132,7 @@ def enter(
     verdict = judge(scores["challenger"], scores.get("champion"), why_not, scores.get("reference"))
     if champion is not None and champion == version:
         verdict = Verdict(True, "it is the champion already", verdict.loses_to)
-    judged = Decision(verdict.passed, verdict.reason, champion)
+    judged = GateDecision(verdict.passed, verdict.reason, champion)
     stands = False  # a decision of before: what served may still be gone back to
     if version is None:
         with tempfile.TemporaryDirectory() as temporary:

@@ -50,7 +50,7 @@ _VERSION: Final = re.compile(r"[1-9][0-9]{0,8}")
 
 
 @dataclass(frozen=True)
-class Decision:
+class GateDecision:
     """What the gate said of a version."""
 
     passed: bool
@@ -222,7 +222,7 @@ class Registry:
         """Whether there is a decision about a version that we signed, whichever it is."""
         return not decision.unsigned(self.model, version, self.tags(version))
 
-    def decide(self, version: int, judged: Decision) -> None:
+    def decide(self, version: int, judged: GateDecision) -> None:
         """Replace the decision about a version and sign it.
 
         Raises:
@@ -290,7 +290,7 @@ class Registry:
         self,
         artifact: Path,
         *,
-        judged: Decision,
+        judged: GateDecision,
         tags: Mapping[str, str],
         params: Mapping[str, str],
         metrics: Mapping[str, float],

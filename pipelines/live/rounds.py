@@ -28,7 +28,7 @@ from feature_store.quality import expectations as ex
 from feature_store.quality.claims import believed
 from feature_store.telemetry.recent import RecentPackets
 from models.networks.artifact import read_files
-from models.registry.registry import Decision, Registry
+from models.registry.registry import GateDecision, Registry
 from models.registry.saving import INPUTS_FILE
 from models.registry.store import RegistryError
 from models.sharp import PAPERS, Change
@@ -215,7 +215,7 @@ class Rounds(Runner[RoundRecord]):
                 worse = self.probation.shadow(record, latest, tuned.files, champion_files)
             if worse:
                 passed, record.reason = False, f"worse than the champion in shadow: {worse}"
-                registry.decide(record.version, Decision(False, record.reason, champion))
+                registry.decide(record.version, GateDecision(False, record.reason, champion))
         if passed:
             with _timed(record, "push"):
                 deploy_version(record.version, judged_against=champion)
