@@ -40,7 +40,7 @@ class RepeatedParams(Section):
         return name
 
 
-class Repeated(Forecaster):
+class RepeatedLatency(Forecaster):
     """The latency named; where there is none yet the sender's, or the training slices' median."""
 
     Params = RepeatedParams
@@ -82,4 +82,4 @@ class Repeated(Forecaster):
         return cls(RepeatedParams(**described["params"]), float(described["median_us"]))
 
 
-FORECASTERS: Final = {"repeated": Repeated}
+FORECASTERS: Final = {"repeated": RepeatedLatency}
