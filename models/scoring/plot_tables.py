@@ -24,7 +24,7 @@ EXAMPLES: Final = 3  # single changes drawn per direction
 NS_PER_S: Final = 1_000_000_000
 
 
-class Change(NamedTuple):
+class SharpChange(NamedTuple):
     """One sharp change: latencies (ms) of the packets around it, by method, and the true ones."""
 
     trace: str
@@ -108,11 +108,11 @@ def sharp_changes_table(predictions: Sequence[TracePredictions]) -> pl.DataFrame
     return pl.DataFrame(columns)
 
 
-def change_examples(p: TracePredictions) -> list[Change]:
+def change_examples(p: TracePredictions) -> list[SharpChange]:
     """Choose the largest sharp changes of a trace, apart from each other: some rises, then some drops."""
     lines = _lines(p)
     true = lines["true"]
-    chosen: list[Change] = []
+    chosen: list[SharpChange] = []
     for rise in (True, False):
         at = _changes(p, rise)
         taken: list[int] = []
@@ -123,7 +123,7 @@ def change_examples(p: TracePredictions) -> list[Change]:
                 taken.append(int(i))
         for i in sorted(taken):
             around = {name: line[i - AROUND : i + AROUND + 1] for name, line in lines.items()}
-            chosen.append(Change(p.trace, i, rise, around))
+            chosen.append(SharpChange(p.trace, i, rise, around))
     return chosen
 
 

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from models.scoring.plot_style import DPI, grid
-from models.scoring.plot_tables import AROUND, SHOWN, Change
+from models.scoring.plot_tables import AROUND, SHOWN, SharpChange
 from models.scoring.predictions import FINETUNED, METHODS
 
 COLOURS: Final = {
@@ -35,7 +35,7 @@ def draw(
     tables: Mapping[str, pl.DataFrame],
     over_time: Mapping[str, pl.DataFrame],
     rounds: Mapping[str, Sequence[Mapping[str, Any]]],
-    changes: Sequence[Change],
+    changes: Sequence[SharpChange],
 ) -> dict[str, str]:
     """Draw all plots into `folder`; gives file name → what it shows."""
     drawn = {
@@ -121,7 +121,7 @@ def _sharp_changes(table: pl.DataFrame) -> Figure:
     return figure
 
 
-def _examples(changes: Sequence[Change]) -> Figure:
+def _examples(changes: Sequence[SharpChange]) -> Figure:
     columns = 3
     rows = max(1, -(-len(changes) // columns))
     figure, by_row = grid(rows, columns, 11, 2.4 * rows + 0.2)
