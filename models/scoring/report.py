@@ -11,7 +11,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from models.scoring.evaluation import SHARP, VARIANTS
 from models.scoring.predictions import METHODS, SEND_GAP
-from models.scoring.verdict import CHOICE, ERROR, LATE, Measure, verdict, verdict_by_trace
+from models.scoring.verdict import CHOICE, ERROR, LATE, HeadlineFigure, verdict, verdict_by_trace
 from models.sharp import Change
 
 TEMPLATE: Final = "report.html.j2"
@@ -60,12 +60,12 @@ def _headline(title: str, scores: Mapping[str, Any], about: Mapping[str, Any]) -
     rate = f"recall at {about['false_alarm_rate']:.0%} false alarms"
     columns = (
         LATE._replace(words="AP late"),
-        Measure("late", "recall_at_false_alarms", rate, True, 3, ""),
+        HeadlineFigure("late", "recall_at_false_alarms", rate, True, 3, ""),
         ERROR._replace(words="MAE ms", unit=""),
-        Measure("error", "p50_ms", "P50 ms", False, 2, ""),
-        Measure("error", "p90_ms", "P90 ms", False, 2, ""),
-        Measure("error", "p99_ms", "P99 ms", False, 1, ""),
-        Measure("error", "log_mae", "log error", False, 3, ""),
+        HeadlineFigure("error", "p50_ms", "P50 ms", False, 2, ""),
+        HeadlineFigure("error", "p90_ms", "P90 ms", False, 2, ""),
+        HeadlineFigure("error", "p99_ms", "P99 ms", False, 1, ""),
+        HeadlineFigure("error", "log_mae", "log error", False, 3, ""),
         CHOICE._replace(words="regret ms", unit=""),
     )
     late = scores[METHODS[0]]["acked"]["late"]
@@ -89,7 +89,7 @@ def _bounds(choice: Mapping[str, Any]) -> str:
     return f" · regret of {choice['n']:,} packets; {bounds}"
 
 
-def _figure(scores: Mapping[str, Any], column: Measure) -> tuple[float | None, str]:
+def _figure(scores: Mapping[str, Any], column: HeadlineFigure) -> tuple[float | None, str]:
     interval = scores["acked"][column.group].get(f"{column.key}_95")
     text = f"{interval[0]:.{column.digits}f}–{interval[1]:.{column.digits}f}" if interval else ""
     return column.of(scores), text
@@ -101,7 +101,7 @@ def _sharp(title: str, scores: Mapping[str, Any], about: Mapping[str, Any]) -> d
     wanted = [(name, variant, "all") for name in SHARP for variant in VARIANTS]
     wanted += [("sharp", variant, part) for part in ("rises", "drops") for variant in VARIANTS]
     columns = [
-        Measure(variant, part, f"{part} · {SIGNS[variant]} · {BEFORE[name]}", True, 3, "")
+        HeadlineFigure(variant, part, f"{part} · {SIGNS[variant]} · {BEFORE[name]}", True, 3, "")
         for name, variant, part in wanted
     ]
     values: list[list[tuple[float | None, str]]] = [
@@ -120,7 +120,9 @@ def _sharp(title: str, scores: Mapping[str, Any], about: Mapping[str, Any]) -> d
 
 
 def _rows(
-    methods: Sequence[str], values: Sequence[Sequence[tuple[float | None, str]]], columns: Sequence[Measure]
+    methods: Sequence[str],
+    values: Sequence[Sequence[tuple[float | None, str]]],
+    columns: Sequence[HeadlineFigure],
 ) -> list[dict[str, Any]]:
     """Turn columns of (value, interval) into rows of cells; the best value of each column is marked."""
     best = []

@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 from models.scoring.predictions import BASELINES, FINETUNED, PRETRAINED
 
 
-class Measure(NamedTuple):
+class HeadlineFigure(NamedTuple):
     """A headline figure: where it stands in a method's scores, its name, and which way is better."""
 
     group: str
@@ -29,9 +29,9 @@ class Measure(NamedTuple):
         return "–" if value is None else f"{value:.{self.digits}f}{self.unit}"
 
 
-LATE: Final = Measure("late", "average_precision", "average precision of late packets", True, 3, "")
-ERROR: Final = Measure("error", "mae_ms", "mean absolute error", False, 2, " ms")
-CHOICE: Final = Measure(
+LATE: Final = HeadlineFigure("late", "average_precision", "average precision of late packets", True, 3, "")
+ERROR: Final = HeadlineFigure("error", "mae_ms", "mean absolute error", False, 2, " ms")
+CHOICE: Final = HeadlineFigure(
     *("choice", "regret_ms", "regret of the choice between the queues", False, 2, " ms"),
     "not known: the waits in both queues are not",
 )
@@ -113,7 +113,7 @@ def _tuning(scope: str, scores: Mapping[str, Any]) -> Iterator[Sentence]:
         )
 
 
-def _alike(measure: Measure, better: Mapping[str, float]) -> Iterator[tuple[str, str]]:
+def _alike(measure: HeadlineFigure, better: Mapping[str, float]) -> Iterator[tuple[str, str]]:
     """Names of baselines with one printed figure together, and that figure; the best first."""
     by_text: dict[str, list[str]] = {}
     for name, value in sorted(better.items(), key=lambda one: one[1], reverse=measure.higher_is_better):
@@ -126,7 +126,7 @@ def _listed(words: Sequence[str]) -> str:
     return " and ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
 
 
-def _within_noise(scores: Mapping[str, Any], measure: Measure, name: str) -> bool:
+def _within_noise(scores: Mapping[str, Any], measure: HeadlineFigure, name: str) -> bool:
     """Whether the paired interval of the difference holds zero, so that nobody makes much of it."""
     between = scores[name]["acked"].get("finetuned_minus_this", {}).get(f"{measure.key}_95")
     return between is not None and between[0] <= 0 <= between[1]
