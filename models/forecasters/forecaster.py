@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from models.forecasters.traces import Floats, TracePart
     from models.networks.parameters import Level
     from models.sharp import Change
-    from models.training.head import FinetuneParams, Tuning
+    from models.training.head import FinetuneParams, TuningReport
 
 FORMAT: Final = "swiftqueue-forecaster/2"
 DESCRIPTION_FILE: Final = "forecaster.json"
@@ -51,7 +51,7 @@ class Forecaster(ABC):
     Params: ClassVar[type[Section]]
     seeded: ClassVar[bool] = True  # False: every training seed gives the same one
     search: ClassVar[Space] = {}  # how it is trained; its inputs, form and size make the variant
-    tuning: Tuning | None = None  # how its head was tuned, where it was just now
+    tuning: TuningReport | None = None  # how its head was tuned, where it was just now
 
     @classmethod
     @abstractmethod

@@ -49,7 +49,7 @@ M = TypeVar("M", bound=HeadedNetwork)
 
 
 @dataclass(frozen=True)
-class Tuning:
+class TuningReport:
     """How the training of a head went."""
 
     loss: tuple[float, ...]  # before the first epoch, then of each epoch
@@ -59,7 +59,7 @@ class Tuning:
 
 def train_head(
     model: M, encoded: HeadInputs, came_BH: NDArray[np.float32], change: Change, how: FinetuneParams
-) -> tuple[M, Tuning | None]:
+) -> tuple[M, TuningReport | None]:
     """Return a copy whose head is trained; the model itself, and None, where no latency is known.
 
     The encoder of the copy is the model's, bit for bit.
@@ -85,7 +85,7 @@ def train_head_on(
     y_us_NH: NDArray[np.float32],
     sharp_NH: NDArray[np.bool_],
     how: FinetuneParams,
-) -> tuple[M, Tuning]:
+) -> tuple[M, TuningReport]:
     """Train a copy's head as `train_head` does, where the caller knows which changes are sharp."""
     started = time.monotonic()
     tuned = copy.deepcopy(model)
@@ -119,4 +119,4 @@ def train_head_on(
     if not np.isfinite(losses).all():
         raise ValueError(f"fine-tuning diverged (loss {losses[-1]}); lower finetune.learning_rate")
     tuned.eval()
-    return tuned, Tuning(tuple(losses), len(y_us_NH), time.monotonic() - started)
+    return tuned, TuningReport(tuple(losses), len(y_us_NH), time.monotonic() - started)

@@ -36,7 +36,7 @@ from models.registry import gate
 from models.registry.bars import Verdict
 from models.scoring.baselines import Candidates, last_visible
 from models.sharp import PAPERS, Change, sharp_changes
-from models.training.head import FinetuneParams, Tuning, train_head_on
+from models.training.head import FinetuneParams, TuningReport, train_head_on
 from pipelines.live.encoding import EncodedWindows, Encoder, Encoding, encoder_for, joined
 from pipelines.live.reservoir import EMPTY, Past, Reservoir, stretches
 from pipelines.live.rounds_log import DeclinedError
@@ -233,7 +233,7 @@ def aligned(packets: pl.DataFrame, beginning: Beginning) -> tuple[pl.DataFrame, 
 @dataclass(frozen=True)
 class _Taught:
     model: QueryNetwork
-    tuning: Tuning
+    tuning: TuningReport
     median_us: float  # of the minute's latencies
     y_BH: NDArray[np.float32]  # of the minute, µs as known then
 
