@@ -27,10 +27,10 @@ from models.forecasters.traces import Trace, about, decision_times, lessons, rea
 from models.networks.scaling import ScaledFeature, transform_of
 from models.sharp import PAPERS
 from models.training.head import FinetuneParams
-from models.training.protocol import Protocol, divide
+from models.training.protocol import EvaluationProtocol, divide
 
 START_NS = 1_700_000_000 * 10**9
-PROTOCOL = Protocol("short", 5, 1, 2)
+PROTOCOL = EvaluationProtocol("short", 5, 1, 2)
 TINY = {  # an event stream that trains in a second
     "workers": 1,
     "layers": 1,
@@ -143,7 +143,9 @@ def write_table(packets_dir: Path, table: pl.DataFrame) -> None:
         part.drop("minute").write_parquet(folder / "part-0.parquet")
 
 
-def write_traces(folder: Path, tables: Iterable[pl.DataFrame], *, protocol: Protocol = PROTOCOL) -> Path:
+def write_traces(
+    folder: Path, tables: Iterable[pl.DataFrame], *, protocol: EvaluationProtocol = PROTOCOL
+) -> Path:
     """Write `packets` and `split.json` under `folder`; return it."""
     divided = {}
     for table in tables:

@@ -24,7 +24,7 @@ from models.forecasters.kept import fit
 from models.forecasters.traces import Trace, TracePart, decision_times
 from models.scoring.metrics import score_errors, score_sharp
 from models.training.head import FinetuneParams
-from models.training.protocol import Protocol, Slice, divide
+from models.training.protocol import EvaluationProtocol, Slice, divide
 from models.window.forecaster import WindowForecaster
 from pipelines.simulators import PROJECT
 
@@ -44,7 +44,7 @@ class Work:
 
     asked: Asked
     run: Path  # folder of the simulated run
-    protocol: Protocol
+    protocol: EvaluationProtocol
     sections: Path  # the variants
 
 

@@ -18,7 +18,7 @@ from feature_store.packets.truth import Waits
 from models.scoring import baselines
 from models.scoring.metrics import Bools, Floats, Ints
 from models.sharp import PAPERS, Change
-from models.training.protocol import Protocol
+from models.training.protocol import EvaluationProtocol
 
 FINETUNED, PRETRAINED = "finetuned", "pretrained"  # the model, and the same without fine-tuning (ablation)
 AT_ONCE: Final = "finetuned_at_once"  # as if a round took no time
@@ -34,7 +34,7 @@ class TracePredictions:
     """Predictions of all test slices of one trace, in send order, by method."""
 
     trace: str
-    protocol: Protocol
+    protocol: EvaluationProtocol
     round_B: Ints
     head_B: Ints  # round whose head answered; -1: that of pre-training
     decision_ns_B: Ints

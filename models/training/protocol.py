@@ -29,7 +29,7 @@ class Slice:
 
 
 @dataclass(frozen=True)
-class Protocol:
+class EvaluationProtocol:
     """Lengths of the slices in seconds."""
 
     name: str
@@ -50,13 +50,13 @@ class Protocol:
         return self.pretrain_s + self.test_s / 2
 
 
-SHORT: Final = Protocol("short", 2.5, 0.5, 1)  # speed tests of a few seconds
-SMALL: Final = Protocol("small", 30, 6, 10)
-PAPER: Final = Protocol("paper", 300, 60, 300)
+SHORT: Final = EvaluationProtocol("short", 2.5, 0.5, 1)  # speed tests of a few seconds
+SMALL: Final = EvaluationProtocol("small", 30, 6, 10)
+PAPER: Final = EvaluationProtocol("paper", 300, 60, 300)
 LEAST_WINDOWS: Final = 2  # of a pre-training slice: one to train on, one to validate
 ROUND_S: Final = 28.9  # of a round of `window` on a minute, from trigger to first answer (docs/LIVE.md)
 PROTOCOLS: Final = {p.name: p for p in (SHORT, SMALL, PAPER)}
-TEACH: Final = Protocol("teach", 1e9, 0, 0)  # of a trace that teaches as a whole, and tests nothing
+TEACH: Final = EvaluationProtocol("teach", 1e9, 0, 0)  # of a trace that teaches as a whole, and tests nothing
 OF_A_TRACE: Final = PROTOCOLS | {TEACH.name: TEACH}
 
 
@@ -72,7 +72,7 @@ class Round:
 class Slices:
     """A trace's windows divided by decision time."""
 
-    protocol: Protocol
+    protocol: EvaluationProtocol
     duration_s: float  # from the first decision to the last
     pretrain: Slice
     rounds: tuple[Round, ...]
@@ -103,7 +103,7 @@ class Slices:
             return Slice(lo, hi)
 
         rounds = tuple(Round(cut(r["finetune"]), cut(r["test"])) for r in described["rounds"])
-        protocol, duration_s = Protocol(**described["protocol"]), float(described["duration_s"])
+        protocol, duration_s = EvaluationProtocol(**described["protocol"]), float(described["duration_s"])
         return cls(protocol, duration_s, cut(described["pretrain"]), rounds)
 
 
@@ -111,7 +111,7 @@ def _bounds(part: Slice) -> list[int]:
     return [part.lo, part.hi]
 
 
-def protocol_named(name: str, among: Mapping[str, Protocol] = PROTOCOLS) -> Protocol:
+def protocol_named(name: str, among: Mapping[str, EvaluationProtocol] = PROTOCOLS) -> EvaluationProtocol:
     """Return the protocol of that name.
 
     Raises:
@@ -122,7 +122,7 @@ def protocol_named(name: str, among: Mapping[str, Protocol] = PROTOCOLS) -> Prot
     return among[name]
 
 
-def divide(decision_ns_B: npt.NDArray[np.int64], protocol: Protocol, trace: str) -> Slices:
+def divide(decision_ns_B: npt.NDArray[np.int64], protocol: EvaluationProtocol, trace: str) -> Slices:
     """Divide a trace's windows, in decision order, by time from its first decision.
 
     Round r has its boundary at `pretrain_s + r * test_s`. The last test slice may be cut short by the
@@ -199,14 +199,14 @@ def answered(
     return found
 
 
-def together(protocols: Iterable[Protocol]) -> dict[str, Any]:
+def together(protocols: Iterable[EvaluationProtocol]) -> dict[str, Any]:
     """Name and lengths of the protocol that some traces share; of several, their names joined by `+`."""
     used = {protocol.name: protocol for protocol in protocols}
     shared = next(iter(used.values()))
     return asdict(shared) if len(used) == 1 else {"name": "+".join(sorted(used))}
 
 
-def _too_short(trace: str, duration_s: float, protocol: Protocol) -> str:
+def _too_short(trace: str, duration_s: float, protocol: EvaluationProtocol) -> str:
     line = (
         f"trace {trace} lasts {duration_s:.1f} s, and protocol {protocol.name!r} needs at least "
         f"{protocol.least_s:g} s"

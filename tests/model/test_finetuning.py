@@ -27,7 +27,7 @@ from models.forecasters.walk import tune_heads
 from models.sharp import PAPERS, sharp_changes
 from models.training.head import ADAM_BETAS, ADAM_EPSILON, FinetuneParams, train_head
 from models.training.loss import example_weights, weighted_squared_error
-from models.training.protocol import Protocol
+from models.training.protocol import EvaluationProtocol
 
 PARAMS = {
     "seed": 1,
@@ -42,7 +42,7 @@ PARAMS = {
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tables = [toy_world.bottleneck_table(f"t{i}", 1.92, seed=i, swing_ms=60) for i in (0, 1)]
-    protocol = Protocol("toy", 0.96, 0.24, 0.32)
+    protocol = EvaluationProtocol("toy", 0.96, 0.24, 0.32)
     folder = toy_world.write_traces(tmp_path_factory.mktemp("world"), tables, protocol=protocol)
     toy_world.write_models(folder)
     return folder

@@ -36,11 +36,11 @@ from models.forecasters.queries import EVENT_INPUTS, QUERY_INPUTS, Inputs, repla
 from models.forecasters.traces import Trace, TracePart, decision_times, within_training
 from models.scoring.choice import RULES, rule_name
 from models.training.calibration import missed
-from models.training.protocol import Protocol, Slice, divide
+from models.training.protocol import EvaluationProtocol, Slice, divide
 from models.window.windows import NAMES as WINDOW_INPUTS
 from models.window.windows import schema_hash, windows_of
 
-PROTOCOL = Protocol("toy", 1.6, 0.4, 0.5)
+PROTOCOL = EvaluationProtocol("toy", 1.6, 0.4, 0.5)
 JUDGING = JudgingParams(round_s=0, false_alarm_rate=0.01, finetune=toy_world.TUNING)
 QUICK = {  # of the published sizes: enough to be trained, little enough to be quick
     "epochs": 1,

@@ -19,7 +19,7 @@ from models.training.protocol import (
     SHORT,
     SMALL,
     TEACH,
-    Protocol,
+    EvaluationProtocol,
     Round,
     Slice,
     Slices,
@@ -81,7 +81,7 @@ def test_the_last_test_slice_is_at_least_half_as_long(seconds: float, last: tupl
     st.integers(0, 10**18),
 )
 def test_slices_are_ordered_and_bounded_by_time(
-    gaps_ns: list[int], protocol: Protocol, start_ns: int
+    gaps_ns: list[int], protocol: EvaluationProtocol, start_ns: int
 ) -> None:
     decision_ns_B = start_ns + np.cumsum(gaps_ns)
     if decision_ns_B[-1] - decision_ns_B[0] < protocol.least_s * S:
@@ -117,7 +117,7 @@ def test_slices_are_ordered_and_bounded_by_time(
         (2, SMALL, "no protocol is short enough"),
     ],
 )
-def test_a_short_trace_is_told_what_fits(seconds: float, protocol: Protocol, advice: str) -> None:
+def test_a_short_trace_is_told_what_fits(seconds: float, protocol: EvaluationProtocol, advice: str) -> None:
     with pytest.raises(ValueError, match=f"trace office lasts {seconds}.0 s.*{advice}") as error:
         divide(every(0.5, seconds), protocol, "office")
     assert "\n" not in str(error.value)
@@ -140,7 +140,7 @@ def test_no_window_at_all() -> None:
         divide(np.empty(0, np.int64), SHORT, "t")
 
 
-def heads(decisions: np.ndarray, protocol: Protocol, round_s: float) -> list[int]:
+def heads(decisions: np.ndarray, protocol: EvaluationProtocol, round_s: float) -> list[int]:
     """Who answers each tested decision."""
     slices = divide(decisions, protocol, "t")
     found = answered(slices.rounds, decisions, protocol.answers_after_s(round_s))
