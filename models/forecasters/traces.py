@@ -22,7 +22,7 @@ from common.json_file import read_object
 from feature_store.packets.schema import HORIZON, read_packets
 from feature_store.packets.truth import Waits
 from models.sharp import PAPERS, Change
-from models.training.protocol import Round, Slice, Slices, together
+from models.training.protocol import Round, Slice, TraceSlices, together
 
 VALIDATION_SHARE: Final = 0.1  # the last tenth, in time, of a training slice chooses the epoch
 Floats = NDArray[np.float32]
@@ -85,7 +85,7 @@ class Trace:
 
     name: str
     packets: pl.DataFrame
-    slices: Slices
+    slices: TraceSlices
     visibility: str = "acked"
     told: str = "all"
     waits: Waits | None = None  # where they are known
@@ -127,7 +127,7 @@ def read_traces(packets: Path, split: Path, change: Change) -> dict[str, Trace]:
         for name, described in divided.items():
             table = read_packets(packets, name)
             found[name] = Trace(
-                name, table, Slices.from_json(described, table.height // HORIZON, name), change=change
+                name, table, TraceSlices.from_json(described, table.height // HORIZON, name), change=change
             )
         return found
     except (KeyError, TypeError, AttributeError, OverflowError) as error:
@@ -170,7 +170,7 @@ def within_training(traces: Sequence[Trace]) -> list[Trace]:
         middle = hi - (hi - lo) // 3
         # As in the protocols, a fifth of what is trained on tunes.
         tune = Slice(max(lo, middle - (hi - lo) // 5), middle)
-        slices = Slices(
+        slices = TraceSlices(
             trace.slices.protocol,
             trace.slices.duration_s,
             Slice(lo, middle),

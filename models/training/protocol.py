@@ -69,7 +69,7 @@ class Round:
 
 
 @dataclass(frozen=True)
-class Slices:
+class TraceSlices:
     """A trace's windows divided by decision time."""
 
     protocol: EvaluationProtocol
@@ -87,7 +87,7 @@ class Slices:
         }
 
     @classmethod
-    def from_json(cls, described: Mapping[str, Any], windows: int, trace: str) -> Slices:
+    def from_json(cls, described: Mapping[str, Any], windows: int, trace: str) -> TraceSlices:
         """Read that form, of a trace of so many windows.
 
         Raises:
@@ -122,7 +122,7 @@ def protocol_named(name: str, among: Mapping[str, EvaluationProtocol] = PROTOCOL
     return among[name]
 
 
-def divide(decision_ns_B: npt.NDArray[np.int64], protocol: EvaluationProtocol, trace: str) -> Slices:
+def divide(decision_ns_B: npt.NDArray[np.int64], protocol: EvaluationProtocol, trace: str) -> TraceSlices:
     """Divide a trace's windows, in decision order, by time from its first decision.
 
     Round r has its boundary at `pretrain_s + r * test_s`. The last test slice may be cut short by the
@@ -144,7 +144,7 @@ def divide(decision_ns_B: npt.NDArray[np.int64], protocol: EvaluationProtocol, t
     elapsed_ns_B = decision_ns_B - decision_ns_B[0]
     duration_s = float(elapsed_ns_B[-1]) / 1e9
     if protocol == TEACH:
-        return Slices(protocol, duration_s, Slice(0, len(decision_ns_B)), ())
+        return TraceSlices(protocol, duration_s, Slice(0, len(decision_ns_B)), ())
     if duration_s < protocol.least_s:
         raise ValueError(_too_short(trace, duration_s, protocol))
 
@@ -168,7 +168,7 @@ def divide(decision_ns_B: npt.NDArray[np.int64], protocol: EvaluationProtocol, t
             f"trace {trace}: its sender was silent {silent}, so protocol {protocol.name!r} has nothing to "
             f"{'train' if rounds else 'test'} on; leave it out"
         )
-    return Slices(protocol, duration_s, pretrain, tuple(rounds))
+    return TraceSlices(protocol, duration_s, pretrain, tuple(rounds))
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from models.training.protocol import (
     EvaluationProtocol,
     Round,
     Slice,
-    Slices,
+    TraceSlices,
     answered,
     divide,
     protocol_named,
@@ -63,7 +63,9 @@ def test_a_trace_that_teaches_has_no_round() -> None:
         slices = divide(every(0.1, seconds), TEACH, "t")
         assert slices.pretrain == Slice(0, 10 * seconds + 1)
         assert not slices.rounds
-        assert Slices.from_json(json.loads(json.dumps(slices.as_json())), 10 * seconds + 1, "t") == slices
+        assert (
+            TraceSlices.from_json(json.loads(json.dumps(slices.as_json())), 10 * seconds + 1, "t") == slices
+        )
     assert protocol_named("teach", OF_A_TRACE) is TEACH
     with pytest.raises(ValueError, match=r"'teach' is unknown; take one of short, small, paper$"):
         protocol_named("teach")  # not of all traces: nothing would test
