@@ -25,7 +25,7 @@ from models.forecasters.traces import Trace, TracePart, decision_times
 from models.scoring.baselines import Candidates, send_gap_direction
 from models.scoring.predictions import TracePredictions
 from models.training.head import FinetuneParams
-from models.training.protocol import Answered, answered
+from models.training.protocol import SlicePiece, answered
 
 TUNED, AT_ONCE, PRETRAINED = FORMS = ("tuned", "at_once", "pretrained")
 Floats = NDArray[np.float64]
@@ -80,7 +80,7 @@ def tune_heads(
     return heads
 
 
-def pieces_of(trace: Trace, round_s: float) -> list[list[Answered]]:
+def pieces_of(trace: Trace, round_s: float) -> list[list[SlicePiece]]:
     """Return each round's test slice by whose head answers, where a round on a minute takes so long."""
     after_s = trace.slices.protocol.answers_after_s(round_s)
     return answered(trace.slices.rounds, decision_times(trace.packets), after_s)

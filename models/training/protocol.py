@@ -172,7 +172,7 @@ def divide(decision_ns_B: npt.NDArray[np.int64], protocol: EvaluationProtocol, t
 
 
 @dataclass(frozen=True)
-class Answered:
+class SlicePiece:
     """A piece of a test slice with the round whose head answers there; -1: the head of pre-training."""
 
     head: int
@@ -181,7 +181,7 @@ class Answered:
 
 def answered(
     rounds: Sequence[Round], decision_ns_B: npt.NDArray[np.int64], after_s: float
-) -> list[list[Answered]]:
+) -> list[list[SlicePiece]]:
     """Divide the test slice of each round by who answers: the newest head whose round has ended.
 
     A round begins at the first decision of its test slice and takes `after_s` seconds. Until then the head of
@@ -192,7 +192,7 @@ def answered(
     found = []
     for each in rounds:
         pieces = [
-            Answered(head, Slice(max(lo, each.test.lo), min(hi, each.test.hi)))
+            SlicePiece(head, Slice(max(lo, each.test.lo), min(hi, each.test.hi)))
             for head, (lo, hi) in enumerate(itertools.pairwise(begins), start=-1)
         ]
         found.append([piece for piece in pieces if piece.part.lo < piece.part.hi])
