@@ -72,7 +72,7 @@ Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Feature:
+class TokenInput:
     """One input of a token, in raw units."""
 
     name: str
@@ -80,27 +80,27 @@ class Feature:
 
 
 FEATURES: Final = (
-    Feature("flow_age_us", "us"),  # send minus the flow's first send; of a candidate, decision minus it
-    Feature("age_us", "us"),  # decision minus this packet's send; 0 for candidates
-    Feature("latency_us", "us"),  # 0 unless visible
-    Feature("latency_visible", "flag"),
-    Feature("candidate", "flag"),
-    Feature("size_bytes", "bytes"),  # IP length; 0 marks padding
-    *(Feature(f"flow_code_{bit}", "sign") for bit in range(FLOW_BITS)),  # highest bits of a hash, -1 or +1
-    *(Feature(f"receiver_code_{bit}", "sign") for bit in range(RECEIVER_BITS)),
-    Feature("queue_l4s", "flag"),
+    TokenInput("flow_age_us", "us"),  # send minus the flow's first send; of a candidate, decision minus it
+    TokenInput("age_us", "us"),  # decision minus this packet's send; 0 for candidates
+    TokenInput("latency_us", "us"),  # 0 unless visible
+    TokenInput("latency_visible", "flag"),
+    TokenInput("candidate", "flag"),
+    TokenInput("size_bytes", "bytes"),  # IP length; 0 marks padding
+    *(TokenInput(f"flow_code_{bit}", "sign") for bit in range(FLOW_BITS)),  # highest bits of a hash, -1 or +1
+    *(TokenInput(f"receiver_code_{bit}", "sign") for bit in range(RECEIVER_BITS)),
+    TokenInput("queue_l4s", "flag"),
     # As of the decision time of the packet's own batch:
-    Feature("in_flight", "packets"),  # of the sender
-    Feature("in_flight_flow", "packets"),
-    Feature("in_flight_queue", "packets"),
-    Feature("last_latency_us", "us"),  # the visible one whose ACK came last; 0 while there is none
-    Feature("last_latency_flow_us", "us"),
-    Feature("last_latency_queue_us", "us"),
-    Feature("gap_us", "us"),  # since the packet before; of candidates 2 to 8 not known yet, so 0
-    Feature("ack_silence_us", "us"),  # since the last ACK; before any, since the first packet
-    Feature("oldest_unacked_us", "us"),  # age of the oldest packet in flight; 0 if there is none
-    Feature("hole_us", "us"),  # last silence of 5 ms or more between two ACKs, capped; 0 if none
-    Feature("hole_age_us", "us"),  # since that silence ended, capped; the cap if none
+    TokenInput("in_flight", "packets"),  # of the sender
+    TokenInput("in_flight_flow", "packets"),
+    TokenInput("in_flight_queue", "packets"),
+    TokenInput("last_latency_us", "us"),  # the visible one whose ACK came last; 0 while there is none
+    TokenInput("last_latency_flow_us", "us"),
+    TokenInput("last_latency_queue_us", "us"),
+    TokenInput("gap_us", "us"),  # since the packet before; of candidates 2 to 8 not known yet, so 0
+    TokenInput("ack_silence_us", "us"),  # since the last ACK; before any, since the first packet
+    TokenInput("oldest_unacked_us", "us"),  # age of the oldest packet in flight; 0 if there is none
+    TokenInput("hole_us", "us"),  # last silence of 5 ms or more between two ACKs, capped; 0 if none
+    TokenInput("hole_age_us", "us"),  # since that silence ended, capped; the cap if none
 )
 NAMES: Final = tuple(feature.name for feature in FEATURES)
 UNITS: Final = {each.name: each.unit for each in QUERY_INPUTS} | {each.name: each.unit for each in FEATURES}
