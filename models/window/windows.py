@@ -128,7 +128,7 @@ def schema_hash(*, with_events: bool = False) -> str:
 
 
 @dataclass(frozen=True)
-class Asked:
+class PacketAttributes:
     """What is said of packets, one after the other: already sent, or about to be."""
 
     size_bytes: NDArray[Any]
@@ -149,7 +149,9 @@ class Log:
         if visibility not in VISIBILITIES:
             raise ValueError(f"visibility {visibility!r} is unknown; take one of {', '.join(VISIBILITIES)}")
         columns = packet_columns(packets)
-        self.sent = Asked(*(columns[name] for name in ("size_bytes", "flow_id", "receiver_id", "queue")))
+        self.sent = PacketAttributes(
+            *(columns[name] for name in ("size_bytes", "flow_id", "receiver_id", "queue"))
+        )
         if (bad_N := self.sent.size_bytes < 1).any():
             bad = int(np.argmax(bad_N))
             raise ValueError(f"packet {bad}: size_bytes {self.sent.size_bytes[bad]} must be at least 1")
@@ -171,7 +173,7 @@ class Log:
         self.packet_A = packet_A[np.argsort(heard_ns_N[packet_A], kind="stable")]
         self.ack_ns_A, self.place_A = heard_ns_N[self.packet_A], self.acked_N[self.packet_A]
 
-    def inputs(self, what: Asked, at: Ints) -> dict[str, Floats]:
+    def inputs(self, what: PacketAttributes, at: Ints) -> dict[str, Floats]:
         """Return inputs of packets by name, as their sender knows them when it decides at their places.
 
         The packets of a decision follow each other, eight by eight.
@@ -318,7 +320,7 @@ class Windows:
         visibility: str = "acked",
         *,
         inputs: Sequence[str] = NAMES,
-        asked: Asked | None = None,
+        asked: PacketAttributes | None = None,
         more: More | None = None,
     ) -> None:
         """Compute what all of them share.
@@ -352,7 +354,7 @@ class Windows:
         sent["flow_age_us"] = _us(log.sent_ns_N - log.sent_ns_N[first][flow_N])
         sent["gap_us"] = _us(np.diff(log.sent_ns_N, prepend=log.sent_ns_N[:1]))
         decided_BH = at_B[:, None] + np.arange(HORIZON)
-        what = asked or Asked(*(column[decided_BH.ravel()] for column in vars(log.sent).values()))
+        what = asked or PacketAttributes(*(column[decided_BH.ravel()] for column in vars(log.sent).values()))
         about = log.inputs(what, np.repeat(at_B, HORIZON)) | {
             "candidate": np.ones(decided_BH.size, np.float32)
         }
@@ -465,7 +467,7 @@ def windows_of(part: TracePart, tokens: int, names: Sequence[str], queue: int = 
     )
 
 
-def _asked(part: TracePart, queue: int) -> Asked:
+def _asked(part: TracePart, queue: int) -> PacketAttributes:
     """Return the candidates as their sender tells of them: what it does not say is as of the first."""
     place_BH = part.first_packets[:, None] + np.arange(HORIZON)
     first_BH = np.broadcast_to(part.first_packets[:, None], place_BH.shape)
@@ -474,7 +476,7 @@ def _asked(part: TracePart, queue: int) -> Asked:
     others_BH = first_BH if part.told == "first" else place_BH
     flow, receiver, own = (columns[name][others_BH] for name in ("flow_id", "receiver_id", "queue"))
     l4s = own if queue == AS_SENT else np.full_like(own, queue)
-    return Asked(size.ravel(), flow.ravel(), receiver.ravel(), l4s.ravel())
+    return PacketAttributes(size.ravel(), flow.ravel(), receiver.ravel(), l4s.ravel())
 
 
 def _more(part: TracePart, names: Sequence[str], queue: int) -> More:
