@@ -137,7 +137,7 @@ class PacketAttributes:
     queue: NDArray[Any]  # 0 classic, 1 l4s
 
 
-class Log:
+class VisibleLog:
     """What becomes of a table's packets, and what the sender knows of them at each place."""
 
     def __init__(self, packets: pl.DataFrame, visibility: str) -> None:
@@ -345,7 +345,7 @@ class Windows:
             raise ValueError(
                 f"decisions must be ascending, each about {HORIZON} of the trace's {packets.height} packets"
             )
-        log = Log(packets.head(end), visibility)
+        log = VisibleLog(packets.head(end), visibility)
         self._log, self._at_B, self._tokens = log, at_B, tokens
         self._names = [*inputs, *(more.names if more else ())]
         own_N = np.arange(end)
