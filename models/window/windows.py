@@ -301,7 +301,7 @@ def _code(name: str, bits: int, identity: NDArray[Any]) -> dict[str, Floats]:
 
 
 @dataclass(frozen=True)
-class More:
+class ExtraInputs:
     """Inputs that tokens have besides, by name: of each packet of the table, and of each candidate."""
 
     names: tuple[str, ...]
@@ -321,7 +321,7 @@ class Windows:
         *,
         inputs: Sequence[str] = NAMES,
         asked: PacketAttributes | None = None,
-        more: More | None = None,
+        more: ExtraInputs | None = None,
     ) -> None:
         """Compute what all of them share.
 
@@ -479,8 +479,8 @@ def _asked(part: TracePart, queue: int) -> PacketAttributes:
     return PacketAttributes(size.ravel(), flow.ravel(), receiver.ravel(), l4s.ravel())
 
 
-def _more(part: TracePart, names: Sequence[str], queue: int) -> More:
+def _more(part: TracePart, names: Sequence[str], queue: int) -> ExtraInputs:
     """Return inputs of the event log: of a packet sent, its SEND's; of a candidate, its query's."""
     places = [[each.name for each in INPUTS].index(name) for name in names]
     found = replayed(part, queue)
-    return More(tuple(names), found.x_EF[~found.ack_E][:, places], found.x_DHF[..., places])
+    return ExtraInputs(tuple(names), found.x_EF[~found.ack_E][:, places], found.x_DHF[..., places])
