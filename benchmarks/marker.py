@@ -38,7 +38,7 @@ def measure(rounds: int) -> list[Row]:
     """Measure ns a packet; ratio is the reference's time by ours.
 
     Raises:
-        CannotHereError: this machine cannot run it.
+        UnsupportedMachineError: this machine cannot run it.
         RuntimeError: a codepoint was wrong.
 
     """

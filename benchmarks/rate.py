@@ -185,7 +185,7 @@ def _doors(
     """ACK to answer through the agent, by the engine inside it and by Triton.
 
     Raises:
-        CannotHereError: the agent or Triton is not built here.
+        UnsupportedMachineError: the agent or Triton is not built here.
     """
     from benchmarks.marker import MODEL
     from benchmarks.served_models import served, write_model

@@ -25,7 +25,7 @@ def measure(rounds: int) -> list[Row]:
     """Measure the router's error; ratio is what is wanted by what was measured.
 
     Raises:
-        CannotHereError: this machine cannot run it.
+        UnsupportedMachineError: this machine cannot run it.
 
     """
     if reason := capability("router").why_not:

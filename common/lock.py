@@ -30,7 +30,7 @@ def held(
         waits: is told the process id of the holder, once, where there is one.
 
     Raises:
-        HeldError: another one has it all the time.
+        LockHeldError: another one has it all the time.
     """
     deadline_s, told = time.monotonic() + wait_s, False
     with open(path, "ab+", buffering=0, opener=_for_us) as lock:

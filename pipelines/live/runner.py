@@ -135,7 +135,7 @@ def alone(name: str, what: str) -> Iterator[None]:
     """Run rounds of a model in this block, while no other process does: they share a log and what is kept.
 
     Raises:
-        HeldError: another one does.
+        LockHeldError: another one does.
     """
 
     def wait(holder: str) -> None:
