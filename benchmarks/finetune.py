@@ -1,4 +1,4 @@
-"""Fine-tuning the head on one minute of 100 Mbit/s: encoder outputs computed once, or in every epoch.
+"""Fine-tune the head on one minute of 100 Mbit/s, with encoder outputs computed once or in every epoch.
 
 Beside it a live round's encoding of packets as `pipelines/live` does it, on all cores: by the engine, and by
 PyTorch, which takes its place where the engine does not compute a network.
@@ -35,15 +35,15 @@ PACKETS: Final = 500_000  # 100 Mbit/s · 60 s / (8 bit/byte · 1500 bytes/packe
 DECISIONS: Final = PACKETS // HORIZON
 EPOCHS: Final = 10
 BATCH: Final = 512
-REFERENCE_BATCHES: Final = 8  # measured of an epoch's 123; equal batches cost the same each
+REFERENCE_BATCHES: Final = 8  # batches measured of an epoch's 123; equal batches cost the same
 ENCODED: Final = 100_000  # packets that a round encodes here; time grows with their number
-SPACING_NS: Final = 120_000  # of packets of 1500 bytes at 100 Mbit/s
+SPACING_NS: Final = 120_000  # gap between packets of 1500 bytes at 100 Mbit/s
 FLOWS: Final = 8
 RECEIVERS: Final = 3
 
 
 def measure(rounds: int) -> list[Row]:
-    """Seconds for 10 epochs and for a round's encoding, beside their references, `rounds` times in turn."""
+    """Return the seconds of 10 epochs and of a round's encoding beside their references, in turn."""
     import torch
 
     threads = torch.get_num_threads()

@@ -1,10 +1,10 @@
-"""From a round's trigger to the first answer of its version, on a minute of telemetry at 100 Mbit/s.
+"""Measure from a round's trigger to its version's first answer, on a minute of telemetry at 100 Mbit/s.
 
 Every part is real: packets of an ns-3 simulation, shipped to the ingest and read from its store; a worker
 that is warm; the registry as `up --live` uses it; Triton; and a client of its own that asks 50
 times a second and sees the version change. The sender goes on while rounds run, so each head is judged in
-shadow on what came meanwhile. Each round's version is the next one's champion; where a head is kept back, the
-round is run again. The first version's round starts Ray and its worker, and is not counted.
+shadow on the packets that came meanwhile. Each round's version is the next one's champion; if a head is kept
+back, the round is run again. The first version's round starts Ray and its worker, and is not counted.
 """
 
 from __future__ import annotations
@@ -39,27 +39,26 @@ if TYPE_CHECKING:
 PARAMS_FILE: Final = Path("params.yaml")
 PROMISED_S: Final = 30.0
 LEARN_S, JUDGE_S, LEAD_IN_S = 60.0, 10.0, 5.0  # the defaults of `swiftqueue schedule`
-ROUND_S: Final = (
-    60.0  # of telemetry for a round and what is kept back; where it is too short a shadow has none
-)
-STEP_S: Final = 0.25  # of telemetry, shipped together
-START_S: Final = 3.0  # of the simulation, in which its flows begin
+ROUND_S: Final = 60.0  # seconds of telemetry for a round and its judging slice; a shadow needs as much
+STEP_S: Final = 0.25  # seconds of telemetry shipped together
+START_S: Final = 3.0  # first seconds of the simulation, in which its flows begin
 LEAST_WINDOWS: Final = 200
-# What differs from params.yaml: the same network, seven times as fast. Its sender gets about 100 Mbit/s.
+# These parameters differ from params.yaml: the same network, seven times as fast. Its sender gets about 100
+# Mbit/s.
 TRAFFIC: Final = {"seeds": [1], "bottleneck_mbps": 175, "flow_mbps": 14}
 BATCH_EVENTS: Final = 8192
 STORED_WAIT_S: Final = 60.0
 SEEN_WAIT_S: Final = 30.0
-SETTLED_S: Final = 3.0  # until telemetry can be read
+SETTLED_S: Final = 3.0  # seconds until telemetry can be read
 SENDER: Final = "bench"
 
 
 @dataclass(frozen=True)
 class RoundTiming:
-    """One round, and when its version first answered."""
+    """A round and the time at which its version first answered."""
 
     record: RoundRecord
-    first_answer_s: float  # after the trigger
+    first_answer_s: float  # seconds after the trigger
 
 
 def measure(rounds: int) -> list[Row]:
@@ -111,9 +110,8 @@ def _run(
             store.ship(client, packets, 0.0, _first_s())
             with _sending(client, packets, _first_s()):
                 measured = [_one_round(live, watch) for _ in range(rounds + 1)]
-                time.sleep(
-                    settings().rollback_after_s + SETTLED_S
-                )  # what a look judges comes after the switch
+                # A look judges packets sent after the switch.
+                time.sleep(settings().rollback_after_s + SETTLED_S)
                 begin_s = time.monotonic()
                 live.probation.watch()
                 return measured, watch.close(), time.monotonic() - begin_s
@@ -123,12 +121,12 @@ def _run(
 
 
 def _first_s() -> float:
-    """Seconds of telemetry that the first round is given."""
+    """Return the seconds of telemetry for the first round."""
     return START_S + LEAD_IN_S + LEARN_S + JUDGE_S
 
 
 def _one_round(live: Rounds, watch: VersionWatch) -> RoundTiming:
-    """Run a round that ends in a served version; again, where its head is kept back.
+    """Run a round that ends in a served version; repeat it while its head is kept back.
 
     Raises:
         RuntimeError: it ended otherwise.
@@ -148,7 +146,7 @@ def _one_round(live: Rounds, watch: VersionWatch) -> RoundTiming:
 
 @contextmanager
 def _sending(client: IngestClient, packets: pl.DataFrame, from_s: float) -> Iterator[None]:
-    """Ship what the sender says from a time on during the block, as time goes on."""
+    """Ship the sender's events from a time on during the block, as time goes on."""
     import numpy as np
 
     events = event_table(packets, from_s, float("inf"))
@@ -174,13 +172,13 @@ def _sending(client: IngestClient, packets: pl.DataFrame, from_s: float) -> Iter
 
 
 class TelemetryStore:
-    """The telemetry store of the ingest, filled by a sender and read as the scheduler reads it."""
+    """The ingest's telemetry store, filled by a sender and read as the scheduler reads it."""
 
     def __init__(self, folder: Path, sender: str = SENDER) -> None:
         self._folder, self._sender = folder, sender
 
     def latest(self, seconds: float, sender: str = "") -> Any:
-        """The sender's last seconds; there is one."""
+        """Return the last seconds of the only sender."""
         from feature_store.telemetry.recent import latest_minutes
 
         return latest_minutes(self._folder, sender or self._sender, seconds / 60)
@@ -189,7 +187,7 @@ class TelemetryStore:
         """Ship the events of these seconds of a packet table, and wait until they can be read.
 
         Raises:
-            RuntimeError: they could not within the time.
+            RuntimeError: they could not be read in time.
         """
         events = event_table(packets, from_s, to_s)
         for first in range(0, len(events["kind"]), BATCH_EVENTS):
@@ -210,7 +208,7 @@ class TelemetryStore:
 
 
 def event_table(packets: pl.DataFrame, from_s: float, to_s: float) -> dict[str, Any]:
-    """The events of a packet table between two times after its first packet, in time order, as columns."""
+    """Return a packet table's events between two times after its first packet, in time order, as columns."""
     import numpy as np
     import polars as pl
 
@@ -249,7 +247,7 @@ def _batch(columns: dict[str, Any]) -> Any:
 
 
 def _simulated(root: Path, seconds: float) -> pl.DataFrame:
-    """Packets of a simulated sender of about 100 Mbit/s."""
+    """Return the packets of a simulated sender of about 100 Mbit/s."""
     import polars as pl
 
     from feature_store.packets.extract import Job
@@ -284,7 +282,7 @@ def first_champion(folder: Path, name: str) -> None:
 
 @contextmanager
 def own_state(folder: Path, **more: str) -> Iterator[None]:
-    """A state folder and free ports of its own, and more settings by name, by environment."""
+    """Set a state folder and free ports of its own, and more settings by name, in the environment."""
     names = ("triton_grpc", "triton_metrics", "mlflow_port")
     chosen = {variable(name): str(port) for name, port in zip(names, free_ports(3), strict=True)}
     chosen |= {variable("state"): str(folder), "MLFLOW_TRACKING_URI": "", "RAY_ADDRESS": ""}

@@ -1,4 +1,4 @@
-"""A lock that one process of this machine holds, and that says who does."""
+"""A lock that one process of this machine holds; its file names the holder."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LOOK_S: Final = 0.1
 
 
 class LockHeldError(OSError):
-    """Another process has held the lock all the time."""
+    """The error when another process holds the lock."""
 
 
 @contextmanager
@@ -24,13 +24,13 @@ def held(
     """Hold a lock, waiting for it while its holder may still end by itself.
 
     Args:
-        path: the lock's file; its folder is there.
-        what: what a holder is, for the message.
-        wait_s: how long to wait.
-        waits: is told the process id of the holder, once, where there is one.
+        path: the lock's file; its folder must exist.
+        what: noun for a holder, for the message.
+        wait_s: seconds to wait.
+        waits: called once with the holder's process id, if the lock is held.
 
     Raises:
-        LockHeldError: another one has it all the time.
+        LockHeldError: another process holds it for all of `wait_s`.
     """
     deadline_s, told = time.monotonic() + wait_s, False
     with open(path, "ab+", buffering=0, opener=_for_us) as lock:

@@ -1,6 +1,6 @@
-"""What the environment says of this installation: where its parts are, and which ports and secrets they have.
+"""The settings of this installation: where its parts are, and which ports and secrets they have.
 
-Each setting is a field; its variable is SWIFTQUEUE_ and the field's name in capitals. An empty one is none.
+Each setting is a field; its variable is SWIFTQUEUE_ and the field's name in capitals. An empty one is unset.
 docs/SETTINGS.md is made from them: `python -m common.settings > docs/SETTINGS.md`.
 """
 
@@ -31,20 +31,20 @@ Place = Annotated[
 
 
 class Settings(BaseSettings):
-    """All settings; `settings()` reads them."""
+    """All settings; `settings()` reads them from the environment."""
 
     model_config = SettingsConfigDict(
         env_prefix=PREFIX, env_ignore_empty=True, extra="ignore", frozen=True, use_attribute_docstrings=True
     )
 
     state: Path | None = None
-    """Folder of run-time state; on a cluster one that the round, the ingest and Triton see.
+    """Folder of run-time state; on a cluster the round, the ingest and Triton must all see it.
     Otherwise `var` of the working folder, or of the project that an experiment of DVC belongs to."""
     run: Path | None = None
     """Folder of sockets, of heartbeats and of Ray's files, on a local disk; its path has 31 bytes at most.
     Otherwise `run` in the state folder: a link to a new folder in `/tmp` where its path is longer."""
     secrets: Path | None = None
-    """Folder of secrets that somebody else keeps, as one that Kubernetes mounts: there none is made.
+    """Folder of secrets that somebody else keeps, such as Kubernetes: no secret is made there.
     Otherwise `secrets` in the state folder."""
     gate_key: Path | None = None
     """File of the key that signs the gate's decisions, of mode 0600, the same on every machine that
@@ -58,49 +58,49 @@ class Settings(BaseSettings):
     """A Ray cluster, HOST:PORT; its nodes see the folders that work on it writes, or have a storage.
     Otherwise a local Ray is started for the job, or the live loop's own."""
     storage: Place | None = None
-    """Where the nodes of a cluster that share no folder with who asks hand over what training and the
-    laboratory take and give (docs/OPERATIONS.md, "Beyond one machine"). Key and address are
+    """S3 place through which cluster nodes without a shared folder exchange the files of training and the
+        laboratory (docs/OPERATIONS.md, "Beyond one machine"). Key and address are
     each node's own: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_DEFAULT_REGION, AWS_ENDPOINT_URL."""
     ray_port: Port = 6380
     """Port of the live loop's Ray head; Ray's own 6379 is left to others."""
     down: str | None = None
-    """What `var/live/down` said when the command was given; `make` reads it before its setup.
-    A `down` that came since ends the command. Otherwise what it says when the command starts."""
+    """Content of `var/live/down` when the command was given; `make` reads it before its setup.
+        A later `down` ends the command. Otherwise the content when the command starts."""
     study: str | None = None
-    """Name of the study that a stage belongs to; `swiftqueue study` sets it, and MLflow's runs bear it."""
+    """Name of the study that a stage belongs to; `swiftqueue study` sets it, and MLflow's runs carry it."""
     part: str | None = None
-    """Which part of which loop a process is; `up` sets it for what it starts."""
+    """Name of the loop and part that a process is; `up` sets it for its processes."""
     open_ports: str | None = None
-    """Ports, parted by commas, that other users of this machine reach too; `up` sets it for what it starts
+    """Ports, parted by commas, that other users of this machine reach too; `up` sets it for its processes
     (docs/DOORS.md)."""
     heartbeat: Path | None = None
-    """File that a part touches each second while it lives; `up` sets it for what it starts."""
+    """File that a part touches each second while it lives; `up` sets it for its processes."""
     keep_versions: Annotated[int, Field(ge=2)] = 100
-    """Versions that the rounds leave in the registry (docs/OPERATIONS.md, "What is kept"): eight hours of
+    """Versions that the rounds keep in the registry (docs/OPERATIONS.md, "What is kept"): eight hours of
     five-minute rounds, a megabyte each; a rollback needs two."""
     triton_servers: str = ""
-    """HOST:PORT,HOST:PORT of servers that read one repository; none is started here.
+    """HOST:PORT,HOST:PORT of Tritons that read one repository; none is started here.
     Otherwise the local one."""
     triton_grpc: Port | None = None
-    """gRPC port of the local Triton. Otherwise that of the one that runs, or 8001."""
+    """gRPC port of the local Triton. Otherwise the running Triton's port, or 8001."""
     triton_metrics: Port | None = None
-    """Metrics port of the local Triton. Otherwise that of the one that runs, or 8002."""
+    """Metrics port of the local Triton. Otherwise the running Triton's port, or 8002."""
     triton_secret: Path | None = None
-    """File of the secret of who may load and unload (docs/SERVING.md, "Who may do what").
+    """File of the secret that allows loading and unloading (docs/SERVING.md, "Who may do what").
     Otherwise secret `triton` for the local Triton, and none for others."""
     tls_ca: Path | None = None
     """PEM file of the authority of Triton's certificates, for clients and the local server."""
     tls_cert: Path | None = None
-    """PEM file of what clients in Python show to Triton; with `SWIFTQUEUE_TLS_KEY`."""
+    """PEM file of the certificate that Python clients show to Triton; needs `SWIFTQUEUE_TLS_KEY`."""
     tls_key: Path | None = None
     """PEM file of that certificate's key."""
     tls_server_cert: Path | None = None
-    """PEM file of what the local Triton shows; its name must be the address that clients use."""
+    """PEM file of the local Triton's certificate; its name must be the address that clients use."""
     tls_server_key: Path | None = None
     """PEM file of that certificate's key."""
     metrics_address: IPv4Address = IPv4Address("127.0.0.1")
-    """Where `swiftqueue agent` and `schedule`, started by themselves, answer scrapes: an address of this
-    machine; 0.0.0.0 is every one. The live loop's own answer on loopback."""
+    """Address of this machine at which `swiftqueue agent` and `schedule`, started alone, answer scrapes;
+        0.0.0.0 is every address. Those of the live loop answer on loopback."""
     agent_metrics: Port = 9200
     """Metrics port of the live loop's agent."""
     scheduler_metrics: Port = 9201
@@ -119,61 +119,60 @@ class Settings(BaseSettings):
     ingest_ca: Path | None = None
     """PEM file of the authority of the ingest's certificate. Otherwise the system's."""
     telemetry: Path | None = None
-    """Folder of the ingest's store; with several nodes one that all see.
+    """Folder of the ingest's store; with several nodes all must see it.
     Otherwise `telemetry` in the state folder."""
     ingest_port: Port = 8010
     """Port of the local ingest."""
     ingest_host: str = "127.0.0.1"
-    """Address that an ingest started by itself listens at; any other needs the next two."""
+    """Address that an ingest started by itself listens at; other than on loopback it needs the next two."""
     ingest_cert: Path | None = None
-    """PEM file: an ingest started by itself speaks TLS."""
+    """PEM file of the certificate with which an ingest started by itself speaks TLS."""
     ingest_key: Path | None = None
     """PEM file of that certificate's key."""
     ingest_replicas: Annotated[int, Field(ge=1, le=64)] = 1
-    """Processes that take batches; another one compacts."""
+    """Number of processes that take batches; another one compacts."""
     ingest_senders: Annotated[int, Field(ge=1, le=1_000_000)] = 1024
-    """Senders that there may be in the store; the next one gets 507. To free the place of one, remove
+    """Largest number of senders in the store; one more gets 507. To free the place of one, remove
     `sessions/SENDER` and `packets/trace=SENDER`."""
     ingest_sender_mb: Annotated[int, Field(ge=1, le=1 << 30)] = 4096
-    """MiB kept of a sender, 4 to 8 hours at 100 Mbit/s; the oldest minutes go first."""
+    """MiB kept of each sender, 4 to 8 hours at 100 Mbit/s; the oldest minutes go first."""
     ingest_mb: Annotated[int, Field(ge=1, le=1 << 30)] = 65536
-    """MiB kept of all senders together, those that stopped among them; the minutes stored longest ago
-    go first."""
+    """MiB kept of all senders together, stopped ones included; the minutes stored longest ago go first."""
     ingest_free_mb: Annotated[int, Field(ge=1, le=1 << 30)] = 2048
     """MiB of the disk kept free, at most a twentieth of the disk. The minutes stored longest ago go first;
     the last three of each sender stay."""
     senders: str = ""
     """NAME,NAME=WEIGHT of the senders whose telemetry teaches and judges, each a share of the rounds by its
-    weight (1). Otherwise all that the ingest takes events of, alike."""
+    weight (1). Otherwise all senders of the ingest, alike."""
     least_rtt_us: Annotated[float, Field(ge=0)] = 5.0
-    """Least round trip of any path, in microseconds: a latency below it is not believed."""
+    """Least round trip of any path, in microseconds; a latency below it is refused."""
     most_mbps: Annotated[float, Field(gt=0)] = 100_000.0
-    """Mbit/s that no sender's line exceeds: what claims more is not believed."""
+    """Largest rate of any sender's line, in Mbit/s; telemetry that claims more is refused."""
     shadow_batches: Annotated[int, Field(ge=0)] = 256
-    """Batches of live traffic that a head which passed the gate is judged on, beside the served one and
-    without any effect, before it serves; 0: none."""
+    """Number of live batches on which a head that passed the gate is judged beside the served one, without
+        effect, before it serves; 0: none."""
     rollback_margin: Annotated[float, Field(gt=0, le=10)] = 0.05
     """A served head that is surely worse than the one before it by more than this is put back. 0.05
     means 5 % of the log-error, or 0.05 of the average precision of late packets."""
     rollback_after_s: Annotated[float, Field(ge=5)] = 20.0
-    """A head is put back no sooner than after so many seconds of traffic."""
+    """Seconds of traffic after which a head may be put back at the earliest."""
     ingest_rate_mb: Annotated[int, Field(ge=1, le=1 << 20)] = 16
-    """MiB/s of a sender's batches, by each replica: 28 times what a sender of 100 Mbit/s ships.
-    Beyond ten seconds of it, 429."""
+    """MiB/s of a sender's batches that each replica takes: 28 times the rate of a sender of 100 Mbit/s.
+        After ten seconds above it, batches get 429."""
 
 
 def settings() -> Settings:
     """Return the settings as the environment has them now.
 
     Raises:
-        ValueError: a variable has a value that cannot be; the line names it.
+        ValueError: a variable has a value out of its range; the line names it.
     """
     return _read(tuple(os.environ.items()))
 
 
 @contextlib.contextmanager
 def surrounded_by(variables: Mapping[str, str]) -> Iterator[None]:
-    """Have these environment variables for the block: what is started in it keeps them."""
+    """Set these environment variables for the block and the processes started in it."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:
@@ -207,19 +206,19 @@ def _read(_: tuple[tuple[str, str], ...]) -> Settings:
 
 
 def _key(name: str) -> str:
-    """Name of a setting in pydantic's errors and schema."""
+    """Return the name of a setting in pydantic's errors and schema."""
     return str(Settings.model_fields[name].validation_alias or name)
 
 
 def _values(name: str) -> str:
     schema: dict[str, Any] = Settings.model_json_schema()["properties"][_key(name)]
-    if "anyOf" in schema:  # a variable cannot say null
+    if "anyOf" in schema:  # a variable cannot be null
         (schema,) = (one for one in schema["anyOf"] if one != {"type": "null"})
     return allowed(schema)
 
 
 def reference() -> str:
-    """Write docs/SETTINGS.md: every setting, its values, its default, its meaning."""
+    """Return docs/SETTINGS.md: every setting, its values, its default, its meaning."""
     lines = [
         "# Settings",
         "",

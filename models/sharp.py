@@ -25,7 +25,7 @@ class Change(Section):
 
     @property
     def least_us(self) -> float:
-        """The least change in microseconds."""
+        """Return the least change in microseconds."""
         return self.least_ms * 1e3
 
     def words(self) -> str:
@@ -48,7 +48,7 @@ def change_of(params: Path) -> Change:
 def change_direction(
     latency_us: NDArray[Any], before_us: NDArray[Any], change: Change = PAPERS
 ) -> NDArray[np.int8]:
-    """Direction of a sharp change: +1 a rise, -1 a drop, 0 neither."""
+    """Return the direction of a sharp change: +1 a rise, -1 a drop, 0 neither."""
     before = np.asarray(before_us, dtype=np.float64)
     by = np.asarray(latency_us, dtype=np.float64) - before
     sharp = (np.abs(by) >= change.least_us) & (np.abs(by) >= change.least_share * np.abs(before))

@@ -1,4 +1,4 @@
-"""What a scenario may say of its flows: what they send, and by which congestion control."""
+"""The traffic of a scenario's flows, and their congestion control."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from laboratory.scenarios.checked import NotNegative, Positive, Rate, ScenarioPa
 
 
 class Messages(ScenarioPart):
-    """Poisson messages."""
+    """Messages at Poisson times."""
 
     kind: Literal["messages"]
     mbps: Rate
@@ -18,13 +18,13 @@ class Messages(ScenarioPart):
 
 
 class Greedy(ScenarioPart):
-    """Always something to send."""
+    """A flow that always has something to send."""
 
     kind: Literal["greedy"]
 
 
 class Video(ScenarioPart):
-    """A frame at each tick, unpaced."""
+    """Video with a frame at each tick, unpaced."""
 
     kind: Literal["video"]
     mbps: Rate
@@ -44,14 +44,14 @@ class Replay(ScenarioPart):
 
     kind: Literal["replay"]
     packets: str
-    trace: str | None = None  # may be left out where the folder holds one
+    trace: str | None = None  # name of the trace; may be omitted if the folder holds one
 
 
 class Lognormal(ScenarioPart):
     """Draws of a lognormal distribution, cut at both ends."""
 
     median: Positive
-    sigma: NotNegative  # of the logarithm
+    sigma: NotNegative  # standard deviation of the logarithm
     least: Annotated[int, Field(ge=1)] = 1
     most: Annotated[int, Field(ge=1, le=100_000_000)]
 
@@ -69,9 +69,9 @@ class Pages(ScenarioPart):
     pages: Annotated[int, Field(ge=1, le=2000)]
     first_s: NotNegative
     every_s: Positive
-    objects: Lognormal | None = None  # of a page
+    objects: Lognormal | None = None  # objects of a page
     object_bytes: Lognormal | None = None
-    sizes: list[list[Annotated[int, Field(ge=1, le=100_000_000)]]] | None = None  # of each page, in turn
+    sizes: list[list[Annotated[int, Field(ge=1, le=100_000_000)]]] | None = None  # per page, in turn
 
     @model_validator(mode="after")
     def _sound(self) -> Pages:
@@ -93,7 +93,7 @@ class RealTime(ScenarioPart):
     frames_per_s: Annotated[float, Field(ge=1, le=1000)]
     least_mbps: Rate
     most_mbps: Rate
-    start_mbps: Rate | None = None  # of tcp gcc; None: the least
+    start_mbps: Rate | None = None  # first rate of tcp gcc; None: the least
 
     @model_validator(mode="after")
     def _sound(self) -> RealTime:
@@ -112,7 +112,7 @@ Traffic = Annotated[
 class Group(ScenarioPart):
     """Flows that are alike, of one sender to one receiver."""
 
-    flows: Annotated[int, Field(ge=0, le=2000)]  # 0: as if the group were not there
+    flows: Annotated[int, Field(ge=0, le=2000)]  # number of flows; 0: as without the group
     tcp: Literal[
         "dctcp",
         "prague",
@@ -131,6 +131,6 @@ class Group(ScenarioPart):
     receiver: str
     start_s: list[NotNegative] = Field(default=[0.0, 1.0], min_length=2, max_length=2)
     dupack_threshold: Annotated[int, Field(ge=3, le=10_000)] | Literal["ncr"] = 3
-    dscp: Annotated[int, Field(ge=0, le=63)] = 0  # of what the sender sends
-    paced: bool = False  # by ns-3; Prague, BBR and Copa pace themselves
+    dscp: Annotated[int, Field(ge=0, le=63)] = 0  # DSCP of the sender's packets
+    paced: bool = False  # whether ns-3 paces; Prague, BBR and Copa pace themselves
     traffic: Traffic

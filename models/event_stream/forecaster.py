@@ -1,4 +1,4 @@
-"""The event stream as a forecaster (docs/EVENTS.md): each event is computed once, a decision asks queries.
+"""The event stream as a forecaster (docs/EVENTS.md): each event is computed once; decisions ask queries.
 
 Shapes: B decisions, L levels of quantiles.
 """
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from models.training.head import FinetuneParams
 
 PAST_FILE: Final = "past.safetensors"
-SPLIT_SHARE: Final = 0.2  # of a slice: calibrates instead of tuning the head
+SPLIT_SHARE: Final = 0.2  # share of a slice that calibrates instead of tuning the head
 
 
 class EventStreamForecaster(NetworkForecaster):
-    """The network over events. With `calibration` its quantiles are moved to their levels."""
+    """A network over events. With `calibration` its quantiles are moved to their levels."""
 
     model: EventPredictor
     Params = EventStreamParams
@@ -39,7 +39,7 @@ class EventStreamForecaster(NetworkForecaster):
         calibration: str | None = None,
         past: Sequence[Doubles] = (),
     ) -> None:
-        """Take a trained network, and what its levels missed on slices it had not learned from."""
+        """Take a trained network, and the errors of its levels on slices that it had not learned from."""
         from models.training.calibration import newest
 
         super().__init__(model, protocol)
@@ -47,7 +47,7 @@ class EventStreamForecaster(NetworkForecaster):
 
     @staticmethod
     def course() -> type[Any]:
-        """Return the class that trains it."""
+        """Return the class that trains the network."""
         from models.event_stream.training import EventStreamCourse
 
         return EventStreamCourse
@@ -58,7 +58,7 @@ class EventStreamForecaster(NetworkForecaster):
         return cls(course.model, None, params.calibration, course.past())
 
     def encode(self, part: TracePart, queue: int = AS_SENT) -> Any:
-        """Return what the head reads of a part's decisions; the events are computed once."""
+        """Return the head's inputs for a part's decisions; the events are computed once."""
         from models.event_stream.log import encode_log
         from models.event_stream.training import log_of
         from models.forecasters.queries import Inputs
@@ -74,13 +74,13 @@ class EventStreamForecaster(NetworkForecaster):
         return latencies(self._calibrated(), encoded)
 
     def spread(self, encoded: Any) -> Spread | None:
-        """Return quantiles, where it has levels."""
+        """Return quantiles, if the network has levels."""
         from models.forecasters.spread import spread_of
 
         return spread_of(self._calibrated(), encoded)
 
     def tuned(self, part: TracePart, how: FinetuneParams) -> Self:
-        """Tune the head; with `calibration`, find what the levels miss as well."""
+        """Tune the head; with `calibration`, also measure the levels' errors."""
         from models.training.calibration import missed
 
         if not self.calibration:
@@ -95,7 +95,7 @@ class EventStreamForecaster(NetworkForecaster):
         return type(self)(other.model, self.protocol, self.calibration, past)
 
     def multiply_adds(self) -> int:
-        """Return those of a batch: 16 events, of whose last layer only keys and values count, 16 queries."""
+        """Return the multiply-adds of a batch of 16 events and 16 queries."""
         sizes, d = self.model.sizes, self.model.sizes.width
         seen = 2 * d * (sizes.band + 1)  # the band and the sink: scores, then their sum
         after = 2 * d * d + 2 * d * sizes.feed_forward + seen  # query, output, two linear layers
@@ -104,7 +104,7 @@ class EventStreamForecaster(NetworkForecaster):
         return 2 * int(self.model.horizon) * int(event + query)
 
     def write(self, folder: Path) -> dict[str, Any]:
-        """Write the artifact, without the levels' shifts, and what those are fitted on."""
+        """Write the artifact without the levels' shifts, and the errors that determine them."""
         described = super().write(folder)
         if not self.calibration:
             return described
@@ -116,14 +116,14 @@ class EventStreamForecaster(NetworkForecaster):
         return {**described, "calibration": self.calibration}
 
     def export(self, folder: Path, level: Level = None) -> None:
-        """Write what is served, its levels moved to where they belong."""
+        """Write the artifact for serving, its levels moved to their place."""
         calibrated = copy.copy(self)
         calibrated.model, calibrated.past = self._calibrated(), ()
         super(EventStreamForecaster, calibrated).export(folder, level)
 
     @classmethod
     def read(cls, folder: Path, described: Mapping[str, Any]) -> Self:
-        """Read the artifact, and what the levels missed."""
+        """Read the artifact and the errors of its levels."""
         from models.networks import artifact
 
         found = artifact.load(folder)

@@ -1,7 +1,7 @@
-"""Encodes the decisions of a whole log piece by piece, each piece with the events that it needs before it.
+"""Encode the decisions of a whole log piece by piece, each piece with the earlier events that it needs.
 
-What a decision sees reaches back a band for each layer, so a piece begins that much earlier; the answers
-are those of a live sender.
+A decision's view reaches back a band for each layer, so a piece begins that much earlier; the answers equal
+those of a live sender.
 
 Shapes: E events, N events of a piece, B decisions, Q of a piece, H horizon (8 packets), F inputs of an event,
 P inputs of a query, D model width.
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from models.event_stream.network import EventPredictor
 from models.networks.prediction import HeadInputs
 
-PIECE: Final = 2048  # events that are new in a forward pass
+PIECE: Final = 2048  # new events in a forward pass
 Floats = NDArray[np.float32]
 
 

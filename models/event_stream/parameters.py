@@ -42,7 +42,7 @@ class EventStreamParams(QueryNetworkParams):
 
     @property
     def reach(self) -> int:
-        """Events that a decision sees in all: a band for each layer."""
+        """Return the events that a decision sees in all: a band for each layer."""
         return self.layers * self.band
 
     @field_validator("calibration")

@@ -149,7 +149,7 @@ class _Lesson:
         )
 
     def batches(self, epoch: int) -> Iterator[Batch]:
-        """Segments in random order, each beginning at another event than in other epochs."""
+        """Return the segments in random order, each beginning at another event than in other epochs."""
         step, random = self.params.segment_events, np.random.default_rng([self.seed, epoch])
         taught = [self._taught(number, int(self.phases[epoch])) for number in range(len(self.learnt))]
         begins = [

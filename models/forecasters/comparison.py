@@ -113,7 +113,7 @@ def _waits(waits: Waits, part: Slice) -> NDArray[np.float64]:
 
 
 def key_of_run(variant: Variant, seed: int, work: str) -> str:
-    """Name of what `run` gives for some work: the same only for the same sizes and code."""
+    """Return the name of what `run` gives for some work: the same only for the same sizes and code."""
     return key_of(variant, seed, work, __name__)
 
 
@@ -186,12 +186,12 @@ def run(
 
 
 def _lateness(said: _Forecasts, asked: HeldOutPackets) -> Floats | None:
-    """How likely each packet is late, (B, H), where the forecaster has quantiles."""
+    """Return how likely each packet is late, (B, H), where the forecaster has quantiles."""
     return None if said.spread is None else said.spread.above(late_from(asked.last_flow_BH, asked.change))
 
 
 def _by_trace(said: _Forecasts, asked: HeldOutPackets) -> dict[str, list[float | None]]:
-    """The scores that get intervals, of each trace alone."""
+    """Return the scores that get intervals, of each trace alone."""
     lateness_BH = _lateness(said, asked)
     found: dict[str, list[float | None]] = {name: [] for name in (*DRAWN, "regret_ms", *RULED)}
     for number in np.unique(asked.trace_B):
@@ -230,7 +230,7 @@ def _f1(us_BH: Floats, asked: HeldOutPackets) -> dict[str, float | None]:
 def _choice(
     classic: Forecast, l4s: Forecast, waits_BH3: Floats, time_ns_B: NDArray[np.int64]
 ) -> tuple[dict[str, Any], dict[str, Floats]]:
-    """Scores of the packets that may be moved, and their draws.
+    """Return the scores of the packets that may be moved, and their draws.
 
     Each goes where the forecast is less, and stays where they are equal; then, by the rules on how probable
     it is that the classic queue is faster. Who forecasts one latency is sure.

@@ -59,7 +59,7 @@ def key_of(variant: Variant, seed: int, work: str, *modules: str) -> str:
 
 @cache
 def _code_of(*modules: str) -> str:
-    """Hash of some code, once: who edits a file while we run does not change our runs."""
+    """Return the hash of some code, once: who edits a file while we run does not change our runs."""
     return code_hash(*modules)
 
 

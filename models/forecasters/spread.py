@@ -35,7 +35,7 @@ class Spread:
 
     @property
     def median_us(self) -> NDArray[np.float32]:
-        """The median (B, H)."""
+        """Return the median (B, H)."""
         return self.us_BHL[..., self.levels.index(MEDIAN)]
 
     def above(self, us_BH: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -101,5 +101,5 @@ class Spread:
 
 
 def spread_of(model: HeadedNetwork, encoded: HeadInputs) -> Spread | None:
-    """Quantiles of encoded decisions; None of a network that gives one latency."""
+    """Return the quantiles of encoded decisions; None of a network that gives one latency."""
     return Spread(model.quantiles, quantiles(model, encoded)) if model.quantiles else None

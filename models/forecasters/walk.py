@@ -112,7 +112,7 @@ def _forecast(head: Forecaster, encoded: object) -> Forecast:
 
 @contextmanager
 def learning_from(traces: Iterable[str]) -> Iterator[None]:
-    """Name the traces that are learned from before the line of what fails."""
+    """Return the name the traces that are learned from before the line of what fails."""
     try:
         yield
     except ValueError as error:

@@ -45,14 +45,14 @@ class HeadedNetwork(Protocol):
 
     @property
     def head(self) -> nn.Module:
-        """The last layers."""
+        """Return the last layers."""
 
     @property
     def quantiles(self) -> tuple[float, ...]:
         """Levels of the head's outputs: several (B, H, L), 0.5 among them; one (B, H); none: the mean."""
 
     def to_us(self, scaled: Tensor, /) -> Tensor:
-        """Latencies in µs of values in scaled target space."""
+        """Return the latencies in µs of values in scaled target space."""
 
     def eval(self) -> object:
         """Switch dropout off."""
@@ -117,5 +117,5 @@ def _latencies(model: HeadedNetwork, encoded: HeadInputs) -> Tensor:
 
 
 def predict(model: Encoder, windows: RawWindows) -> Floats:
-    """Latencies in µs (B, H) of windows; at least one."""
+    """Return the latencies in µs (B, H) of windows; at least one."""
     return np.concatenate([latencies(model, part) for part in encode(model, windows)])

@@ -40,14 +40,14 @@ class Scaling(nn.Module):
 
 
 def scaled_latency(latency_us: Tensor, target: TargetScaling) -> Tensor:
-    """Latencies in scaled target space; the mean, 0, where one is 0: not visible yet."""
+    """Return the latencies in scaled target space; the mean, 0, where one is 0: not visible yet."""
     values = latency_us.clamp(min=MIN_LATENCY_US)
     scaled = ((values.log() if target.transform == "log" else values) - target.shift) / target.scale
     return torch.where(latency_us > 0, scaled, torch.zeros_like(scaled))
 
 
 def to_us(scaled: Tensor, target: TargetScaling) -> Tensor:
-    """Latencies in µs of values in scaled target space."""
+    """Return the latencies in µs of values in scaled target space."""
     values = scaled * target.scale + target.shift
     if target.transform == "log":
         return values.clamp(math.log(MIN_LATENCY_US), math.log(MAX_LATENCY_US)).exp()
@@ -55,5 +55,5 @@ def to_us(scaled: Tensor, target: TargetScaling) -> Tensor:
 
 
 def anchored(out: Tensor, anchor_BH: Tensor) -> Tensor:
-    """A head's output (B, H) or (B, H, L) with the anchor that it corrects."""
+    """Return a head's output (B, H) or (B, H, L) with the anchor that it corrects."""
     return out + (anchor_BH[..., None] if out.dim() > anchor_BH.dim() else anchor_BH)

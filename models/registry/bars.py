@@ -50,17 +50,17 @@ class Gain:
 
     @property
     def inferior(self) -> bool:
-        """Whether it may lose more than the margin."""
+        """Return whether it may lose more than the margin."""
         return (self.gain if self.low is None else self.low) < -self.margin
 
     @property
     def below(self) -> bool:
-        """Whether it loses, and is no tie."""
+        """Return whether it loses, and is no tie."""
         return self.gain < -TIE
 
     @property
     def better(self) -> bool:
-        """Whether that it gains is settled."""
+        """Return whether that it gains is settled."""
         return self.gain > self.margin if self.low is None else self.low > 0
 
     def __str__(self) -> str:
@@ -80,7 +80,7 @@ class GainRule(Protocol[_Scored]):
 
 
 def ends(gain_R: Floats) -> tuple[float | None, float | None]:
-    """Interval of a gain from its draws; none where no draw is finite."""
+    """Return the interval of a gain from its draws; none where no draw is finite."""
     finite_R = gain_R[np.isfinite(gain_R)]
     if not finite_R.size:
         return None, None
@@ -91,7 +91,7 @@ def ends(gain_R: Floats) -> tuple[float | None, float | None]:
 def losers(
     challenger: ScoreTable, naive: Mapping[str, ScoreTable], gains: GainRule[ScoreTable]
 ) -> tuple[str, ...]:
-    """Naive baselines that do better in a figure, if only by a tie."""
+    """Return the naive baselines that do better in a figure, if only by a tie."""
     return tuple(name for name, one in naive.items() if any(g.gain < 0 for g in gains(challenger, one)))
 
 

@@ -34,7 +34,7 @@ ANEW: Final = (
 
 
 def signature(model: str, version: int, tags: Mapping[str, str]) -> str:
-    """Signature of the decision that the tags hold, in hex.
+    """Return the signature of the decision that the tags hold, in hex.
 
     Raises:
         OSError: the key cannot be read, or others may read it; the message says what to do.
@@ -46,7 +46,7 @@ def signature(model: str, version: int, tags: Mapping[str, str]) -> str:
 
 
 def unsigned(model: str, version: int, tags: Mapping[str, str]) -> str:
-    """Why the decision in the tags is not ours, in one line; empty if it is.
+    """Return why the decision in the tags is not ours, in one line; empty if it is.
 
     Raises:
         OSError: as `signature`.
@@ -63,7 +63,7 @@ def unsigned(model: str, version: int, tags: Mapping[str, str]) -> str:
 
 
 def refusal(model: str, version: int, tags: Mapping[str, str]) -> str:
-    """Why a version may not be served, in one line; empty if the gate passed it and we signed that.
+    """Return why a version may not be served, in one line; empty if the gate passed it and we signed that.
 
     Raises:
         OSError: as `signature`.
@@ -77,7 +77,7 @@ def refusal(model: str, version: int, tags: Mapping[str, str]) -> str:
 
 
 def key_exists() -> bool:
-    """Whether there is a key to check with, so that asking makes none."""
+    """Return whether there is a key to check with, so that asking makes none."""
     return bool(settings().gate_key or settings().secrets) or (state_dir() / "secrets" / "gate").is_file()
 
 

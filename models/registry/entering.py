@@ -58,7 +58,7 @@ class Registration(Generic[ScoreTable]):
 
 
 def champion_to_beat(registry: Registry) -> tuple[int | None, str]:
-    """The version to be judged against; None with the reason where none may be served."""
+    """Return the version to be judged against; None with the reason where none may be served."""
     version = registry.alias(CHAMPION)
     if version is None:
         return None, NO_CHAMPION

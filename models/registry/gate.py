@@ -60,12 +60,12 @@ class HeldOutDecisions:
 
     @property
     def candidates(self) -> Candidates:
-        """Tokens of the packets about to be sent."""
+        """Return the tokens of the packets about to be sent."""
         return Candidates(self.candidates_BHF, self.features)
 
     @cached_property
     def known_BH(self) -> Bools:
-        """Packets of known latency."""
+        """Return the packets of known latency."""
         return np.isfinite(self.y_BH)
 
     @cached_property
@@ -75,16 +75,16 @@ class HeldOutDecisions:
 
     @cached_property
     def last_N(self) -> Floats:
-        """The last visible latency of each one's flow, µs."""
+        """Return the last visible latency of each one's flow, µs."""
         return self.candidates.column("last_latency_flow_us")[self.known_BH]
 
     def margin_N(self, us_N: Floats) -> Floats:
-        """How far a latency (µs) of each known packet would lie above its flow's; late from 1 on."""
+        """Return how far a latency (µs) of each known packet would lie above its flow's; late from 1 on."""
         return late_margin(us_N, self.last_N, self.change)
 
     @cached_property
     def referred_N(self) -> Bools:
-        """Whether there was one: no other packet can be late."""
+        """Return whether there was one: no other packet can be late."""
         return np.isfinite(self.margin_N(self.y_N))
 
     @cached_property
@@ -94,7 +94,7 @@ class HeldOutDecisions:
 
     @cached_property
     def draws(self) -> tuple[Ints, Floats]:
-        """Second (N,) of each packet, and how often each draw takes each second (R, seconds)."""
+        """Return the second (N,) of each packet, and how often each draw takes each second (R, seconds)."""
         block_B, draws = block_draws(self.decision_ns_B, SEED)
         return np.repeat(block_B, self.y_BH.shape[1]).reshape(self.y_BH.shape)[self.known_BH], draws
 
@@ -112,7 +112,7 @@ class Figures:
     late_seconds: int = 0  # of these, with a late packet
 
     def as_metrics(self, prefix: str) -> dict[str, float]:
-        """The figures that exist, by metric name."""
+        """Return the figures that exist, by metric name."""
         return {f"{prefix}.{k}": float(v) for k, v in asdict(self).items() if v is not None}
 
 
@@ -129,7 +129,7 @@ class ScoreTable:
 
 
 def score(pred_BH: NDArray[Any], held_out: HeldOutDecisions, *, drawn: bool = True) -> ScoreTable:
-    """Figures of predicted latencies (µs); without `drawn` no bootstrap.
+    """Return the figures of predicted latencies (µs); without `drawn` no bootstrap.
 
     Raises:
         ValueError: a prediction is no finite number.
@@ -169,7 +169,7 @@ def score(pred_BH: NDArray[Any], held_out: HeldOutDecisions, *, drawn: bool = Tr
 
 
 def score_naive(held_out: HeldOutDecisions, otherwise_us: float) -> dict[str, ScoreTable]:
-    """Figures of the last visible latency of the sender, the flow and the queue."""
+    """Return the figures of the last visible latency of the sender, the flow and the queue."""
     return {
         method: score(last_visible(held_out.candidates, method, otherwise_us), held_out, drawn=False)
         for method in LAST_VISIBLE

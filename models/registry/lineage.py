@@ -25,7 +25,7 @@ MLFLOW_TYPES: Final = {  # of a column, by Polars' name of its type; any other i
 
 
 def origin(tags: Mapping[str, str]) -> dict[str, str]:
-    """Tags that say where a version's encoder comes from."""
+    """Return the tags that say where a version's encoder comes from."""
     return {name: value for name, value in tags.items() if name.startswith(ORIGIN)}
 
 
@@ -73,7 +73,7 @@ def folder_set(folder: Path, lock: Path) -> DataSet:
 
 
 def _where_and_what(folder: Path, lock: Path) -> tuple[str, str]:
-    """Path of a folder in the project, and its digest."""
+    """Return the path of a folder in the project, and its digest."""
     source = os.path.relpath(folder, lock.parent)
     if known := dvc_hashes(lock).get(source):
         return source, known
@@ -103,7 +103,7 @@ def _git(folder: Path, *arguments: str) -> str:
 
 
 def dvc_hashes(lock: Path) -> dict[str, str]:
-    """MD5 by path of every output that `dvc.lock` knows; empty without one (a run outside DVC).
+    """Return the MD5 by path of every output that `dvc.lock` knows; empty without one (a run outside DVC).
 
     Raises:
         ValueError: the file is malformed.

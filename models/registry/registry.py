@@ -90,7 +90,7 @@ def _unless_gone(delete: Callable[[str], Any], what: str) -> None:
 
 
 def _number(version: Any) -> int:
-    """Number of a version as the registry writes it."""
+    """Return the number of a version as the registry writes it."""
     if not _VERSION.fullmatch(str(version)):
         raise RegistryError(f"the registry {redacted(tracking_uri())} names a version {str(version)[:30]!r}")
     return int(version)
@@ -104,7 +104,7 @@ class Registry:
         self._client = connect()
 
     def find(self, content: str) -> int | None:
-        """Newest version with this content hash; one whose decision we did not sign is none."""
+        """Return the newest version with this content hash; one whose decision we did not sign is none."""
         known = self.tags_by_version(f" and tags.{CONTENT_TAG} = '{content}'")
         signed = (
             version
@@ -134,7 +134,7 @@ class Registry:
         return known
 
     def aliases(self) -> dict[str, int]:
-        """Every alias and its version."""
+        """Return every alias and its version."""
         with clear_errors("aliases"):
             found = self._client.search_registered_models(f"name = '{self.model}'", max_results=1)
             named = found[0].aliases.items() if found else ()
@@ -172,7 +172,7 @@ class Registry:
                 raise
 
     def set_alias(self, name: str, version: int) -> None:
-        """Point an alias to a version, away from any other."""
+        """Return the point an alias to a version, away from any other."""
         with clear_errors(f"alias {name}"):
             self._client.set_registered_model_alias(self.model, name, str(version))
 
@@ -183,7 +183,7 @@ class Registry:
                 self._client.delete_registered_model_alias(self.model, name)
 
     def tags(self, version: int) -> dict[str, str]:
-        """Tags of a version.
+        """Return the tags of a version.
 
         Raises:
             RegistryError: there is no such version.
@@ -194,7 +194,7 @@ class Registry:
             return {str(name): str(value) for name, value in tags.items()}
 
     def reference(self, version: int) -> int:
-        """The version that a version's encoder came with: the stages' own, or a full re-train's.
+        """Return the version that a version's encoder came with: the stages' own, or a full re-train's.
 
         Raises:
             RegistryError: there is no such version, or its tag makes no sense.
@@ -219,7 +219,7 @@ class Registry:
         return decision.refusal(self.model, version, self.tags(version))
 
     def decided(self, version: int) -> bool:
-        """Whether there is a decision about a version that we signed, whichever it is."""
+        """Return whether there is a decision about a version that we signed, whichever it is."""
         return not decision.unsigned(self.model, version, self.tags(version))
 
     def decide(self, version: int, judged: GateDecision) -> None:

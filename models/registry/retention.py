@@ -23,7 +23,7 @@ LINKS: Final = (REPLACED_TAG, "parent_version")
 
 
 def spare(versions: Mapping[int, Mapping[str, str]], aliases: Mapping[str, int], keep: int) -> list[int]:
-    """Versions that may go, oldest first.
+    """Return the versions that may go, oldest first.
 
     The last `keep` stay, those with an alias, so many generations of the champion's ancestors and of what it
     replaced, and the gate's reference: the version that the champion's encoder came with.
@@ -94,7 +94,7 @@ def collect_garbage(older_than: str = "") -> int:
 def _chain(
     versions: Mapping[int, Mapping[str, str]], version: int, link: str, generations: int
 ) -> Iterator[int]:
-    """A version and those before it; one that is gone, or a circle, ends it."""
+    """Return a version and those before it; one that is gone, or a circle, ends it."""
     for _ in range(generations + 1):
         if version not in versions:
             return

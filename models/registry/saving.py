@@ -86,18 +86,18 @@ def predicts_packets(artifact: Path) -> bool:
 
 
 def _files(artifact: Path) -> list[str]:
-    """Names of the files of an artifact that a version keeps."""
+    """Return the names of the files of an artifact that a version keeps."""
     return [*ARTIFACT_FILES, *([INPUTS_FILE] if (artifact / INPUTS_FILE).is_file() else [])]
 
 
 def hashes(artifact: Path) -> dict[str, str]:
-    """Tags that say what an artifact's files are."""
+    """Return the tags that say what an artifact's files are."""
     files = {name: sha256(artifact / name) for name in _files(artifact)}
     return {CONTENT_TAG: content_hash(artifact), FILES_TAG: json.dumps(files)}
 
 
 def sha256(file: Path) -> str:
-    """SHA-256 of a file, in hexadecimal digits."""
+    """Return the SHA-256 of a file, in hexadecimal digits."""
     with file.open("rb") as content:
         return hashlib.file_digest(content, "sha256").hexdigest()
 

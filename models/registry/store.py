@@ -35,7 +35,7 @@ class RegistryError(OSError):
 
 
 def local_store() -> tuple[str, Path]:
-    """Address of the default store, and the folder of its artifacts."""
+    """Return the address of the default store, and the folder of its artifacts."""
     folder = state_dir() / "mlflow"
     return f"sqlite:///{folder / DATABASE}", folder / "artifacts"
 
@@ -46,7 +46,7 @@ def tracking_uri() -> str:
 
 
 def registry_exists() -> bool:
-    """Whether there can be anything to read: a tracking URI is set, or the local store was made."""
+    """Return whether there can be anything to read: a tracking URI is set, or the local store was made."""
     return settings().mlflow_tracking_uri is not None or (state_dir() / "mlflow" / DATABASE).is_file()
 
 
@@ -92,7 +92,7 @@ def connect() -> MlflowClient:
 
 
 def experiment(client: MlflowClient, name: str) -> str:
-    """Id of an experiment, made on first use."""
+    """Return the id of an experiment, made on first use."""
     if found := client.get_experiment_by_name(name):
         return str(found.experiment_id)
     local = tracking_uri() == local_store()[0]
@@ -139,7 +139,7 @@ def _with_password(uri: str) -> str:
 
 
 def is_own_server(uri: str) -> bool:
-    """Whether an address without credentials is that of the MLflow server which `up` started here."""
+    """Return whether an address without credentials is that of the MLflow server which `up` started here."""
     try:
         record = json.loads((state_dir() / "mlflow" / "server.json").read_text())
         parts = urlsplit(uri)
@@ -150,7 +150,7 @@ def is_own_server(uri: str) -> bool:
 
 
 def _choose(uri: str) -> None:
-    """Point MLflow to a store without its side effect on the environment.
+    """Return the point MLflow to a store without its side effect on the environment.
 
     It would set two variables: what the user chose could not be told from our default any more, and programs
     that we start would find a password there.
@@ -194,7 +194,7 @@ def log_params(client: MlflowClient, run_id: str, params: Mapping[str, str]) -> 
 
 
 def flat(values: Any, prefix: str = "") -> dict[str, Any]:
-    """Leaves of nested mappings as `section.key`."""
+    """Return the leaves of nested mappings as `section.key`."""
     if not isinstance(values, Mapping):
         return {prefix: values}
     leaves: dict[str, Any] = {}
@@ -204,12 +204,12 @@ def flat(values: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def texts(values: Mapping[str, Any]) -> dict[str, str]:
-    """Leaves of nested parameters as MLflow keeps them."""
+    """Return the leaves of nested parameters as MLflow keeps them."""
     return {name: str(value)[:500] for name, value in flat(values).items()}
 
 
 def numbers(values: Mapping[str, Any]) -> dict[str, float]:
-    """Leaves of nested figures that are finite numbers."""
+    """Return the leaves of nested figures that are finite numbers."""
     return {
         name: float(value)
         for name, value in flat(values).items()

@@ -145,7 +145,7 @@ def score_sooner(
 
 
 def rule_name(rule: float) -> str:
-    """Name of the regret of a rule."""
+    """Return the name of the regret of a rule."""
     return f"regret_at_{100 * rule:.0f}_ms"
 
 

@@ -119,7 +119,7 @@ def _published(value: float | None) -> float | None:
 def _score(
     part: Sequence[TracePredictions], *, seed: int, false_alarm_rate: float
 ) -> dict[str, dict[str, Any]]:
-    """Scores of all methods over the test slices of some traces, with intervals.
+    """Return the scores of all methods over the test slices of some traces, with intervals.
 
     `finetuned_minus_this` holds 95 % intervals of the differences from the fine-tuned model, paired: both
     are scored on the same draws of blocks of time. Where zero is inside, the order of the two is not settled.
@@ -202,7 +202,7 @@ def _sharp(p: TracePredictions, us_BH: Floats, *, by_flow: bool) -> dict[str, An
 
 
 def _send_gap(part: Sequence[TracePredictions], *, by_flow: bool) -> dict[str, Any]:
-    """Sharp changes by the send-gap rule, which gives a direction: both variants are the same."""
+    """Return the sharp changes by the send-gap rule, which gives a direction: both variants are the same."""
     scored = []
     for p in part:
         known = np.isfinite(p.y_BH)
@@ -214,7 +214,7 @@ def _send_gap(part: Sequence[TracePredictions], *, by_flow: bool) -> dict[str, A
 
 
 def _by_round(p: TracePredictions, false_alarm_rate: float) -> list[dict[str, Any]]:
-    """Headline figures of each round's test slice, by method."""
+    """Return the headline figures of each round's test slice, by method."""
     slices = []
     for k in range(int(p.round_B.max()) + 1):
         rows = p.round_B == k

@@ -70,21 +70,21 @@ class Estimate:
         return next(needed, MOST_SEEDS)
 
     def _above(self, limit: float) -> float:
-        """How far the mean is above `limit`, on the scale of `error`."""
+        """Return how far the mean is above `limit`, on the scale of `error`."""
         return math.log1p(self.mean) - math.log1p(limit) if self.is_change else self.mean - limit
 
     def below(self, limit: float) -> bool:
-        """Whether the whole interval is below `limit`."""
+        """Return whether the whole interval is below `limit`."""
         return self.high is not None and self.high < limit
 
     def above(self, limit: float) -> bool:
-        """Whether the whole interval is above `limit`."""
+        """Return whether the whole interval is above `limit`."""
         return self.low is not None and self.low > limit
 
 
 @functools.lru_cache(maxsize=1024)
 def half_width(freedom: float, *, one_sided: bool = False) -> float:
-    """Half an interval of Student's t with so many degrees of freedom, in standard errors."""
+    """Return the half an interval of Student's t with so many degrees of freedom, in standard errors."""
     from scipy.special import stdtrit
 
     return float(stdtrit(freedom, LEVEL if one_sided else (1 + LEVEL) / 2))

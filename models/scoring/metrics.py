@@ -43,12 +43,12 @@ class PrecisionRecall(NamedTuple):
 
     @property
     def precision(self) -> Floats:
-        """Share of alarms that are right, per threshold."""
+        """Return the share of alarms that are right, per threshold."""
         return self.true_positives / (self.ends + 1)
 
     @property
     def recall(self) -> Floats:
-        """Share of positives that raise an alarm, per threshold; there must be a positive."""
+        """Return the share of positives that raise an alarm, per threshold; there must be a positive."""
         return self.true_positives / self.positives
 
     def average_precision(self) -> float | None:
@@ -110,7 +110,7 @@ def late_margin(latency_us: NDArray[Any], last_us: NDArray[Any], change: Change 
 
 
 def late_from(last_us: NDArray[Any], change: Change = PAPERS) -> Floats:
-    """The least latency (µs) that is late; NaN where no latency of the flow is visible."""
+    """Return the least latency (µs) that is late; NaN where no latency of the flow is visible."""
     last = np.asarray(last_us, dtype=np.float64)
     return np.where(last > 0, last + np.maximum(change.least_us, change.least_share * last), np.nan)
 
@@ -137,7 +137,7 @@ def score_errors(pred_N: Floats, y_N: Floats) -> dict[str, Any]:
 
 
 def score_changes(true_N: NDArray[np.int8], predicted_N: NDArray[np.int8]) -> dict[str, Any]:
-    """Precision, recall and F1 of sharp changes with direction: all, rises and drops apart.
+    """Return the precision, recall and F1 of sharp changes with direction: all, rises and drops apart.
 
     A change predicted in the wrong direction is a false alarm and a miss.
     """
@@ -184,7 +184,7 @@ def mae_draws(pred_N: Floats, y_N: Floats, block_N: Ints, draws: Floats) -> Floa
 def average_precision_draws(
     curve: PrecisionRecall, positive_N: Bools, block_N: Ints, draws: Floats
 ) -> Floats:
-    """Average precision of each draw of blocks, (R,); NaN for a draw without a positive.
+    """Return the average precision of each draw of blocks, (R,); NaN for a draw without a positive.
 
     Only thresholds at which recall steps matter, so packets are counted per (block, step): a draw is then
     one row of a small matrix product. Steps are taken in chunks, which bounds memory on long traces.

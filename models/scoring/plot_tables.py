@@ -34,7 +34,7 @@ class SharpChange(NamedTuple):
 
 
 def precision_recall_table(predictions: Sequence[TracePredictions]) -> pl.DataFrame:
-    """Precision at each recall, per method, with the base rate; empty without a late packet."""
+    """Return the precision at each recall, per method, with the base rate; empty without a late packet."""
     last = np.concatenate([p.last_flow_BH.ravel() for p in predictions])
     change = predictions[0].change
     margin = late_margin(np.concatenate([p.y_BH.ravel() for p in predictions]), last, change)

@@ -56,7 +56,7 @@ def _scopes(metrics: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
 
 
 def _headline(title: str, scores: Mapping[str, Any], about: Mapping[str, Any]) -> dict[str, Any]:
-    """Late packets and absolute error, one row per method."""
+    """Return the late packets and absolute error, one row per method."""
     rate = f"recall at {about['false_alarm_rate']:.0%} false alarms"
     columns = (
         LATE._replace(words="AP late"),

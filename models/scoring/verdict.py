@@ -114,7 +114,7 @@ def _tuning(scope: str, scores: Mapping[str, Any]) -> Iterator[Sentence]:
 
 
 def _alike(measure: HeadlineFigure, better: Mapping[str, float]) -> Iterator[tuple[str, str]]:
-    """Names of baselines with one printed figure together, and that figure; the best first."""
+    """Return the names of baselines with one printed figure together, and that figure; the best first."""
     by_text: dict[str, list[str]] = {}
     for name, value in sorted(better.items(), key=lambda one: one[1], reverse=measure.higher_is_better):
         by_text.setdefault(measure.text(value), []).append(name)
@@ -127,6 +127,6 @@ def _listed(words: Sequence[str]) -> str:
 
 
 def _within_noise(scores: Mapping[str, Any], measure: HeadlineFigure, name: str) -> bool:
-    """Whether the paired interval of the difference holds zero, so that nobody makes much of it."""
+    """Return whether the paired interval of the difference holds zero, so that nobody makes much of it."""
     between = scores[name]["acked"].get("finetuned_minus_this", {}).get(f"{measure.key}_95")
     return between is not None and between[0] <= 0 <= between[1]

@@ -28,7 +28,7 @@ M = TypeVar("M", bound=HeadedNetwork)
 
 
 def missed(model: HeadedNetwork, encoded: HeadInputs, came_BH: Floats) -> Doubles:
-    """How far known latencies lay above each level (N, L), in scaled target space.
+    """Return how far known latencies lay above each level (N, L), in scaled target space.
 
     Args:
         model: has levels; it must not have learned from these latencies.
@@ -51,7 +51,7 @@ def shifts(missed_NL: Doubles, levels: Sequence[float]) -> Doubles:
 
 
 def calibrated(model: M, past: Sequence[Doubles]) -> M:
-    """A copy whose levels are moved by what they missed; the model itself where nothing is known.
+    """Return a copy whose levels are moved by what they missed; the model itself where nothing is known.
 
     Args:
         model: has levels.
@@ -67,5 +67,5 @@ def calibrated(model: M, past: Sequence[Doubles]) -> M:
 
 
 def newest(past: Sequence[Doubles]) -> tuple[Doubles, ...]:
-    """The slices that count: of those with a known latency the last `SLICES`."""
+    """Return the slices that count: of those with a known latency the last `SLICES`."""
     return tuple([each for each in past if len(each)][-SLICES:])

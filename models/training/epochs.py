@@ -124,7 +124,7 @@ def run_in_job(config: Mapping[str, Any], trainer: Trainer) -> None:
 
 
 def best_of(result: Result, storage: Path) -> tuple[dict[str, Tensor], list[dict[str, Any]]]:
-    """The weights of a job's best epoch, and the record of each.
+    """Return the weights of a job's best epoch, and the record of each.
 
     Raises:
         ValueError: the job has no checkpoint.

@@ -16,7 +16,7 @@ from torch import Tensor
 def example_weights(
     y_us_NH: NDArray[np.float32], sharp_NH: NDArray[np.bool_], sharp_weight: float
 ) -> NDArray[np.float32]:
-    """Weight of each label: 0 where unknown, `sharp_weight` (alpha) on sharp changes, else 1."""
+    """Return the weight of each label: 0 where unknown, `sharp_weight` (alpha) on sharp changes, else 1."""
     weights_NH = np.where(sharp_NH, np.float32(sharp_weight), np.float32(1))
     weights_NH[np.isnan(y_us_NH)] = 0
     return weights_NH

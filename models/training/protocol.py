@@ -46,7 +46,7 @@ class EvaluationProtocol:
 
     @property
     def least_s(self) -> float:
-        """The shortest trace that leaves one round: its test slice may be half as long."""
+        """Return the shortest trace that leaves one round: its test slice may be half as long."""
         return self.pretrain_s + self.test_s / 2
 
 

@@ -155,7 +155,7 @@ def epoch_line(record: Mapping[str, Any], epochs: int) -> str:
 
 
 def rate_share(step: int, total: int) -> float:
-    """Share of the highest learning rate at a step: a short rise, then half a cosine."""
+    """Return the share of the highest learning rate at a step: a short rise, then half a cosine."""
     rise = min(1.0, (step + 1) / WARM_UP_STEPS)
     fall = 0.5 * (1 + math.cos(math.pi * min(1.0, step / max(1, total))))
     return rise * (LEAST_RATE + (1 - LEAST_RATE) * fall)

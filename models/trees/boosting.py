@@ -84,7 +84,7 @@ class BoostedTrees:
         return cls(booster, rounds, seed, growth)
 
     def predict(self, x_NF: NDArray[np.float32]) -> Floats:
-        """Latencies in µs, (N,)."""
+        """Return the latencies in µs, (N,)."""
         import xgboost
 
         if not len(x_NF):

@@ -80,11 +80,11 @@ class WindowParams(TrainingParams):
 
     @property
     def names(self) -> list[str]:
-        """A token's inputs."""
+        """Return a token's inputs."""
         return input_names(self.inputs, self.more_inputs)
 
     def sizes(self) -> Architecture:
-        """Form and sizes of the network."""
+        """Return the form and sizes of the network."""
         return Architecture(
             width=self.width,
             heads=self.heads,

@@ -110,15 +110,15 @@ class Transformer(nn.Module):
 
     @property
     def read(self) -> int:
-        """Tokens at the window's end that the head reads."""
+        """Return the tokens at the window's end that the head reads."""
         return self.sizes.horizon if self.sizes.readout == "candidates" else 1
 
     def forward(self, x_BWF: Tensor) -> Tensor:
-        """Latencies in µs (B, H) of the last H tokens of raw windows (B, W, F)."""
+        """Return the latencies in µs (B, H) of the last H tokens of raw windows (B, W, F)."""
         return self.to_us(self.scaled(x_BWF))
 
     def scaled(self, x_BWF: Tensor) -> Tensor:
-        """Latencies (B, H) in scaled target space, what the loss sees."""
+        """Return the latencies (B, H) in scaled target space, what the loss sees."""
         return anchored(self.head(self.encode(x_BWF)), self.anchor(x_BWF))
 
     def encode(self, x_BWF: Tensor) -> Tensor:
@@ -140,7 +140,7 @@ class Transformer(nn.Module):
         return scaled_latency(latency_BH, self.target)
 
     def to_us(self, scaled_BH: Tensor) -> Tensor:
-        """Latencies in µs of the head's output in scaled target space."""
+        """Return the latencies in µs of the head's output in scaled target space."""
         return to_us(scaled_BH, self.target)
 
     def attended(self, x_BWF: Tensor) -> Tensor:
