@@ -25,16 +25,16 @@ Floats = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class EventLog:
-    """A trace's events and the queries of some decisions: raw inputs that the network sees."""
+    """A trace's events and the queries of some decisions, as the network's raw inputs."""
 
     x_EF: Floats
     ack_E: NDArray[np.bool_]
-    cut_B: NDArray[np.int64]  # ascending; a decision sees events[:cut]
+    cut_B: NDArray[np.int64]  # numbers of events that each decision sees, ascending
     x_BHP: Floats
 
 
 def segment(log: EventLog, start: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return events (length, F) from `start` on, and whether each is an ACK; beyond the last, zeros."""
+    """Return events (length, F) from `start` on, and whether each is an ACK; zeros beyond the last."""
     x_NF = torch.zeros(length, log.x_EF.shape[1])
     ack_N = torch.zeros(length, dtype=torch.bool)
     there = log.x_EF[start : start + length]
@@ -44,14 +44,14 @@ def segment(log: EventLog, start: int, length: int) -> tuple[torch.Tensor, torch
 
 
 def encode_log(model: EventPredictor, log: EventLog) -> HeadInputs:
-    """Return what the head reads of all decisions of a log (B, H, D), and the anchor (B, H)."""
-    model.eval()  # dropout would spoil a cache of it
+    """Return the head's inputs for all decisions of a log (B, H, D), and the anchor (B, H)."""
+    model.eval()  # dropout would spoil cached inputs
     sizes, reach = model.sizes, model.sizes.reach
     x_BHP = torch.from_numpy(np.ascontiguousarray(log.x_BHP))
     read_BHD = torch.zeros(*x_BHP.shape[:2], sizes.width)
     with torch.no_grad():
         done = int(np.searchsorted(log.cut_B, 0, side="right"))
-        if done:  # before the first event
+        if done:  # padding before the first event
             read_BHD[:done] = model.read(model.empty(), x_BHP[:done])
         while done < len(x_BHP):
             start = max(0, int(log.cut_B[done]) - reach)

@@ -1,4 +1,4 @@
-"""Training of the event stream: segments of a trace's events, with what their decisions see before them.
+"""Training of the event stream on segments of a trace's events, with the earlier events they need.
 
 Several segments make a step. Every SEND of the training slices is a target once an epoch: decisions lie 8
 packets apart, and each epoch begins them at another packet.
@@ -32,7 +32,7 @@ from models.training.query_training import Batch, Course, QueryTrainer, held_out
 
 @dataclass(frozen=True)
 class _EpochTargets:
-    """A trace's events, and the decisions that teach in one epoch."""
+    """A trace's events, and the decisions that are targets in one epoch."""
 
     log: EventLog
     target_BH: torch.Tensor
@@ -40,7 +40,7 @@ class _EpochTargets:
 
 
 class EventStreamCourse(Course):
-    """An untrained network and its trainer, which has a worker's share of the segments."""
+    """An untrained network and a worker's trainer, with its share of the segments."""
 
     model: EventPredictor
 
@@ -71,7 +71,7 @@ class EventStreamCourse(Course):
         )
 
     def past(self) -> tuple[Doubles, ...]:
-        """Return what the network's levels missed in what was held out, where that calibrates them."""
+        """Return the errors of the network's levels on the held-out part, if that calibrates them."""
         if not self.params.calibration:
             return ()
         shown = ((encode_log(self.model, log), came_BH) for log, came_BH in self.held_out)
@@ -104,7 +104,7 @@ def _sizes(params: EventStreamParams) -> EventArchitecture:
 
 
 def _untrained(learnt: Sequence[TracePart], params: EventStreamParams) -> EventPredictor:
-    """Return a network of random weights whose scaling is fitted to what it will learn from."""
+    """Return a network of random weights whose scaling is fitted to its training data."""
     logs = [log_of(part, *inputs_seen(params.left_out)) for part in learnt]
 
     def fitted(inputs: Inputs, rows: Sequence[Floats]) -> tuple[ScaledFeature, ...]:
@@ -119,7 +119,7 @@ def _untrained(learnt: Sequence[TracePart], params: EventStreamParams) -> EventP
 
 
 class _Lesson:
-    """The batches of each epoch; of several workers each has every so many segments of a step."""
+    """The batches of each epoch; with several workers each takes its share of a step's segments."""
 
     def __init__(
         self,
@@ -149,7 +149,7 @@ class _Lesson:
         )
 
     def batches(self, epoch: int) -> Iterator[Batch]:
-        """Return the segments in random order, each beginning at another event than in other epochs."""
+        """Yield segments in random order, each beginning at another event than in other epochs."""
         step, random = self.params.segment_events, np.random.default_rng([self.seed, epoch])
         taught = [self._taught(number, int(self.phases[epoch])) for number in range(len(self.learnt))]
         begins = [
@@ -196,7 +196,7 @@ class _Lesson:
     def _renamed(
         self, x_NF: torch.Tensor, x_QHP: torch.Tensor, signs_C: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Give codes of flows and receivers other signs: the name of one flow says nothing of other flows."""
+        """Flip signs of the codes of flows and receivers: one flow's name says nothing about other flows."""
         event_codes, query_codes = self.codes
         if len(signs_C):
             x_QHP = x_QHP.clone()
@@ -206,7 +206,7 @@ class _Lesson:
 
 
 class _Segment:
-    """Events of a trace from `begin` on, so many, and the decisions among them."""
+    """Consecutive events of a trace from `begin` on, and the decisions among them."""
 
     def __init__(self, taught: _EpochTargets, begin: int, events: int) -> None:
         self.taught, self.begin = taught, begin
@@ -215,7 +215,7 @@ class _Segment:
 
 
 def _packet_latencies(part: TracePart) -> NDArray[np.float32]:
-    """Return latencies (N, 1) of the packets up to the part's last, µs; NaN: unknown, or before the part."""
+    """Return latencies (N, 1) in µs of packets up to the part's last; NaN: unknown, or before the part."""
     latency_N = part.packets["latency_us"].cast(float).fill_null(float("nan")).to_numpy().astype(np.float32)
     latency_N[: part.decisions.lo * HORIZON] = np.nan
     return latency_N[:, None]

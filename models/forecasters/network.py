@@ -1,4 +1,4 @@
-"""What all forecasters that are networks over queries share: training, tuning, answers and files.
+"""The shared base of forecasters that are networks over queries: training, tuning, answers and files.
 
 Their files are an artifact (models/networks/artifact.py): the network that is trained is the one that is
 registered and served.
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class NetworkForecaster(Forecaster):
-    """A network over queries. A subclass names what trains it, and encodes decisions."""
+    """A network over queries. A subclass names its course and encodes decisions."""
 
     Params: ClassVar[type[QueryNetworkParams]]
     search: ClassVar[Space] = {
@@ -36,13 +36,13 @@ class NetworkForecaster(Forecaster):
     }
 
     def __init__(self, model: QueryNetwork, protocol: Mapping[str, Any] | None = None) -> None:
-        """Take a trained network, and how it was taught: name and lengths of the slices."""
+        """Take a trained network and its protocol: name and lengths of the training slices."""
         self.model, self.protocol = model.eval(), dict(protocol or {})
 
     @staticmethod
     @abstractmethod
     def course() -> type[Any]:
-        """Return the class that trains it: a `Course` of models/training/query_training.py."""
+        """Return the class that trains the network: a `Course` of models/training/query_training.py."""
 
     @classmethod
     def fit(cls, parts: Sequence[TracePart], params: Any, seed: int, say: Say) -> Self:
@@ -59,7 +59,7 @@ class NetworkForecaster(Forecaster):
         return cls(course.model)
 
     def taught_by(self, protocol: Mapping[str, Any]) -> Self:
-        """Return the same, with how it was taught."""
+        """Return the same forecaster with its protocol."""
         other = copy.copy(self)
         other.protocol = dict(protocol)
         return other
@@ -71,13 +71,13 @@ class NetworkForecaster(Forecaster):
         return latencies(self.model, encoded)
 
     def spread(self, encoded: Any) -> Spread | None:
-        """Return quantiles, where it has levels."""
+        """Return quantiles, if the network has levels."""
         from models.forecasters.spread import spread_of
 
         return spread_of(self.model, encoded)
 
     def tuned_on(self, encoded: Any, came_BH: Floats, change: Change, how: FinetuneParams) -> Self:
-        """Train the head alone on what the frozen network gives, computed once."""
+        """Train only the head, on the frozen network's outputs, which are computed once."""
         from models.training.head import train_head
 
         model, tuning = train_head(self.model, encoded, came_BH, change, how)
@@ -101,7 +101,7 @@ class NetworkForecaster(Forecaster):
         return {}
 
     def export(self, folder: Path, level: Level = None) -> None:
-        """Write what is served: the same network, of several quantiles with one of them or all."""
+        """Write the network for serving: with one of its quantiles, or all."""
         from models.networks import artifact
 
         artifact.write(
