@@ -1,4 +1,4 @@
-"""Training of the linear layers: decisions in random order, each packet at each place of a batch.
+"""Train the linear layers: decisions in random order, each packet at each place of a batch.
 
 Shapes: N decisions of all phases, B decisions of a part, H horizon (8 packets), P inputs of a query.
 """
@@ -23,11 +23,11 @@ from models.sharp import sharp_changes
 from models.training.loss import example_weights
 from models.training.query_training import Batch, Course, QueryTrainer, held_out_error
 
-PHASES: Final = HORIZON  # decisions begin at each packet: every SEND is seen at each place of a batch
+PHASES: Final = HORIZON  # decisions begin at each packet, so every SEND has each place in a batch
 
 
 class MlpCourse(Course):
-    """An untrained network and its trainer, which has a worker's share of the batches."""
+    """An untrained network and a worker's trainer, with its share of the batches."""
 
     Network: ClassVar[type[QueryMlp]] = QueryMlp
     model: QueryMlp
@@ -57,7 +57,7 @@ class MlpCourse(Course):
 
         def batches(epoch: int) -> Iterator[Batch]:
             random = np.random.default_rng(seed)
-            for _ in range(epoch + 1):  # the orders of earlier epochs are drawn again: a job may be resumed
+            for _ in range(epoch + 1):  # a resumed job draws the orders of earlier epochs again
                 order_N = random.permutation(len(x_NHP))
             for first in range(0, len(order_N), params.batch_size):
                 chosen = order_N[first : first + params.batch_size]
@@ -79,7 +79,7 @@ def queries(part: TracePart, inputs: Inputs, queue: int = AS_SENT, phase: int = 
 
 
 def encode_queries(model: QueryMlp, x_BHP: Floats) -> HeadInputs:
-    """Return what the head reads of raw queries, and the anchor."""
+    """Return the head's inputs for raw queries, and the anchor."""
     model.eval()
     x = torch.from_numpy(x_BHP)
     with torch.no_grad():

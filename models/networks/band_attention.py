@@ -1,7 +1,7 @@
-"""Attention in which each row sees a run of keys, and one more that all see: the sink.
+"""Attention in which each row sees a run of keys and one key that all rows see, the sink.
 
-Own code, since a framework's attention needs the keys of each row gathered and padded, which costs more
-than the products (`swiftqueue bench pretrain`).
+It is our own code, since a framework's attention needs the keys of each row gathered and padded, which costs
+more than the products (`swiftqueue bench pretrain`).
 
 Shapes: R rows, E keys, D width of all heads, A heads, K band.
 """
@@ -42,7 +42,7 @@ class _AttentionArguments(ctypes.Structure):
 
 @dataclass(frozen=True)
 class BandSpans:
-    """Which keys each row sees: the `seen_R` that end before `end_R`, `band` at most."""
+    """The keys that each row sees: the `seen_R` keys before `end_R`, at most `band`."""
 
     end_R: Tensor
     seen_R: Tensor
@@ -50,7 +50,7 @@ class BandSpans:
     heads: int
 
     def of(self, row_RD: Tensor) -> Any:
-        """As the library takes them."""
+        """Return the spans as the library takes them."""
         width = row_RD.shape[1] // self.heads
         return byref(
             _AttentionArguments(
@@ -60,17 +60,19 @@ class BandSpans:
 
 
 def attend(query_RD: Tensor, key_ED: Tensor, value_ED: Tensor, sink: Tensor, runs: BandSpans) -> Tensor:
-    """Values that each row sees (R, D): their mean, weighted by the softmax of its query times their keys.
+    """Return each row's weighted mean of the values that it sees (R, D).
 
-    Args:
-        query_RD: on the CPU and of 32 bits, as all.
-        key_ED: of what may be seen.
-        value_ED: likewise.
-        sink: its key and value (2, D).
-        runs: which of them each row sees.
+    The weights are the softmax of the row's query times the keys.
+    
+        Args:
+            query_RD: queries, on the CPU and of 32 bits like all tensors.
+            key_ED: keys that rows may see.
+            value_ED: values of these keys.
+            sink: key and value of the sink (2, D).
+            runs: the keys that each row sees.
 
     Raises:
-        ValueError: a run is not one of these keys.
+        ValueError: a run lies outside these keys.
     """
     begin, end, most = (runs.end_R - runs.seen_R).min(), runs.end_R.max(), runs.seen_R.max()
     if begin < 0 or end > len(key_ED) or most > runs.band:
@@ -82,7 +84,7 @@ def attend(query_RD: Tensor, key_ED: Tensor, value_ED: Tensor, sink: Tensor, run
 
 
 class _Products(Function):
-    """Rows times the keys that they see (R, A, K + 1); of those that they do not see, minus infinity."""
+    """The products of rows and the keys that they see (R, A, K + 1); minus infinity for other keys."""
 
     @staticmethod
     def forward(ctx: Any, row_RD: Tensor, key_ED: Tensor, runs: BandSpans) -> Tensor:
@@ -98,7 +100,7 @@ class _Products(Function):
 
 
 class _Sums(Function):
-    """Sums of the values that rows see (R, D), by weight."""
+    """The weighted sums of the values that rows see (R, D)."""
 
     @staticmethod
     def forward(ctx: Any, weight_RAK: Tensor, value_ED: Tensor, runs: BandSpans) -> Tensor:

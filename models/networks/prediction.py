@@ -1,4 +1,4 @@
-"""The one way from windows to predicted latencies: batch by batch, in eval mode, on the device of the model.
+"""Predict latencies from windows: batch by batch, in eval mode, on the device of the model.
 
 A row of the answer is a decision: place h is its packet h, in the queue that the packet's own token names. To
 ask for both queues, give the windows of both. The encoder's output is computed once, for however many heads.
@@ -27,21 +27,21 @@ Floats = NDArray[np.float32]
 
 
 class RawWindows(Protocol):
-    """Raw windows, read as they are needed: an array (B, W, F), in memory or mapped, or what acts so."""
+    """Raw windows read as they are needed: an array (B, W, F), in memory or mapped, or an object like one."""
 
     def __len__(self) -> int:
-        """B."""
+        """Return B."""
 
     def __getitem__(self, part: slice, /) -> Floats:
-        """Some that follow each other."""
+        """Return some consecutive windows."""
 
 
 class HeadedNetwork(Protocol):
-    """A network whose head can be trained and asked by itself; each of `models/networks` is one."""
+    """A network whose head can be trained and applied by itself, such as each of `models/networks`."""
 
     @property
     def target(self) -> TargetScaling:
-        """Scaling of the latency."""
+        """Return the scaling of the latency."""
 
     @property
     def head(self) -> nn.Module:
@@ -49,7 +49,7 @@ class HeadedNetwork(Protocol):
 
     @property
     def quantiles(self) -> tuple[float, ...]:
-        """Levels of the head's outputs: several (B, H, L), 0.5 among them; one (B, H); none: the mean."""
+        """Return the head's levels: several (B, H, L), 0.5 among them; one (B, H); none: the mean."""
 
     def to_us(self, scaled: Tensor, /) -> Tensor:
         """Return the latencies in µs of values in scaled target space."""
@@ -59,32 +59,32 @@ class HeadedNetwork(Protocol):
 
 
 class Encoder(HeadedNetwork, Protocol):
-    """A network over rows: what stands before its head is asked by itself, too."""
+    """A network over rows whose part before the head can be applied by itself."""
 
     def encode(self, x_BWF: Tensor, /) -> Tensor:
-        """Return what the head reads (B, R, D) of raw rows."""
+        """Return the head's inputs (B, R, D) for raw rows."""
 
     def anchor(self, x_BWF: Tensor, /) -> Tensor:
-        """Return what the head corrects (B, H) of raw rows."""
+        """Return the anchor (B, H) that the head corrects, for raw rows."""
 
     def parameters(self) -> Iterator[nn.Parameter]:
-        """Return its weights."""
+        """Return the network's weights."""
 
 
 @dataclass(frozen=True)
 class HeadInputs:
-    """Decisions as a head sees them."""
+    """The head's inputs for some decisions."""
 
     read_BRD: Tensor
-    anchor_BH: Tensor  # in scaled target space: what the head's output is added to
+    anchor_BH: Tensor  # scaled target space; the head's output is added to it
 
 
 def encode(model: Encoder, windows: RawWindows, batch: int = BATCH) -> Iterator[HeadInputs]:
     """Encode windows, `batch` at a time."""
-    model.eval()  # dropout would spoil a cache of it
+    model.eval()  # dropout would spoil cached inputs
     device = next(model.parameters()).device
     for first in range(0, len(windows), batch):
-        # Copied: a memory map is read-only.
+        # The windows are copied: a memory map is read-only.
         x_BWF = torch.from_numpy(np.array(windows[first : first + batch])).to(device)
         with torch.no_grad():
             part = HeadInputs(model.encode(x_BWF), model.anchor(x_BWF))
@@ -92,14 +92,14 @@ def encode(model: Encoder, windows: RawWindows, batch: int = BATCH) -> Iterator[
 
 
 def latencies(model: HeadedNetwork, encoded: HeadInputs) -> Floats:
-    """Latencies in µs (B, H) by the head of `model`, of decisions that its own encoder has encoded."""
+    """Return latencies in µs (B, H) by the head of `model` for decisions that its own encoder encoded."""
     if len(model.quantiles) > 1:
         return quantiles(model, encoded)[..., model.quantiles.index(MEDIAN)]
     return _latencies(model, encoded).cpu().numpy()
 
 
 def quantiles(model: HeadedNetwork, encoded: HeadInputs) -> Floats:
-    """Quantiles in µs (B, H, L), ascending: outputs of neighbouring levels that cross change places.
+    """Return quantiles in µs (B, H, L) in ascending order: outputs of levels that cross are sorted.
 
     Sorting never harms their loss (Chernozhukov, Fernandez-Val and Galichon, Econometrica 78(3), 2010).
     """
@@ -107,7 +107,7 @@ def quantiles(model: HeadedNetwork, encoded: HeadInputs) -> Floats:
 
 
 def answers(model: HeadedNetwork, encoded: HeadInputs) -> Tensor:
-    """What the head gives (B, H) or (B, H, L) in scaled target space: levels as they are, unsorted."""
+    """Return the head's outputs (B, H) or (B, H, L) in scaled target space, with unsorted levels."""
     with torch.no_grad():
         return anchored(model.head(encoded.read_BRD), encoded.anchor_BH)
 
@@ -117,5 +117,5 @@ def _latencies(model: HeadedNetwork, encoded: HeadInputs) -> Tensor:
 
 
 def predict(model: Encoder, windows: RawWindows) -> Floats:
-    """Return the latencies in µs (B, H) of windows; at least one."""
+    """Return latencies in µs (B, H) of windows; there must be at least one."""
     return np.concatenate([latencies(model, part) for part in encode(model, windows)])

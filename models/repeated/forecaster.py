@@ -26,11 +26,11 @@ NAMES: Final = tuple(each.name for each in INPUTS)
 
 
 class RepeatedParams(Section):
-    """A baseline that repeats a latency that the sender knows."""
+    """Parameters of a baseline that repeats a latency known to the sender."""
 
     section: ClassVar = "repeated"
     input: Annotated[str, Field(json_schema_extra={"enum": list(LATENCIES)})]
-    """Latency that is repeated, an input of a query; `mean8_…` is smoothed as in RFC 6298."""
+    """Latency to repeat, an input of a query; `mean8_…` is smoothed as in RFC 6298."""
 
     @field_validator("input")
     @classmethod
@@ -41,18 +41,18 @@ class RepeatedParams(Section):
 
 
 class RepeatedLatency(Forecaster):
-    """The latency named; where there is none yet the sender's, or the training slices' median."""
+    """A forecaster that repeats the named latency; else the sender's, or the training slices' median."""
 
     Params = RepeatedParams
     seeded = False
 
     def __init__(self, params: RepeatedParams, median_us: float) -> None:
-        """Take the name, and what stands in where nothing is visible."""
+        """Take the name, and the latency in µs to use where nothing is visible."""
         self.params, self.median_us = params, median_us
 
     @classmethod
     def fit(cls, parts: Sequence[TracePart], params: RepeatedParams, seed: int, say: Say) -> Self:
-        """Find the median."""
+        """Compute the median of the training slices."""
         came_N = np.concatenate([part.latencies_us().ravel() for part in parts])
         if not np.isfinite(came_N).any():
             raise ValueError("no latency is known in the training slices")
@@ -67,11 +67,11 @@ class RepeatedLatency(Forecaster):
         return repeated(encoded, self.params.input, self.median_us).astype(np.float32)
 
     def multiply_adds(self) -> int:
-        """Return 0."""
+        """Return 0: there are no products."""
         return 0
 
     def write(self, folder: Path) -> dict[str, Any]:
-        """Write nothing but the median."""
+        """Write the median."""
         known = {"median_us": self.median_us, "params": self.params.model_dump()}
         return {**known, "schema_hash": event_schema_hash()}
 

@@ -1,4 +1,4 @@
-"""The report's plots as PNG files, each with protocol, visibility, seed and packets in its title."""
+"""Draw the report's plots as PNG files, each with protocol, visibility, seed and packets in its title."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def draw(
     rounds: Mapping[str, Sequence[Mapping[str, Any]]],
     changes: Sequence[SharpChange],
 ) -> dict[str, str]:
-    """Draw all plots into `folder`; gives file name → what it shows."""
+    """Draw all plots into `folder`; return each file's name and a description."""
     drawn = {
         "precision_recall.png": _precision_recall(tables["precision_recall"]),
         "error_by_horizon.png": _error_by_horizon(tables["error_by_horizon"]),
@@ -130,7 +130,8 @@ def _examples(changes: Sequence[SharpChange]) -> Figure:
         axes.set_visible(False)
     for i, (change, axes) in enumerate(zip(changes, places, strict=False)):
         for name, line in change.lines.items():
-            # Dots: packets of two queues alternate, and a line between them shows nothing but the zigzag.
+            # Dots are drawn, since packets of two queues alternate and a line between them shows only the
+            # zigzag.
             _line(axes, range(-AROUND, AROUND + 1), line, name, linestyle="none", marker="o", markersize=2.5)
         axes.set_title(f"{change.trace}: {'rise' if change.rise else 'drop'}", fontsize=9)
         if i == 0:

@@ -1,4 +1,4 @@
-"""The evaluation as one self-contained HTML page: verdict in words, tables, plots."""
+"""Render the evaluation as one self-contained HTML page: verdict in words, tables, plots."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from models.scoring.verdict import CHOICE, ERROR, LATE, HeadlineFigure, verdict,
 from models.sharp import Change
 
 TEMPLATE: Final = "report.html.j2"
-BEFORE: Final = {"sharp": "sender", "sharp_by_flow": "flow"}  # whose packet is the one before
+BEFORE: Final = {"sharp": "sender", "sharp_by_flow": "flow"}  # owner of the packet before
 SIGNS: Final = {"prediction_change": "p(x) − p(x−1)", "truth_change": "p(x) − t(x−1)"}
 
 
 def render(metrics: Mapping[str, Any], plots: Mapping[str, str], folder: Path, command: str) -> str:
-    """Render the page; `plots` names PNG files in `folder` and what each shows."""
+    """Render the page; `plots` has the PNG names in `folder` and a description of each."""
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=True,
@@ -44,7 +44,7 @@ def render(metrics: Mapping[str, Any], plots: Mapping[str, str], folder: Path, c
 
 
 def caption(metrics: Mapping[str, Any]) -> str:
-    """Say under which conditions every plot was made."""
+    """Describe the conditions of every plot."""
     about, n = metrics["about"], metrics["all"][METHODS[0]]["acked"]["n"]
     said = f"protocol {about['protocol']}, visibility {about['visibility']}, seed {about['seed']}"
     return f"{said}, n = {n:,} packets"
@@ -56,7 +56,7 @@ def _scopes(metrics: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
 
 
 def _headline(title: str, scores: Mapping[str, Any], about: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the late packets and absolute error, one row per method."""
+    """Return late packets and absolute error, one row per method."""
     rate = f"recall at {about['false_alarm_rate']:.0%} false alarms"
     columns = (
         LATE._replace(words="AP late"),
@@ -82,7 +82,7 @@ def _headline(title: str, scores: Mapping[str, Any], about: Mapping[str, Any]) -
 
 
 def _bounds(choice: Mapping[str, Any]) -> str:
-    """Say what who always stays loses, and who always moves; an oracle loses nothing."""
+    """Return the regrets of always staying and of always moving; an oracle's is 0."""
     if not choice["n"]:
         return ""
     bounds = f"never moving {choice['never_ms']:.2f} ms, always {choice['always_ms']:.2f} ms, an oracle 0"
@@ -96,7 +96,7 @@ def _figure(scores: Mapping[str, Any], column: HeadlineFigure) -> tuple[float | 
 
 
 def _sharp(title: str, scores: Mapping[str, Any], about: Mapping[str, Any]) -> dict[str, Any]:
-    """F1 of sharp changes in both variants: from the sender's packet before, and from the flow's."""
+    """Return F1 of sharp changes in both variants: from the sender's packet before, and from the flow's."""
     methods = (*METHODS, SEND_GAP)
     wanted = [(name, variant, "all") for name in SHARP for variant in VARIANTS]
     wanted += [("sharp", variant, part) for part in ("rises", "drops") for variant in VARIANTS]

@@ -1,7 +1,7 @@
-"""Tunes a head: the two last linear layers, on outputs of the frozen encoder that were computed once.
+"""Tune a head, the two last linear layers, on outputs of the frozen encoder that were computed once.
 
-In eval mode the encoder gives a decision the same output in every epoch, so computing it once and training on
-the cached outputs gives what training through the encoder would, an order of magnitude sooner.
+In eval mode the encoder's output for a decision is the same in every epoch, so training on cached outputs
+equals training through the encoder, an order of magnitude sooner.
 
 Shapes: N decisions, H horizon (8 packets).
 """
@@ -28,21 +28,21 @@ ADAM_EPSILON = 1e-9
 
 
 class FinetuneParams(Section):
-    """How the head is fine-tuned before each test slice, and in live rounds."""
+    """Parameters of fine-tuning the head before each test slice, and in live rounds."""
 
     section: ClassVar = "finetune"
     seed: Annotated[int, Field(ge=0)]
     """Seed of the order of the decisions."""
     workers: Count
-    """Ray Train workers, one core each; they share the traces."""
+    """Number of Ray Train workers, one core each; they share the traces."""
     epochs: Count
-    """Passes over the slice."""
+    """Number of passes over the slice."""
     batch_size: Count
-    """Decisions of a step."""
+    """Number of decisions in a step."""
     learning_rate: Above0
     """Learning rate of Adam."""
     sharp_weight: Above0
-    """Alpha of the loss: the weight of sharp changes."""
+    """Weight of sharp changes in the loss (alpha)."""
 
 
 M = TypeVar("M", bound=HeadedNetwork)
@@ -50,9 +50,9 @@ M = TypeVar("M", bound=HeadedNetwork)
 
 @dataclass(frozen=True)
 class TuningReport:
-    """How the training of a head went."""
+    """The record of a head's training."""
 
-    loss: tuple[float, ...]  # before the first epoch, then of each epoch
+    loss: tuple[float, ...]  # loss before the first epoch, then of each epoch
     decisions: int
     seconds: float
 
@@ -60,16 +60,16 @@ class TuningReport:
 def train_head(
     model: M, encoded: HeadInputs, came_BH: NDArray[np.float32], change: Change, how: FinetuneParams
 ) -> tuple[M, TuningReport | None]:
-    """Return a copy whose head is trained; the model itself, and None, where no latency is known.
+    """Return a copy with a trained head; the model itself, and None, if no latency is known.
 
     The encoder of the copy is the model's, bit for bit.
 
     Args:
-        model: a network whose own encoder has encoded.
+        model: network whose encoder encoded the decisions.
         encoded: decisions in time order.
         came_BH: latencies in µs; NaN where unknown.
-        change: how large a change of latency the loss weights.
-        how: epochs, batches, rate.
+        change: least change of latency that the loss weights.
+        how: epochs, batch size and rate.
 
     Raises:
         ValueError: the loss is no longer finite.
@@ -86,10 +86,10 @@ def train_head_on(
     sharp_NH: NDArray[np.bool_],
     how: FinetuneParams,
 ) -> tuple[M, TuningReport]:
-    """Train a copy's head as `train_head` does, where the caller knows which changes are sharp."""
+    """Train a copy's head as `train_head` does, given which changes are sharp."""
     started = time.monotonic()
     tuned = copy.deepcopy(model)
-    # The head is to give what the anchor lacks; (head + anchor) - target is head - (target - anchor).
+    # The head gives the anchor's correction; (head + anchor) - target is head - (target - anchor).
     missing_NH = torch.from_numpy(model.target.apply(y_us_NH)) - encoded.anchor_BH
     weight_NH = torch.from_numpy(example_weights(y_us_NH, sharp_NH, how.sharp_weight))
     optimizer = torch.optim.Adam(

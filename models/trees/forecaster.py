@@ -25,8 +25,8 @@ from models.training.head import FinetuneParams
 from models.trees.boosting import BoostedTrees, Growth
 
 FILE: Final = "trees.ubj"
-# The age of a flow and the codes of flow and receiver let trees learn the time and the flow of an episode by
-# heart (networks have them).
+# The age of a flow and the codes of flow and receiver let trees memorise the time and the flow of an episode
+# (networks have them).
 BY_HEART: Final = (
     "flow_age_us",
     *(f"flow_code_{bit}" for bit in range(4)),
@@ -41,27 +41,27 @@ SEARCH: Final[Space] = {
 
 
 class BoostingParams(Section):
-    """How many trees there are, and how they grow."""
+    """Number of trees, and the parameters of growing them."""
 
     seed: Annotated[int, Field(ge=0)] = 1
     """Seed of the rows that each tree sees. `swiftqueue forecasts` and `tune` count their own."""
     rounds: Count
     """Number of trees; a tenth as many are added in each fine-tuning round."""
     depth: Annotated[int, Field(ge=1, le=16)] = Growth.depth
-    """Most levels of a tree."""
+    """Largest number of levels in a tree."""
     learning_rate: Annotated[float, Field(gt=0, le=1)] = Growth.learning_rate
-    """Share of each tree's answer that counts."""
+    """Factor applied to each tree's output."""
     leaf_share: Annotated[float, Field(ge=0, le=0.5)] = Growth.leaf_share
-    """Least share of the rows in a leaf."""
+    """Least share of the rows (0 to 0.5) in a leaf."""
 
     @property
     def growth(self) -> Growth:
-        """Return how they grow."""
+        """Return the parameters of growing the trees."""
         return Growth(self.depth, self.learning_rate, self.leaf_share)
 
 
 class TreesParams(BoostingParams):
-    """Boosted trees on a query's inputs."""
+    """Parameters of boosted trees on a query's inputs."""
 
     section: ClassVar = "trees"
     left_out: LeftOut = Field(default=list(BY_HEART))
@@ -80,7 +80,7 @@ class Trees(Forecaster):
 
     @classmethod
     def fit(cls, parts: Sequence[TracePart], params: TreesParams, seed: int, say: Say) -> Self:
-        """Boost on the whole slices: nothing is chosen on held-out time."""
+        """Fit on whole slices: nothing is chosen on held-out time."""
         x_NP = np.concatenate([_rows(part, params) for part in parts])
         y_N = np.concatenate([part.latencies_us().ravel() for part in parts]).astype(np.float64)
         trees = BoostedTrees.fit(x_NP, y_N, rounds=params.rounds, seed=seed, growth=params.growth)
@@ -100,7 +100,7 @@ class Trees(Forecaster):
         return type(self)(self.trees.continued(encoded, y_N), self.params)
 
     def multiply_adds(self) -> int:
-        """Return 0: trees compare."""
+        """Return 0: trees only compare."""
         return 0
 
     def write(self, folder: Path) -> dict[str, Any]:

@@ -41,34 +41,34 @@ from models.window.windows import (
 )
 
 FIT_WINDOWS: Final = 4096  # evenly spaced windows for fitting the scaling; more would not change the result
-FEED_FORWARD: Final = 4  # times the width (Vaswani et al. 2017, table 3; the paper's 256 for 64)
-TOKENS: Final = (64, 256)  # least and most of a window that is sized from the traces
+FEED_FORWARD: Final = 4  # multiple of the width (Vaswani et al. 2017, table 3; the paper's 256 for 64)
+TOKENS: Final = (64, 256)  # least and most tokens of a window that is sized from the traces
 
 
 class WindowParams(TrainingParams):
-    """Form and sizes of the Transformer, how it is trained, and how its head is tuned."""
+    """Form and sizes of the Transformer, and the parameters of its training and tuning."""
 
     section: ClassVar = "window"
     tokens: Annotated[int, Field(ge=16, le=4096, multiple_of=8)] | None = None
-    """Packets of a window; without it, as many as the training slices' bandwidth-delay product asks for."""
+    """Number of packets in a window; null: 1.5 bandwidth-delay products of the training slices."""
     inputs: list[str]
     """Inputs of a token, by name (models/window/windows.py); an empty list means all."""
     more_inputs: Annotated[list[str], Field(default_factory=list)]
-    """Inputs of the event log that a token has besides, by name (docs/EVENTS.md), as of its sending."""
+    """Further inputs of a token from the event log, by name (docs/EVENTS.md), as of its sending."""
     layers: Annotated[int, Field(ge=1, le=16)]
     """Number of encoder layers."""
     width: Annotated[int, Field(ge=1, le=1024)]
     """Width of each token in the network; the feed-forward layers are four times as wide."""
     heads: Annotated[int, Field(ge=1, le=64)]
-    """Number of attention heads; they divide the width."""
+    """Number of attention heads, which must divide the width."""
     target: TargetTransform
-    """What the loss compares: the latency, or its logarithm."""
+    """Quantity that the loss compares: the latency, or its logarithm."""
     readout: Readout
-    """Which tokens the latencies are read from: each candidate's own, or the last one (the paper's)."""
+    """Tokens from which the latencies are read: each candidate's own, or the last one (the paper's)."""
     anchor: str | None
-    """A visible latency that the network corrects, by the input's name; null is the paper's form."""
+    """Name of a visible latency that the network corrects; null: none, as in the paper."""
     head_dropout: Annotated[float, Field(ge=0, lt=1)]
-    """Probability of dropout between the head's two layers in training; the paper has 0.2."""
+    """Probability of dropout between the head's two layers in training; the paper's is 0.2."""
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
@@ -80,7 +80,7 @@ class WindowParams(TrainingParams):
 
     @property
     def names(self) -> list[str]:
-        """Return a token's inputs."""
+        """Return the names of a token's inputs."""
         return input_names(self.inputs, self.more_inputs)
 
     def sizes(self) -> Architecture:
@@ -97,7 +97,7 @@ class WindowParams(TrainingParams):
 
 
 class WindowForecaster(Forecaster):
-    """The Transformer over windows."""
+    """A forecaster with the Transformer over windows."""
 
     Params = WindowParams
     search: ClassVar = {
@@ -132,7 +132,7 @@ class WindowForecaster(Forecaster):
         return cls(model, params, tokens)
 
     def encode(self, part: TracePart, queue: int = AS_SENT) -> HeadInputs:
-        """Return what the head reads of a part's decisions."""
+        """Return the head's inputs for a part's decisions."""
         return encoded(self.model, self.windows(part, queue))
 
     def answer(self, encoded: HeadInputs) -> Floats:
@@ -140,7 +140,7 @@ class WindowForecaster(Forecaster):
         return latencies(self.model, encoded)
 
     def tuned_on(self, encoded: HeadInputs, came_BH: Floats, change: Change, how: FinetuneParams) -> Self:
-        """Train the head alone, with the alpha of the whole training."""
+        """Train only the head, with the alpha of the whole training."""
         alpha = how.model_copy(update={"sharp_weight": self.params.sharp_weight})
         model, tuning = train_head(self.model, encoded, came_BH, change, alpha)
         if tuning is None:
@@ -154,20 +154,20 @@ class WindowForecaster(Forecaster):
         return windows_of(part, self.tokens, self.params.names, queue)
 
     def multiply_adds(self) -> int:
-        """Count those of a batch that PyTorch executes: a window for each queue."""
+        """Return the multiply-adds of a batch that PyTorch executes: a window for each queue."""
         with quiet("torch.utils.flop_counter"):
             from torch.utils.flop_counter import FlopCounterMode
 
-        # An LSTM is plain products in double precision, attention by MATH.
+        # PyTorch counts an LSTM as plain products only in double precision, and attention only as MATH.
         model = copy.deepcopy(self.model).double()
         x_BWF = torch.zeros(2, self.tokens, len(model.features), dtype=torch.double)
         with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
             model(x_BWF)
-        last = len(x_BWF) * model.sizes.horizon * model.sizes.width  # of the head: no matrix product
+        last = len(x_BWF) * model.sizes.horizon * model.sizes.width  # the head's last step is no matrix product
         return int(counter.get_total_flops() // 2 + last)
 
     def write(self, folder: Path) -> dict[str, Any]:
-        """Write the weights, without any file that can run code."""
+        """Write the weights; no file can run code."""
         state = {name: value.detach().contiguous() for name, value in self.model.state_dict().items()}
         check_finite(state, str(folder))
         save_file(state, folder / WEIGHTS_FILE)
@@ -191,7 +191,7 @@ class WindowForecaster(Forecaster):
 
 
 class BiLstmParams(WindowParams):
-    """Sizes of the BiLSTM, how it is trained, and how its head is tuned."""
+    """Sizes of the BiLSTM, and the parameters of its training and tuning."""
 
     section: ClassVar = "bilstm"
 
@@ -203,7 +203,7 @@ class BiLstmParams(WindowParams):
 
 
 class BiLstmForecaster(WindowForecaster):
-    """The BiLSTM over windows."""
+    """A forecaster with the BiLSTM over windows."""
 
     Params = BiLstmParams
     Network = BiLstm
@@ -217,5 +217,5 @@ FORECASTERS: Final = {
 
 
 def _made_for(params: WindowParams) -> str:
-    """Return the hash of what defines a token's inputs: windows, and events where it has inputs of theirs."""
+    """Return the hash of the definition of a token's inputs: windows', and events' if it has them."""
     return schema_hash(with_events=bool(params.more_inputs))
