@@ -63,7 +63,7 @@ def attend(query_RD: Tensor, key_ED: Tensor, value_ED: Tensor, sink: Tensor, run
     """Return each row's weighted mean of the values that it sees (R, D).
 
     The weights are the softmax of the row's query times the keys.
-    
+
         Args:
             query_RD: queries, on the CPU and of 32 bits like all tensors.
             key_ED: keys that rows may see.

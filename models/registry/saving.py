@@ -14,9 +14,7 @@ from models.registry.decision import CONTENT_TAG, FILES_TAG
 from models.registry.lineage import content_hash
 
 ARTIFACT_FILES: Final = ("model.safetensors", "model.json", "model.onnx")
-INPUTS_FILE: Final = (
-    "inputs.npy"  # a sample (N, F) of the inputs that the encoder was trained on
-)
+INPUTS_FILE: Final = "inputs.npy"  # a sample (N, F) of the inputs that the encoder was trained on
 
 
 def save_model(artifact: Path, folder: Path, model: Any, run_id: str, tags: Mapping[str, str]) -> str:

@@ -108,9 +108,7 @@ def clear_errors(what: str) -> Iterator[None]:
         yield
     except RegistryError:
         raise
-    except (
-        Exception
-    ) as error:  # MLflow's own errors, and its client's for a malformed answer
+    except Exception as error:  # MLflow's own errors, and its client's for a malformed answer
         raise RegistryError(
             f"{what} failed at the registry {redacted(tracking_uri())}: {_line(error)}"
         ) from error

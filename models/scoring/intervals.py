@@ -40,7 +40,7 @@ class Estimate:
         """Return the probability of such a mean, or one farther away, if the truth were `limit`.
 
         The test is Student's, one-sided.
-        
+
                 Args:
                     limit: the tested value.
                     below: whether the mean should be below the limit, else above.

@@ -200,7 +200,7 @@ def _following(place: str, hear: Callable[[dict[str, Any]], None]) -> Iterator[N
                     known.add(path)
 
     def read(path: str) -> dict[str, Any] | None:
-        with files.open_input_stream(path) as file, contextlib.suppress(ValueError):  # skips a file that is half written
+        with files.open_input_stream(path) as file, contextlib.suppress(ValueError):  # half written
             record: dict[str, Any] = json.loads(file.read())
             return record
         return None

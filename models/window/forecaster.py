@@ -163,7 +163,7 @@ class WindowForecaster(Forecaster):
         x_BWF = torch.zeros(2, self.tokens, len(model.features), dtype=torch.double)
         with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
             model(x_BWF)
-        last = len(x_BWF) * model.sizes.horizon * model.sizes.width  # the head's last step is no matrix product
+        last = len(x_BWF) * model.sizes.horizon * model.sizes.width  # the head's last sums
         return int(counter.get_total_flops() // 2 + last)
 
     def write(self, folder: Path) -> dict[str, Any]:
