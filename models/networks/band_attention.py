@@ -64,12 +64,12 @@ def attend(query_RD: Tensor, key_ED: Tensor, value_ED: Tensor, sink: Tensor, run
 
     The weights are the softmax of the row's query times the keys.
 
-        Args:
-            query_RD: queries, on the CPU and of 32 bits like all tensors.
-            key_ED: keys that rows may see.
-            value_ED: values of these keys.
-            sink: key and value of the sink (2, D).
-            runs: the keys that each row sees.
+    Args:
+        query_RD: queries, on the CPU and of 32 bits like all tensors.
+        key_ED: keys that rows may see.
+        value_ED: values of these keys.
+        sink: key and value of the sink (2, D).
+        runs: the keys that each row sees.
 
     Raises:
         ValueError: a run lies outside these keys.

@@ -41,9 +41,9 @@ class Estimate:
 
         The test is Student's, one-sided.
 
-                Args:
-                    limit: the tested value.
-                    below: whether the mean should be below the limit, else above.
+        Args:
+            limit: the tested value.
+            below: whether the mean should be below the limit, else above.
         """
         from scipy.special import stdtr  # type: ignore[import-untyped]
 

@@ -23,7 +23,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import swiftqueue
 from feature_store.events.event_stream import AS_SENT, INPUTS, replay_events
-from feature_store.events.event_stream import EventStreamForecaster as LiveEvents
+from feature_store.events.event_stream import EventStream as LiveEvents
 from feature_store.packets.schema import HORIZON
 from feature_store.packets.truth import Waits
 from models.event_stream.forecaster import EventStreamForecaster

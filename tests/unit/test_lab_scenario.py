@@ -30,15 +30,14 @@ from laboratory.report.judging import FEWEST_PACKETS
 from laboratory.runs import execution, programs
 from laboratory.runs.resolve import (
     Cell,
-    ModelControl,
+    Model,
     cells,
     control_of,
     finetuning_content,
     identity,
     resolve,
 )
-from laboratory.scenarios.controls import CONTROLS
-from laboratory.scenarios.controls import ModelControl as ModelSettings
+from laboratory.scenarios.controls import CONTROLS, ModelControl
 from laboratory.scenarios.files import FOLDER, environment_at, files_of, full, load, names, path_of
 from laboratory.scenarios.replay import distribution
 from laboratory.scenarios.traffic import Group, Messages
@@ -144,7 +143,7 @@ def test_tuning_the_head_has_no_tuning_beside_it() -> None:
     runs: dict[tuple[str, str], dict[str, Any]] = {}
     for cell in cells(name, scenario):
         environment = environment_at(scenario, cell.point, name)
-        control = control_of(environment, cell.control, model=ModelControl(Path("a"), "c0ffee"), share=0)
+        control = control_of(environment, cell.control, model=Model(Path("a"), "c0ffee"), share=0)
         runs[cell.point, cell.control] = resolve(scenario, cell, control, [])
     assert runs["never", "default"] == runs["at 100 s", "default"]  # one run for both
     assert runs["never", "model"] == runs["at 100 s", "model"] | {"finetune": None}
@@ -263,7 +262,7 @@ def test_a_placebo_decides_at_other_times_or_is_refused(tmp_path: Path) -> None:
     scenario = load(path_of("figure8"))
     request = Request(["figure8"], controls=["default", "model", "placebo"])
     environment, cell = scenario.environment, Cell("figure8", "", None, "rfc9332", "model", 1)
-    control = control_of(environment, "model", model=ModelControl(Path(), ""), share=0)
+    control = control_of(environment, "model", model=Model(Path(), ""), share=0)
     run = resolve(adjusted(scenario, request), cell, control, [])
     assert run["outputs"] == ["decisions"], "the placebo repeats them, scored or not"
     assert resolve(scenario, cell, control, [])["outputs"] == []
@@ -345,11 +344,11 @@ def test_a_name_means_one_file(tmp_path: Path) -> None:
     assert list(files_of(["figure8", str(path_of("figure8")), mine[0]])) == ["figure8", "mine"]
 
 
-def model_of(folder: Path, origin: object) -> ModelControl:
+def model_of(folder: Path, origin: object) -> Model:
     """A model as `_model` finds it, but for its weights."""
     if origin is not None:
         (folder / "origin.json").write_text(json.dumps(origin))
-    return ModelControl(folder, "c0ffee", said_acks(folder / "origin.json"))
+    return Model(folder, "c0ffee", said_acks(folder / "origin.json"))
 
 
 @pytest.mark.parametrize(
@@ -384,11 +383,9 @@ def test_a_model_of_other_acks_is_refused(tmp_path: Path) -> None:
 
 def test_who_acts_on_a_probability_needs_a_model_of_quantiles(tmp_path: Path) -> None:
     scenario = load(path_of("rules-figure8"))
-    models = {
-        f"{point}/rfc9332": ModelControl(tmp_path, "a", levels="-" in point) for point in scenario.axis.points
-    }
+    models = {f"{point}/rfc9332": Model(tmp_path, "a", levels="-" in point) for point in scenario.axis.points}
     check_rules(models, {"rules-figure8": scenario})
-    one = {"rfc9332": ModelControl(tmp_path, "b")}
+    one = {"rfc9332": Model(tmp_path, "b")}
     check_rules(one, {"figure8": load(path_of("figure8"))})
     with pytest.raises(
         ValueError, match=r"gives one latency, and rules-figure8, .*-0\.\d acts on a"
@@ -397,7 +394,7 @@ def test_who_acts_on_a_probability_needs_a_model_of_quantiles(tmp_path: Path) ->
     assert "\n" not in str(error.value)
     by_point = {
         cell.point: control_of(
-            environment_at(scenario, cell.point, ""), "model", model=ModelControl(tmp_path, ""), share=0
+            environment_at(scenario, cell.point, ""), "model", model=Model(tmp_path, ""), share=0
         )
         for cell in cells("rules-figure8", scenario)
     }
@@ -688,7 +685,7 @@ def run_of(
     scenario = load(path_of(name)).model_copy(update={"seconds": seconds})
     point = next(iter(scenario.axis.points)) if scenario.axis else ""
     cell = Cell(name, point, None, profile, control, seed)
-    model = ModelControl(Path("/models/a"), "c0ffee")
+    model = Model(Path("/models/a"), "c0ffee")
     chosen = control_of(environment_at(scenario, point, name), control, model=model, share=0.25)
     return resolve(scenario, cell, chosen, [])
 
@@ -876,7 +873,7 @@ def test_the_guard_is_judged_as_the_agent_ships_it() -> None:
     first = {"guard": "on", "max_moved_share": ships.max_moved_share}
     unwatched = first | {"guard_packets": PAIR_PACKETS}
     shipped = unwatched | {"guard_growth": MOST_GROWTH, "guard_advantage": MOST_ADVANTAGE}
-    off = control_of(load(path_of("figure8")).environment, "model", model=ModelControl(Path(), ""), share=0)
+    off = control_of(load(path_of("figure8")).environment, "model", model=Model(Path(), ""), share=0)
     assert not set(shipped) & set(off)
     for prefix, more, response in (
         ("guard-*", first, "scalable"),
@@ -889,7 +886,7 @@ def test_the_guard_is_judged_as_the_agent_ships_it() -> None:
             scenario = load(path_of(name))
             points = ["", *(scenario.axis.points if scenario.axis else ())]
             environment = environment_at(scenario, points[-1], name)
-            on = control_of(environment, "model", model=ModelControl(Path(), ""), share=0)
+            on = control_of(environment, "model", model=Model(Path(), ""), share=0)
             assert {key: value for key, value in on.items() if key not in off} == more
             assert environment.controls.moved_response == response
             assert (on["max_moved_unacked"], on["margin_us"], on["margin_share"]) == (
@@ -967,7 +964,7 @@ def test_a_key_that_changes_nothing_is_refused(key: str, value: object, line: st
     (tmp_path / "base.yaml").write_text(yaml.safe_dump(base))
     load(written(tmp_path, {"extends": "base", "axis": None}))
     *path, name = key.split(".")
-    default = (ModelSettings if "model" in path else Group).model_fields[name].default
+    default = (ModelControl if "model" in path else Group).model_fields[name].default
     both = {"default": {"set": {key: default}}, "off": {"set": {key: value}}}
     at_off = {"label": "guard", "points": both}
     with pytest.raises(ValueError, match=rf"^mine\.yaml: environment\.{key}: {line}$"):
