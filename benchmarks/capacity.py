@@ -1,4 +1,4 @@
-"""What 10, 1,000 and 1,000,000 senders need, from measured costs: cores by part, disk, heads.
+"""Compute what 10, 1,000 and 1,000,000 senders need, from measured costs: cores by part, disk, heads.
 
 Measured here: the compaction of a second's telemetry, the choice of whose turn it is, and bytes on the disk,
 with up to LOADED senders in one store. The other costs are those that are published
@@ -21,21 +21,21 @@ from benchmarks.rows import Row
 from common.settings import Settings, variable
 
 SENDERS: Final = (10, 1_000, 1_000_000)
-LOADED: Final = (10, 30, 100)  # senders in a store of this machine
+LOADED: Final = (10, 30, 100)  # numbers of senders in one store of this machine
 BATCHES_S: Final = 145  # decisions of 8 packets: 17,669 windows in 12 slices of 10 s (docs/results/gate.md)
-EVENTS_S: Final = 2 * 8 * BATCHES_S  # a SEND and an ACK of each packet
-POSTS_S: Final = 4  # the forwarder's: a batch each 0.25 s
-POST_CORE_S: Final = 0.009  # of Ray Serve, whatever is in it up to 60 kB (docs/results/ingest.md)
-KEPT_S: Final = 7_200  # of telemetry, SWIFTQUEUE_INGEST_* as they are
-EVERY_S: Final = 300  # a round
-PASSES: Final = 3  # of a compaction; the first makes the folders and is not counted
-BEHIND_S: Final = 10  # of telemetry that a late compaction finds
+EVENTS_S: Final = 2 * 8 * BATCHES_S  # one SEND and one ACK for each packet
+POSTS_S: Final = 4  # the forwarder posts a batch each 0.25 s
+POST_CORE_S: Final = 0.009  # one request to Ray Serve with any body up to 60 kB (docs/results/ingest.md)
+KEPT_S: Final = 7_200  # seconds of telemetry kept with the default SWIFTQUEUE_INGEST_* settings
+EVERY_S: Final = 300  # seconds from one round to the next
+PASSES: Final = 3  # compactions per store; the first makes the folders and is not counted
+BEHIND_S: Final = 10  # seconds of telemetry that a late compaction finds
 MACHINE_CORES: Final = 2
 
 
 @dataclass(frozen=True)
-class Store:
-    """What a store of so many senders costs a second."""
+class StoreCost:
+    """The costs of a store of `senders` senders, per second."""
 
     senders: int
     compaction_core_s: float
@@ -53,7 +53,7 @@ def measure(rounds: int) -> list[Row]:
     for senders in LOADED:
         tried = [_load(senders) for _ in range(rounds)]
         stores.append(
-            Store(
+            StoreCost(
                 senders,
                 statistics.median(one.compaction_core_s for one in tried),
                 statistics.median(one.turn_core_s for one in tried),
@@ -64,8 +64,8 @@ def measure(rounds: int) -> list[Row]:
     return [*_measured(stores, behind_s, rounds), *_computed(stores, behind_s, rounds)]
 
 
-def _load(senders: int, pass_s: int = 1) -> Store:
-    """A store of so many senders, compacted each `pass_s` seconds of their time."""
+def _load(senders: int, pass_s: int = 1) -> StoreCost:
+    """Return the costs of a store of `senders` senders, compacted each `pass_s` seconds of their time."""
     from feature_store.telemetry.compact import Compactor
     from feature_store.telemetry.log import SegmentWriter
     from feature_store.telemetry.recent import next_sender
@@ -88,13 +88,13 @@ def _load(senders: int, pass_s: int = 1) -> Store:
         next_sender(root, {}, [])
         turn_s = time.process_time() - begin_s
         stored = sum(file.stat().st_size for file in root.rglob("*.parquet"))
-        return Store(
+        return StoreCost(
             senders, statistics.mean(spent_s[1:]), turn_s, stored / (senders * EVENTS_S * PASSES * pass_s)
         )
 
 
 def _second_by_second(number: int) -> Iterator[list[bytes]]:
-    """A sender's batches, those of a second at once."""
+    """Yield a sender's batches; those of one second come together."""
     import numpy as np
 
     from feature_store.telemetry.events import BatchKey, encode, event_batch
@@ -125,7 +125,7 @@ def _second_by_second(number: int) -> Iterator[list[bytes]]:
         yield bodies
 
 
-def _measured(stores: list[Store], behind_s: float, rounds: int) -> Iterator[Row]:
+def _measured(stores: list[StoreCost], behind_s: float, rounds: int) -> Iterator[Row]:
     for one in stores:
         name = f"compaction of a second's telemetry of {one.senders:,} senders"
         yield _row(name, one.compaction_core_s, 1.0, "the one process that it has", "s", rounds)
@@ -136,7 +136,7 @@ def _measured(stores: list[Store], behind_s: float, rounds: int) -> Iterator[Row
     yield _row(turn, largest.turn_core_s, EVERY_S, "a round's five minutes", "s", rounds)
 
 
-def _computed(stores: list[Store], behind_s: float, rounds: int) -> Iterator[Row]:
+def _computed(stores: list[StoreCost], behind_s: float, rounds: int) -> Iterator[Row]:
     costs = published.load(published.FILE)
     through_triton = _found(costs, "linerate", "packets decided in a second, local").reference
     triton = MACHINE_CORES * 8 * BATCHES_S / through_triton
@@ -161,7 +161,7 @@ def _computed(stores: list[Store], behind_s: float, rounds: int) -> Iterator[Row
 
 
 def _round_s(costs: dict[str, published.Published]) -> float:
-    """Seconds of a round on a minute of such a sender: encoding and training grow with its packets."""
+    """Return the seconds of a round on a minute of such a sender; encoding and training grow with packets."""
     share = 60 * 8 * BATCHES_S / 620_000
     total = _found(costs, "live", "trigger to the first answer").ours
     grows = _found(costs, "live", "step encode").ours + _found(costs, "live", "step train").ours

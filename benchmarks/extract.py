@@ -1,4 +1,4 @@
-"""How fast a capture becomes a packet table, beside scapy's rdpcap; and in how much memory.
+"""Measure how fast a capture becomes a packet table, beside scapy's rdpcap, and in how much memory.
 
 The memory of a long capture: `swiftqueue bench extract --gigabytes 5`.
 """
@@ -18,7 +18,7 @@ from benchmarks.rows import Row, interleaved_medians
 from benchmarks.synthetic_capture import SNAP_BYTES, write_capture
 
 PACKETS: Final = 6_000_000
-SLICE_PACKETS: Final = 12_000  # of the same capture, for scapy: about 3 s
+SLICE_PACKETS: Final = 12_000  # packets of the same capture for scapy: about 3 s
 CAP_MIB: Final = 1024
 EXTRACT: Final = "import sys; from swiftqueue.cli.app import app; app(sys.argv[1:])"
 ONE_THREAD: Final = {"POLARS_MAX_THREADS": "1", "OMP_NUM_THREADS": "1"}
@@ -27,7 +27,7 @@ ONE_THREAD: Final = {"POLARS_MAX_THREADS": "1", "OMP_NUM_THREADS": "1"}
 def measure(rounds: int, gigabytes: float | None = None) -> list[Row]:
     """Return packets per second of `swiftqueue extract`, the whole command on one core, and of rdpcap.
 
-    With `gigabytes` its memory over one capture of that size, whatever `rounds` says.
+    With `gigabytes`, return its memory over one capture of that size instead; `rounds` has no effect.
     """
     if gigabytes is not None:
         packets, seconds, peak = extract_in_capped_memory(gigabytes, CAP_MIB)
@@ -102,7 +102,7 @@ def extract_in_capped_memory(gigabytes: float, cap_mib: int) -> tuple[int, float
     """
     with tempfile.TemporaryDirectory() as folder:
         capture = Path(folder) / "long.pcap"
-        packets = write_capture(capture, int(gigabytes * 1e9 / 102))  # bytes per packet, record headers too
+        packets = write_capture(capture, int(gigabytes * 1e9 / 102))  # bytes per packet with its headers
         started = time.perf_counter()
         child = subprocess.Popen(
             [sys.executable, "-c", EXTRACT, "extract", str(capture), "-o", str(Path(folder) / "tables")],
@@ -124,7 +124,7 @@ def extract_in_capped_memory(gigabytes: float, cap_mib: int) -> tuple[int, float
 
 
 def _peak_resident_bytes(process: int) -> int:
-    """Return the most memory a process has had resident (0 once it has ended)."""
+    """Return the peak resident memory of a process in bytes; 0 once it has ended."""
     try:
         status = Path(f"/proc/{process}/status").read_text()
     except ProcessLookupError:

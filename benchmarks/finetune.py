@@ -1,4 +1,4 @@
-"""Fine-tuning the head on one minute of 100 Mbit/s: encoder outputs computed once, or in every epoch.
+"""Fine-tune the head on one minute of 100 Mbit/s, with encoder outputs computed once or in every epoch.
 
 Beside it a live round's encoding of packets as `pipelines/live` does it, on all cores: by the engine, and by
 PyTorch, which takes its place where the engine does not compute a network.
@@ -29,22 +29,22 @@ if TYPE_CHECKING:
 
     from models.event_stream.network import EventPredictor
     from models.forecasters.forecaster import Forecaster
-    from models.forecasters.traces import Part
+    from models.forecasters.traces import TracePart
     from models.training.head import FinetuneParams
 
 PACKETS: Final = 500_000  # 100 Mbit/s · 60 s / (8 bit/byte · 1500 bytes/packet)
 DECISIONS: Final = PACKETS // HORIZON
 EPOCHS: Final = 10
 BATCH: Final = 512
-REFERENCE_BATCHES: Final = 8  # measured of an epoch's 123; equal batches cost the same each
+REFERENCE_BATCHES: Final = 8  # batches measured of an epoch's 123; equal batches cost the same
 ENCODED: Final = 100_000  # packets that a round encodes here; time grows with their number
-SPACING_NS: Final = 120_000  # of packets of 1500 bytes at 100 Mbit/s
+SPACING_NS: Final = 120_000  # gap between packets of 1500 bytes at 100 Mbit/s
 FLOWS: Final = 8
 RECEIVERS: Final = 3
 
 
 def measure(rounds: int) -> list[Row]:
-    """Seconds for 10 epochs and for a round's encoding, beside their references, `rounds` times in turn."""
+    """Return the seconds of 10 epochs and of a round's encoding beside their references, in turn."""
     import torch
 
     threads = torch.get_num_threads()
@@ -57,13 +57,13 @@ def measure(rounds: int) -> list[Row]:
 
 def _row(rounds: int) -> Row:
     from benchmarks.inference_references import event_stream
-    from models.event_stream.forecaster import EventStream
-    from models.forecasters.traces import Part
+    from models.event_stream.forecaster import EventStreamForecaster
+    from models.forecasters.traces import TracePart
     from models.training.head import FinetuneParams
     from models.training.protocol import Slice
 
-    forecaster = EventStream(event_stream())
-    part = Part("minute", _packets(PACKETS), Slice(0, DECISIONS))
+    forecaster = EventStreamForecaster(event_stream())
+    part = TracePart("minute", _packets(PACKETS), Slice(0, DECISIONS))
     params = FinetuneParams(
         seed=1, workers=1, epochs=EPOCHS, batch_size=BATCH, learning_rate=1e-3, sharp_weight=10
     )
@@ -93,8 +93,8 @@ def _row(rounds: int) -> Row:
 
 def _encoding_row(rounds: int) -> Row:
     from benchmarks.inference_references import save
-    from models.event_stream.forecaster import EventStream
-    from models.forecasters.traces import Part
+    from models.event_stream.forecaster import EventStreamForecaster
+    from models.forecasters.traces import TracePart
     from models.networks import artifact
     from models.training.protocol import Slice
     from pipelines.live.encoding import load
@@ -102,8 +102,8 @@ def _encoding_row(rounds: int) -> Row:
     packets = _packets(ENCODED)
     with tempfile.TemporaryDirectory() as root:
         folder = save(Path(root) / "event-stream")
-        part = Part("encoded", packets, Slice(0, ENCODED // HORIZON))
-        by_engine, by_pytorch = load(artifact.read_files(folder)), EventStream.read(folder, {})
+        part = TracePart("encoded", packets, Slice(0, ENCODED // HORIZON))
+        by_engine, by_pytorch = load(artifact.read_files(folder)), EventStreamForecaster.read(folder, {})
 
         def encoding_s(found: Forecaster) -> float:
             started = time.perf_counter()
@@ -147,7 +147,7 @@ def _packets(count: int) -> pl.DataFrame:
     )
 
 
-def _reference_s(model: EventPredictor, part: Part, params: FinetuneParams) -> float:
+def _reference_s(model: EventPredictor, part: TracePart, params: FinetuneParams) -> float:
     """Return the seconds of `REFERENCE_BATCHES` batches of head training through the frozen network."""
     import torch
 

@@ -1,10 +1,10 @@
-"""What the gate lets through in the long run, and how often a better head, beside the gate before it.
+"""Measure what the gate lets through in the long run, and how often it passes a better head.
 
-A made-up sender whose latencies 16 inputs say in part. A head has two rows of weights: one for the latency of
-ordinary packets, one for the late ones, which come in episodes of seconds. Its true quality is the average
-precision on 120 seconds that judge nothing. The gate is the real one, over the newest ten seconds and the
-eleven slices before them, with the first head as the reference. The gate before it: the newest ten seconds,
-no figure worse than the champion's by more than 0.02.
+The sender is made up: 16 inputs explain its latencies in part. A head has two rows of weights: one for the
+latency of ordinary packets, one for the late ones, which come in episodes of seconds. Its true quality is the
+average precision on 120 seconds that judge nothing. The gate is the real one, over the newest ten seconds and
+the eleven slices before them, with the first head as the reference. The gate before it: the newest ten
+seconds, no figure worse than the champion's by more than 0.02.
 
 Two heads that follow each other differ by 0.01 average precision on ten seconds (standard deviation of the
 paired bootstrap), as those of the default network did on a simulated trace of 11 minutes (0.009).
@@ -25,53 +25,53 @@ from numpy.typing import NDArray
 from benchmarks.rows import Row
 from feature_store.packets.schema import HORIZON
 from models.registry import gate
-from models.registry.gate import Figures, HeldOut
+from models.registry.gate import Figures, HeldOutDecisions
 
 Floats = NDArray[np.float64]
 
 INPUTS: Final = 16
 DECISIONS_PER_S: Final = 30
 SLICE_S: Final = 10
-EARLIER: Final = 11  # slices that judged before, as pipelines/live keeps
-TRUTH_S: Final = 120  # that quality is measured on
+EARLIER: Final = 11  # earlier judging slices, as many as pipelines/live keeps
+TRUTH_S: Final = 120  # seconds of traffic for measuring quality
 LAST_US: Final = 40_000.0  # the last visible latency of every flow
-SPREAD: Final = 0.08  # of the log-latency of packets that are not late
-KNOWN: Final = 0.9  # share of what makes a packet slow, or late, that the inputs say
-BUMP: Final = 0.3  # what a head adds to the log-latency of what it takes for late
-EPISODES: Final = 1 / 3  # of the seconds
-LATE_FROM: Final = 1.2  # standard deviations; in an episode
+SPREAD: Final = 0.08  # standard deviation of the log-latency of packets that are not late
+KNOWN: Final = 0.9  # share of what makes a packet slow or late that the inputs explain
+BUMP: Final = 0.3  # added to the log-latency of packets that a head takes for late
+EPISODES: Final = 1 / 3  # share of the seconds with late packets
+LATE_FROM: Final = 1.2  # standard deviations above which a packet is late in an episode
 FEATURES: Final = ("last_latency_us", "last_latency_flow_us", "last_latency_queue_us")
-TAKEN_FROM: Final = 0.9  # where a head begins to take a packet for late
+TAKEN_FROM: Final = 0.9  # standard deviations above which a head begins to take a packet for late
 ROUNDS: Final = 300
-START: Final = 0.45  # how far from the best head the first one is, as a share of its length
-NOISE: Final = 0.25  # a random step, likewise
+START: Final = 0.45  # distance of the first head from the best one, as a share of its length
+NOISE: Final = 0.25  # length of a random step, as a share of the head's length
 POISON: Final = 0.012  # average precision that each poisoned head loses to its parent
 GAINS: Final = (-0.05, -0.02, 0.0, 0.01, 0.02, 0.05)
 TRIALS: Final = 60
-NextHead = Callable[["Sender", Floats], Floats]
+NextHead = Callable[["SliceMaker", Floats], Floats]
 Gate = Callable[["Challenge"], bool]
 
 
 @dataclass(frozen=True)
-class Slice:
-    """Some seconds of the sender."""
+class SenderSlice:
+    """Some seconds of the sender's packets."""
 
     x_ND: Floats
-    held_out: HeldOut
+    held_out: HeldOutDecisions
 
     def predictions(self, head_KD: Floats) -> Floats:
-        """Latencies (B, H) that a head says, µs."""
+        """Return the latencies (B, H) in µs that a head predicts."""
         slow_N, late_N = self.x_ND @ head_KD[0], self.x_ND @ head_KD[1]
         us_N: Floats = LAST_US * np.exp(SPREAD * slow_N + BUMP * np.maximum(late_N - TAKEN_FROM, 0))
         return us_N.reshape(self.held_out.y_BH.shape)
 
     def figures(self, head_KD: Floats) -> Figures:
-        """Figures of a head."""
+        """Return the figures of a head."""
         return gate.score(self.predictions(head_KD), self.held_out, drawn=False).figures
 
 
-class Sender:
-    """Makes slices of one sender's time, each of seconds that no other has."""
+class SliceMaker:
+    """A maker of slices of one sender's time that do not overlap."""
 
     def __init__(self, seed: int) -> None:
         self.rng = np.random.default_rng(seed)
@@ -80,8 +80,8 @@ class Sender:
         self.best_KD = np.stack([KNOWN * self._slow_D, self._late_D])
         self._truth = self.slice(TRUTH_S)
 
-    def slice(self, seconds: int = SLICE_S) -> Slice:
-        """The next seconds."""
+    def slice(self, seconds: int = SLICE_S) -> SenderSlice:
+        """Return a slice of the next `seconds` seconds."""
         per_s = DECISIONS_PER_S * HORIZON
         n = seconds * per_s
         x_ND = self.rng.normal(size=(n, INPUTS))
@@ -94,27 +94,29 @@ class Sender:
         log_N = np.where(episode_N & (late_N > LATE_FROM), late_log_N, SPREAD * slow_N)
         y_BH = (LAST_US * np.exp(log_N)).reshape(-1, HORIZON)
         candidates_BHF = np.full((*y_BH.shape, len(FEATURES)), LAST_US, np.float32)
-        for column in (0, 2):  # of the sender and of the queue: another flow's latency
+        for column in (0, 2):  # the sender's and the queue's columns hold another flow's latency
             candidates_BHF[..., column] *= np.exp(SPREAD * self.rng.normal(size=y_BH.shape))
         decision_ns_B = self._now_s * 10**9 + np.arange(len(y_BH), dtype=np.int64) * 10**9 // DECISIONS_PER_S
         self._now_s += 10 * seconds
-        return Slice(x_ND, HeldOut(candidates_BHF, y_BH.astype(np.float32), decision_ns_B, FEATURES))
+        return SenderSlice(
+            x_ND, HeldOutDecisions(candidates_BHF, y_BH.astype(np.float32), decision_ns_B, FEATURES)
+        )
 
     def quality(self, head_KD: Floats) -> float:
-        """True average precision of a head."""
+        """Return the true average precision of a head."""
         return self._truth.figures(head_KD).average_precision or 0.0
 
     def moved(self, head_KD: Floats, share: float) -> Floats:
-        """A head moved at random by a share of its length."""
+        """Return a head moved at random by a share of its length."""
         step_KD = self.rng.normal(size=head_KD.shape)
         lengths_K1 = (np.linalg.norm(one_KD, axis=1, keepdims=True) for one_KD in (head_KD, step_KD))
         moved_KD: Floats = head_KD + share * next(lengths_K1) * step_KD / next(lengths_K1)
         return moved_KD
 
     def turned(self, head_KD: Floats, goal: float) -> Floats:
-        """A head whose row for late packets is turned until its quality is `goal`; the other stays.
+        """Return the head, its row for late packets turned until its quality is `goal`.
 
-        So the log-error hardly says what was done: that is how one poisons.
+        The log-error hardly changes: this is how one poisons a model.
         """
         length = np.linalg.norm(head_KD[1])
         side_D = head_KD[1] - (head_KD[1] @ self._late_D) * self._late_D
@@ -131,12 +133,12 @@ class Sender:
         return at(low)
 
 
-def joined(slices: list[Slice]) -> Slice:
-    """Several slices as one."""
+def joined(slices: list[SenderSlice]) -> SenderSlice:
+    """Return several slices joined to one."""
     parts = [one.held_out for one in slices]
-    return Slice(
+    return SenderSlice(
         np.concatenate([one.x_ND for one in slices]),
-        HeldOut(
+        HeldOutDecisions(
             np.concatenate([part.candidates_BHF for part in parts]),
             np.concatenate([part.y_BH for part in parts]),
             np.concatenate([part.decision_ns_B for part in parts]),
@@ -149,14 +151,14 @@ def joined(slices: list[Slice]) -> Slice:
 class Challenge:
     """A challenger before a gate: the slices that judge, oldest first, and the heads it is compared with."""
 
-    slices: list[Slice]
+    slices: list[SenderSlice]
     challenger_KD: Floats
     champion_KD: Floats
     reference_KD: Floats
 
 
 def passes(asked: Challenge) -> bool:
-    """Whether the gate lets a challenger through."""
+    """Return whether the gate lets a challenger through."""
     all_ = joined(asked.slices)
     ours, theirs, reference = (
         gate.score(all_.predictions(head_KD), all_.held_out)
@@ -167,7 +169,7 @@ def passes(asked: Challenge) -> bool:
 
 
 def passed_before(asked: Challenge) -> bool:
-    """Whether the gate before this one would have: by the newest slice, against the champion alone."""
+    """Return whether the old gate would pass it: by the newest slice, against the champion alone."""
     ours, theirs = (asked.slices[-1].figures(head_KD) for head_KD in (asked.challenger_KD, asked.champion_KD))
     one, other = ours.average_precision, theirs.average_precision
     late_well = one is None or other is None or one >= other - 0.02
@@ -175,8 +177,8 @@ def passed_before(asked: Challenge) -> bool:
 
 
 def run(asks: Gate, rounds: int, seed: int, challenge: NextHead) -> list[float]:
-    """True quality of the champion, at the start and after each round."""
-    sender = Sender(seed)
+    """Return the true quality of the champion, at the start and after each round."""
+    sender = SliceMaker(seed)
     champion_KD = reference_KD = sender.moved(sender.best_KD, START)
     found = [sender.quality(champion_KD)]
     slices = _first_slices(sender)
@@ -189,19 +191,19 @@ def run(asks: Gate, rounds: int, seed: int, challenge: NextHead) -> list[float]:
     return found
 
 
-def noise(sender: Sender, champion_KD: Floats) -> Floats:
-    """A challenger that learned nothing: its parent, moved at random."""
+def noise(sender: SliceMaker, champion_KD: Floats) -> Floats:
+    """Return a challenger that learned nothing: its parent, moved at random."""
     return sender.moved(champion_KD, NOISE)
 
 
-def poison(sender: Sender, champion_KD: Floats) -> Floats:
-    """A challenger that somebody made a little worse than its parent."""
+def poison(sender: SliceMaker, champion_KD: Floats) -> Floats:
+    """Return a challenger that somebody made a little worse than its parent."""
     return sender.turned(champion_KD, sender.quality(champion_KD) - POISON)
 
 
 def accepted(gates: Sequence[Gate], gain: float, trials: int, seed: int) -> list[float]:
-    """How often each gate passes a challenger better by so much; champion and reference are alike."""
-    sender = Sender(seed)
+    """Return how often each gate passes a challenger better by `gain`; champion and reference are alike."""
+    sender = SliceMaker(seed)
     start_KD = sender.moved(sender.best_KD, START)
     level = sender.quality(start_KD)
     slices = _first_slices(sender)
@@ -215,19 +217,19 @@ def accepted(gates: Sequence[Gate], gain: float, trials: int, seed: int) -> list
     return list(counts / trials)
 
 
-def _first_slices(sender: Sender) -> deque[Slice]:
-    """The slices before the first round's own, of as many as the gate looks at."""
+def _first_slices(sender: SliceMaker) -> deque[SenderSlice]:
+    """Return the slices before the first round's own, as many as the gate looks at."""
     return deque((sender.slice() for _ in range(EARLIER)), EARLIER + 1)
 
 
-def _other_late_row(sender: Sender, head_KD: Floats) -> Floats:
-    """A head that takes other packets for late, as many as before."""
+def _other_late_row(sender: SliceMaker, head_KD: Floats) -> Floats:
+    """Return a head that takes other packets for late, as many as before."""
     late_D = noise(sender, head_KD)[1]
     return np.stack([head_KD[0], late_D * (np.linalg.norm(head_KD[1]) / np.linalg.norm(late_D))])
 
 
 def measure(rounds: int) -> list[Row]:
-    """Return what is left of the first head's quality after 300 rounds, and the power; a seed a round."""
+    """Return how much of the first head's quality is left after 300 rounds, and the power."""
     rows = []
     for name, challenge in (("noise", noise), ("slow poisoning", poison)):
         ours, before = (

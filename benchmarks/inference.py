@@ -1,4 +1,4 @@
-"""One question of the default network on one thread: the engine beside PyTorch, ONNX Runtime and OpenVINO.
+"""Measure one question of the default network on one thread, beside PyTorch, ONNX Runtime and OpenVINO.
 
 The network is the event stream of two layers. A sender's next question shares most of its events with its
 last one, and the engine computes the new ones only (`a sender's next question`); what it has not seen before
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from models.event_stream.network import EventArchitecture, EventPredictor
     from serving.engine import Engine, Isa
 
-CALLS: Final = 400  # per round and contestant
+CALLS: Final = 400  # calls per round and contestant
 PEAK_SECONDS: Final = 0.02
 FEATURE_BATCH: Final = 256
 SWAPS: Final = 20
@@ -53,7 +53,7 @@ SLOWER: Final[dict[str, tuple[Isa, ...]]] = {
     "avx2": ("portable",),
     "portable": (),
 }
-PARITY: Final = 1e-4  # a contestant that computes something else is no reference
+PARITY: Final = 1e-4  # largest difference from PyTorch that a reference may have
 NEXT: Final = "a sender's next question"
 UNSEEN: Final = "events not seen before"
 
@@ -61,12 +61,12 @@ Times = npt.NDArray[np.float64]
 
 
 def measure(rounds: int) -> list[Row]:
-    """Medians over `rounds` of each round's median (p50) and 99th percentile of one-window times.
+    """Return the medians over `rounds` of each round's median (p50) and 99th percentile of one-window times.
 
     Raises:
         ValueError: a contestant's answers differ from PyTorch's.
         ImportError: the engine is not built.
-        OSError: what measures the core's peak cannot be built.
+        OSError: the program that measures the core's peak cannot be built.
     """
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     import torch
@@ -95,7 +95,7 @@ def measure(rounds: int) -> list[Row]:
 
 
 def _contestants(engine: Engine, model: EventPredictor, path: Path) -> dict[str, Callable[[], Times]]:
-    """Times of one round by name; every contestant's answers are checked first."""
+    """Return the times of one round by name; every contestant's answers are checked first."""
     from models.networks import artifact
     from serving.engine import Engine
 
@@ -140,7 +140,7 @@ def _call_us(call: Call, x_BWF: Windows) -> Times:
 
 
 def _row(name: str, ours: float, reference: float, reference_name: str, unit: str, rounds: int) -> Row:
-    """A row of a figure of which less is better."""
+    """Return a row for a figure that is better when smaller."""
     return Row(name, ours, reference, reference_name, reference / ours, unit, rounds)
 
 
@@ -164,17 +164,18 @@ def _latency_rows(isa: str, samples: dict[str, list[Times]], rounds: int) -> lis
 
 
 def _operations(sizes: EventArchitecture, features: int) -> float:
-    """Floating-point operations of the matrix products that a whole window needs."""
+    """Return the floating-point operations of the matrix products that a whole window needs."""
     d, inner, band = sizes.width, sizes.feed_forward, sizes.band
     attending = d * d + 2 * band * d + d * d + 2 * d * inner  # query, scores and mean, output, inner layers
     total = float((sizes.reach + HORIZON) * features * d)
-    for after in reversed(range(sizes.layers)):  # a layer's events: a band for itself and each after it
+    # A layer computes a band for itself and for each layer after it.
+    for after in reversed(range(sizes.layers)):
         total += (after + 1) * band * 2 * d * d + (after * band + HORIZON) * attending
     return 2.0 * (total + HORIZON * (d * d + d))
 
 
 def _peak_flops(isa: str) -> Callable[[float], float]:
-    """What measures the most multiply-adds in registers that a core does, in FLOP/s, for some seconds."""
+    """Yield a function that measures the most FLOP/s that a core reaches in some seconds of multiply-adds."""
     target = f"peak_flops_{isa}.so"
     function = ctypes.CDLL(str(build(target, room="engine") / target)).peak_flops
     function.restype, function.argtypes = ctypes.c_double, [ctypes.c_double]
@@ -198,7 +199,7 @@ def _peak_row(
 
 
 def _feature_rows(engine: Engine, model: EventPredictor, rounds: int) -> list[Row]:
-    """Encoder features of a batch of windows, as the fine-tuner caches them."""
+    """Return the encoder features of a batch of windows, as the fine-tuner caches them."""
     import torch
 
     x_BWF = make_windows(FEATURE_BATCH)
@@ -219,7 +220,7 @@ def _feature_rows(engine: Engine, model: EventPredictor, rounds: int) -> list[Ro
 
 
 def _swap_rows(engine: Engine, path: Path, rounds: int) -> list[Row]:
-    """Swapping the head beside loading the whole artifact anew."""
+    """Return rows for swapping the head beside loading the whole artifact anew."""
     from serving.engine import Engine
 
     swap_us: list[float] = []

@@ -1,4 +1,4 @@
-"""What the benches of serving compare: the default network, untrained, in PyTorch, ONNX Runtime and OpenVINO.
+"""The default network, untrained, in PyTorch, ONNX Runtime and OpenVINO, for the benches of serving.
 
 Shapes: B windows, W window rows, F features of a row.
 """
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from models.event_stream.network import EventPredictor
     from models.networks.scaling import ScaledFeature
 
-WINDOWS: Final = 16  # different ones, taken in turn: more than the engine keeps events of
-STEP: Final = 2 * HORIZON  # events from a sender's question to its next: a batch was sent, one acknowledged
+WINDOWS: Final = 16  # different windows, taken in turn: more than the engine keeps events of
+STEP: Final = 2 * HORIZON  # events from a sender's question to its next: one batch sent, one acknowledged
 
 Windows = npt.NDArray[np.float32]
 Call = Callable[[Windows], Any]
@@ -43,22 +43,22 @@ def event_stream(head: int | None = None) -> EventPredictor:
     """Return an event stream of the sizes in params.yaml with random weights.
 
     Args:
-        head: seed of the head, where several differ in nothing else.
+        head: seed of the head's weights; models that differ only in it share their encoder.
     """
     import torch
 
     from models.event_stream.network import EventArchitecture, EventPredictor
     from models.forecasters.queries import EVENT_INPUTS, QUERY_INPUTS
-    from models.networks.scaling import Target
+    from models.networks.scaling import TargetScaling
 
     sizes = EventArchitecture(anchor="expected_latency_us")
     torch.manual_seed(0)
     inputs = typical_features(EVENT_INPUTS), typical_features(QUERY_INPUTS)
-    model = EventPredictor(*inputs, Target("log", 9.0, 1.0), sizes).eval()
+    model = EventPredictor(*inputs, TargetScaling("log", 9.0, 1.0), sizes).eval()
     torch.manual_seed(0 if head is None else head)
     with torch.no_grad():
         for parameter in model.head.parameters():
-            parameter.normal_(std=0.1)  # as it begins, it would give the anchor alone
+            parameter.normal_(std=0.1)  # the initial head would give the anchor alone
     return model
 
 
@@ -109,7 +109,7 @@ def onnx_runtime(path: Path) -> Call:
 
 def openvino_call(path: Path) -> Call:
     """Return OpenVINO in float32 on one thread, its input shape fixed to one window."""
-    openvino: Any = importlib.import_module("openvino")  # not one of the project's packages
+    openvino: Any = importlib.import_module("openvino")  # OpenVINO is not one of the project's packages
     core = openvino.Core()
     model = core.read_model(str(path))
     model.reshape([1, *make_windows(1).shape[1:]])

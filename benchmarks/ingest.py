@@ -1,10 +1,10 @@
-"""Events per second through the real ingest (Ray Serve, HTTP, fsync), all its processes on one core.
+"""Measure events per second through the real ingest (Ray Serve, HTTP, fsync), on one core.
 
 Senders at 100 Mbit/s each would bring 16,700 events/s; here each sends its next batch when the last one is
 answered. The references write the same batches from a loop of their own, on one core: the bare append to the
-log without a server, and one Parquet file per batch, fsynced, which nothing protects from duplicates. Two
-replicas stand beside one, both on every core and beside the senders: where there are only two cores, those
-senders and Serve's one proxy leave them little to be faster with.
+log without a server, and one Parquet file per batch, fsynced, without protection from duplicates. Two
+replicas are compared with one, both on every core and beside the senders: on two cores the senders and
+Serve's one proxy leave them little room to be faster.
 
 Memory over a long run: `swiftqueue bench ingest --events 50000000`.
 """
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from feature_store.telemetry.events import Events
 
-PROMISED: Final = 200_000.0  # events/s on one core, durable
+PROMISED: Final = 200_000.0  # events/s on one core, durably stored
 SENDERS: Final = 12  # 12 · 16,700 events/s are 200,000
 REPLICAS: Final = 2
 BATCH_EVENTS: Final = 4096  # a quarter of a second of one sender at 100 Mbit/s
@@ -45,12 +45,12 @@ GAP_NS: Final = 120_000  # between packets of 1500 bytes at 100 Mbit/s
 LATENCY_PACKETS: Final = 166  # 20 ms in flight
 START_S: Final = 240.0  # Ray on a busy machine
 PROBE_S: Final = 0.5
-SAMPLES: Final = 20  # of the memory over a long run
-FLAT_MIB: Final = 1.0  # per million events: a byte of each, of the 25 or so that it has
+SAMPLES: Final = 20  # memory samples over a long run
+FLAT_MIB: Final = 1.0  # MiB per million events: one byte for each event, which has about 25
 
 
 class Source:
-    """One sender's batches, without end: a SEND and an ACK in turn."""
+    """One sender's endless batches: a SEND and an ACK in turn."""
 
     def __init__(self, sender: int) -> None:
         import numpy as np
@@ -92,7 +92,7 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Server:
+class IngestServer:
     """A running ingest."""
 
     url: str
@@ -101,20 +101,20 @@ class Server:
     processes: list[psutil.Process]
 
     def pin(self, cores: set[int]) -> None:
-        """Give every thread that handles batches, and those they will start, these cores."""
+        """Confine every thread that handles batches, and those they will start, to these cores."""
         for process in self.processes:
             for thread in process.threads():
                 with contextlib.suppress(ProcessLookupError):
                     os.sched_setaffinity(thread.id, cores)
 
     def resident_bytes(self) -> int:
-        """Resident memory of the proxy, the replica and the compaction, not of Ray's own processes."""
+        """Return the resident bytes of the proxy, the replica and the compaction, without Ray's own."""
         return sum(p.memory_info().rss for p in self.processes)
 
 
 @contextmanager
-def running_ingest(folder: Path, replicas: int = 1) -> Iterator[Server]:
-    """Start `serving.ingest.server` with a Ray of its own; what handles batches has one core."""
+def running_ingest(folder: Path, replicas: int = 1) -> Iterator[IngestServer]:
+    """Start `serving.ingest.server` with a Ray of its own; the threads that handle batches have one core."""
     import psutil
 
     from infra.local.processes import free_ports
@@ -147,7 +147,7 @@ def running_ingest(folder: Path, replicas: int = 1) -> Iterator[Server]:
         family = psutil.Process(child.pid).children(recursive=True)
         ours = [p for p in family if any(name in " ".join(p.cmdline()) for name in names)]
         token = read_token(folder.parent / "state" / "secrets" / INSTALLATION)
-        server = Server(url, folder, token, ours)
+        server = IngestServer(url, folder, token, ours)
         server.pin({max(os.sched_getaffinity(0))})
         yield server
     finally:
@@ -157,7 +157,7 @@ def running_ingest(folder: Path, replicas: int = 1) -> Iterator[Server]:
 
 @contextmanager
 def _on(cores: set[int]) -> Iterator[None]:
-    """Run on these cores."""
+    """Run the block on these cores."""
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, cores)
     try:
@@ -166,8 +166,8 @@ def _on(cores: set[int]) -> Iterator[None]:
         os.sched_setaffinity(0, before)
 
 
-def ship(server: Server, events: int, first_sender: int = 0) -> float:
-    """Send so many events from all senders at once; return events per second, each of them stored."""
+def ship(server: IngestServer, events: int, first_sender: int = 0) -> float:
+    """Send `count` events from all senders at once; return events per second, each of them stored."""
     from serving.ingest.client import IngestClient
 
     sources = [Source(first_sender + n) for n in range(SENDERS)]
@@ -179,7 +179,7 @@ def ship(server: Server, events: int, first_sender: int = 0) -> float:
     started = time.perf_counter()
     for _ in range(batches):
         for client, source in zip(clients, sources, strict=True):
-            while client.waiting >= 4:  # never so much that the client would drop a batch
+            while client.waiting >= 4:  # below the client's limit, so it drops no batch
                 time.sleep(0.0005)
             client.send(source.batch())
     for client in clients:
@@ -194,7 +194,7 @@ def ship(server: Server, events: int, first_sender: int = 0) -> float:
 
 
 def bare_append(folder: Path) -> float:
-    """Events per second of encode, check, append and fsync without a server; a batch at a time."""
+    """Return the events per second of encoding, checking, appending and fsync without a server."""
     from feature_store.telemetry.events import BatchKey, checked, encode
     from feature_store.telemetry.log import SegmentWriter
 
@@ -210,7 +210,7 @@ def bare_append(folder: Path) -> float:
 
 
 def parquet_files(folder: Path) -> float:
-    """Events per second of one Parquet file per batch, fsynced."""
+    """Return the events per second of one Parquet file per batch, fsynced."""
     import numpy as np
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -232,9 +232,9 @@ def parquet_files(folder: Path) -> float:
 
 
 def measure(rounds: int, events: int | None = None) -> list[Row]:
-    """Events per second, durable, beside the promise, the references and two replicas.
+    """Return the events per second, durable, beside the promise, the references and two replicas.
 
-    With `events`, the ingest's memory over so many instead.
+    With `events`, return the ingest's memory over that many events instead.
     """
     if events is not None:
         return _memory(events)
@@ -246,7 +246,7 @@ def measure(rounds: int, events: int | None = None) -> list[Row]:
     ):
         folder, senders = Path(temporary), iter(range(0, 100_000, SENDERS))
 
-        def rate(server: Server, theirs: set[int], ours: set[int], events: int = ROUND_EVENTS) -> float:
+        def rate(server: IngestServer, theirs: set[int], ours: set[int], events: int = ROUND_EVENTS) -> float:
             server.pin(theirs)
             with _on(ours):
                 return ship(server, events, next(senders))
@@ -256,7 +256,7 @@ def measure(rounds: int, events: int | None = None) -> list[Row]:
                 return reference(folder / name)
 
         for server in (one, more):
-            rate(server, cores, cores, ROUND_EVENTS // 4)  # warm
+            rate(server, cores, cores, ROUND_EVENTS // 4)  # warm-up
         ours, bare, parquet, single, double = interleaved_medians(
             rounds,
             lambda: rate(one, {max(cores)}, {min(cores)}),
@@ -283,28 +283,28 @@ def measure(rounds: int, events: int | None = None) -> list[Row]:
 
 
 @dataclass(frozen=True)
-class Stretch:
-    """A part of a long run: what the ingest's processes held when it began, and how fast it went."""
+class RunStretch:
+    """A stretch of a long run: the memory of the ingest's processes at its start, and its rate."""
 
-    events: int  # before it
+    events: int  # events sent before it
     mib: float
     rate: float  # events/s
 
 
-def memory_over(events: int, samples: int) -> list[Stretch]:
-    """Send many events in so many stretches; one more, without events, shows what is held at the end."""
+def memory_over(events: int, samples: int) -> list[RunStretch]:
+    """Send many events in equal stretches; a last one, without events, shows the memory at the end."""
     found = []
     with tempfile.TemporaryDirectory() as temporary, running_ingest(Path(temporary) / "store") as server:
         for sample in range(samples + 1):
             so_far, mib = sample * (events // samples), server.resident_bytes() / 2**20
             rate = ship(server, events // samples, 0) if sample < samples else 0.0
-            found.append(Stretch(so_far, mib, rate))
+            found.append(RunStretch(so_far, mib, rate))
             print(f"{so_far:>12,} events: {mib:,.0f} MiB, then {rate:,.0f} events/s", flush=True)
     return found
 
 
-def slope(run: list[Stretch]) -> float:
-    """MiB per million events over the second half of a run (least squares)."""
+def slope(run: list[RunStretch]) -> float:
+    """Return the MiB per million events over the second half of a run (least squares)."""
     import numpy as np
 
     late = run[len(run) // 2 :]
@@ -312,7 +312,11 @@ def slope(run: list[Stretch]) -> float:
 
 
 def _memory(events: int) -> list[Row]:
-    """Raise ValueError where there are too few events."""
+    """Return rows for a long run.
+
+    Raises:
+        ValueError: there are too few events.
+    """
     least = SAMPLES * SENDERS * BATCH_EVENTS
     if events < least:
         raise ValueError(f"--events {events:,}: {least:,} are needed, a batch of each sender in each stretch")
@@ -321,15 +325,15 @@ def _memory(events: int) -> list[Row]:
     return memory_rows(run)
 
 
-def memory_rows(run: list[Stretch]) -> list[Row]:
-    """What a long run says: does the memory grow, and was it fast all the time."""
+def memory_rows(run: list[RunStretch]) -> list[Row]:
+    """Return rows saying whether the memory grows and whether the ingest was fast all the time."""
     what, count = "memory of the ingest's processes", f"{run[-1].events:,} events"
     grows = slope(run)
     half, end = run[len(run) // 2].mib, run[-1].mib
     rates = [one.rate for one in run[:-1]]
     rate, slowest = statistics.median(rates), min(rates)
     parts = len(rates)
-    # A slope that is nothing or below would be better without bound.
+    # A slope of zero or less would be better without bound.
     ratio = FLAT_MIB / max(grows, FLAT_MIB / 100)
     unit = "MiB/million events"
     promised = "promised at least"

@@ -1,10 +1,10 @@
-"""Intervals of differences on simulated forecasters: how often one settles what is not there, or what is.
+"""Measure how often intervals of differences settle a difference, on simulated forecasters.
 
-Two forecasters have errors of one process: what is hard for both in some seconds, what their training seed
-makes of them, what a trace does to them, and what seconds do to each. Where both are alike, an interval of
+The errors of two forecasters come from one process: seconds that are hard for both, the training seed, the
+trace, and seconds that are hard for each. Where both are alike, an interval of
 95 % should leave 0 out once in twenty trials. One that is worse by a share should be told from the other.
 
-Reference: percentiles of draws of single seconds, each with a draw of seeds, as it was before.
+Reference: the old intervals, percentiles of draws of single seconds, each with a draw of seeds.
 
 Shapes: 2 forecasters, S seeds, T traces, K seconds, P packets of a second, R draws.
 """
@@ -23,18 +23,18 @@ from models.scoring.intervals import over_all
 from models.scoring.metrics import EPISODE_NS, SECOND_NS, block_draws, mae_draws
 
 Floats = NDArray[np.float64]
-TRIALS: Final = 100  # of a round
+TRIALS: Final = 100  # trials of a round
 PACKETS: Final = 10
 MEAN_US: Final = 1_000.0
 TRAFFIC: Final = 0.6  # standard deviation of the log-error from second to second, for both alike
-SEEDED: Final = 0.5  # of what seconds do to one forecaster: this share again is each seed's own
-APART_NS: Final = 10**16  # between traces
+SEEDED: Final = 0.5  # one forecaster's spread over seconds; each seed has this share again of its own
+APART_NS: Final = 10**16  # nanoseconds between traces
 PERCENTILES: Final = (2.5, 97.5)
 
 
 @dataclass(frozen=True)
 class World:
-    """What the errors of the two have in them; standard deviations are of their logarithm."""
+    """Components of the two forecasters' errors; standard deviations are of their logarithm."""
 
     name: str
     seeds: int
@@ -44,10 +44,10 @@ class World:
     trace: float = 0.0
     second: float = 0.3
     lasting: float = 0.4  # correlation of a second with the next: 0.1 to 0.4 on simulated traces
-    worse: float = 0.0  # the second one's errors are larger by this share
+    worse: float = 0.0  # share by which the second forecaster's errors are larger
 
     def errors(self, rng: np.random.Generator) -> Floats:
-        """Absolute errors (2, S, T, K, P) in µs."""
+        """Return the absolute errors (2, S, T, K, P) in µs."""
         s, t = self.seeds, self.traces
         logs = TRAFFIC * self._over_seconds(rng, (1, 1, t))
         logs = logs + self.seed * rng.normal(size=(2, s, 1, 1)) + self.trace * rng.normal(size=(2, 1, t, 1))
@@ -74,7 +74,7 @@ HOLDS: Final = (
     World("3 seeds that differ much", 3, seed=0.3),
     THREE_TRACES,
 )
-# What blocks of 5 s and two traces cannot hold.
+# Blocks of 5 s and two traces cannot hold this part.
 NULLS: Final = (
     *HOLDS,
     World("1 seed, two minutes of episodes of some seconds", 1, seconds=120, seed=0.0, lasting=0.7),
@@ -84,7 +84,7 @@ WORSE: Final = (0.1, 0.2, 0.4)
 
 
 def settled(world: World, rng: np.random.Generator) -> tuple[bool, bool]:
-    """Whether the interval of a difference leaves 0 out: ours, and the one before."""
+    """Return whether the interval of a difference leaves 0 out, by ours and by the old intervals."""
     errors = world.errors(rng)
     ours_us, other_us = errors
     s, t, k, p = ours_us.shape
@@ -111,14 +111,14 @@ def settled(world: World, rng: np.random.Generator) -> tuple[bool, bool]:
 
 
 def shares(world: World, trials: int, seed: int = 1) -> tuple[int, int]:
-    """In how many trials each interval leaves 0 out."""
+    """Return the share of trials in which each interval leaves 0 out."""
     rng = np.random.default_rng(seed)
     found = np.array([settled(world, rng) for _ in range(trials)])
     return int(found[:, 0].sum()), int(found[:, 1].sum())
 
 
 def measure(rounds: int) -> list[Row]:
-    """Shares of `rounds` hundred trials, each with its binomial interval."""
+    """Return the shares of `rounds` hundred trials, each with its binomial interval."""
     trials = TRIALS * rounds
     nulls = [_row(f"no difference, {world.name}", world, trials, wanted=False) for world in NULLS]
     apart = [replace(world, worse=worse) for worse in WORSE for world in (THREE_SEEDS, THREE_TRACES)]
@@ -132,5 +132,6 @@ def _row(name: str, world: World, trials: int, *, wanted: bool) -> Row:
     ours, before = shares(world, trials)
     ends = binomtest(ours, trials).proportion_ci()
     said = f"settled: {name} ({100 * ends.low:.1f} to {100 * ends.high:.1f} %)"
-    ratio = (ours + 1) / (before + 1) if wanted else (before + 1) / (ours + 1)  # one more: none is no zero
+    # One more on both sides, so that zero has a ratio.
+    ratio = (ours + 1) / (before + 1) if wanted else (before + 1) / (ours + 1)
     return Row(said, ours / trials, before / trials, "the interval before", ratio, "share", trials)

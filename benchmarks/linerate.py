@@ -1,11 +1,11 @@
-"""Decisions in time at line rate: agent and server together on two cores, packets of 1,500 bytes.
+"""Measure decisions in time at line rate: agent and server together on two cores, packets of 1,500 bytes.
 
-The C++ agent makes up packets at an even pace, asks about each batch of 8, for both queues, so long ahead of
-the time its first packet is due, and counts what was answered by then. How long is in each row's name: 2 ms,
-and the 5 ms that `swiftqueue replay` asks ahead. A real Triton serves the default network by the native
+The C++ agent makes up packets at an even pace, asks about each batch of 8, for both queues, some time before
+its first packet is due, and counts the answers that came by then. Each row's name says how long before: 2 ms,
+or the 5 ms of `swiftqueue replay`. A real Triton serves the default network by the native
 backend. A setting is measured in one stretch of 12 s a round: five rounds are a minute. Then the highest rate
 at which 99 % are still in time is searched in short stretches and measured in a whole one. The usual 5 rounds
-take half an hour; each stretch is said on the standard error when it has ended.
+take half an hour; each stretch that ends is a line on the standard error.
 Packets decided in a second, in local mode on one core, have no schedule to keep.
 
 References: the Python-backend ONNX model with the Python client, paced the same way, for 12 s; for the
@@ -37,29 +37,29 @@ from serving.triton.config import Backend
 from serving.triton.repository import MODEL
 
 CORES: Final = 2
-SECONDS: Final = 12.0  # of a stretch per round
-UNHURRIED_S: Final = 24.0  # packets of so many seconds at the lowest rate, decided as fast as answers come
-RATE_BPS: Final = 200e6  # where the paper stops
+SECONDS: Final = 12.0  # seconds of a stretch per round
+UNHURRIED_S: Final = 24.0  # seconds of packets at the lowest rate, decided as fast as answers come
+RATE_BPS: Final = 200e6  # the paper's highest rate
 FLOWS: Final = (1, 4, 16)
-SEARCH_FLOWS: Final = 4  # of the rows that compare forms of serving
-AHEAD_US: Final = (2_000, 5_000)  # from asking about a batch to when its first packet is due
-PACKET_BYTES: Final = 1_500  # as the agent makes them up
+SEARCH_FLOWS: Final = 4  # flows in the rows that compare forms of serving
+AHEAD_US: Final = (2_000, 5_000)  # microseconds from asking about a batch until its first packet is due
+PACKET_BYTES: Final = 1_500  # the agent makes up packets of this size
 WANTED_SHARE: Final = 0.99
-LOWEST_BPS, HIGHEST_BPS = 25e6, 3.2e9  # of the search
-STEP: Final = 1.05  # rates are told apart to this factor
+LOWEST_BPS, HIGHEST_BPS = 25e6, 3.2e9  # bounds of the search
+STEP: Final = 1.05  # factor to which rates are told apart
 
-Share = Callable[[float, float], float]  # (bit/s, seconds) -> batches decided in time
+Share = Callable[[float, float], float]  # arguments: bit/s, seconds; result: share of batches decided in time
 
 
 @dataclass(frozen=True)
 class Agent:
-    """The C++ agent and where its predictions come from."""
+    """A C++ agent and the source of its predictions."""
 
     program: Path
     source: tuple[str, ...]
 
     def share(self, rate_bps: float, flows: int, seconds: float, ahead_us: int) -> float:
-        """Share of batches decided in time.
+        """Return the share of batches decided in time.
 
         Raises:
             RuntimeError: the agent ended with an error.
@@ -74,13 +74,13 @@ class Agent:
         return share
 
     def highest_bps(self, flows: int, seconds: float, ahead_us: int) -> float:
-        """Highest rate at which enough are in time over a whole stretch; 0 if none is."""
+        """Return the highest rate at which enough batches are in time over a whole stretch; 0 if none is."""
         return _highest_bps(
             lambda rate_bps, length_s: self.share(rate_bps, flows, length_s, ahead_us), seconds
         )
 
     def packets_per_s(self, flows: int, seconds: float) -> float:
-        """Packets decided in a second, one batch after another, each as soon as the last was answered.
+        """Return the packets decided in a second, each batch as soon as the last one was answered.
 
         Raises:
             RuntimeError: the agent ended with an error.
@@ -99,7 +99,7 @@ class Agent:
         command = [str(self.program), *self.source, *(f"--{name}={value}" for name, value in options.items())]
         pipe = subprocess.PIPE
         with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, start_new_session=True) as agent:
-            processes.set_niceness(agent.pid, processes.AHEAD)  # as `swiftqueue up --live` does
+            processes.set_niceness(agent.pid, processes.AHEAD)  # as in `swiftqueue up --live`
             try:
                 said, problem = agent.communicate(timeout=60 + 4 * seconds)
             finally:
@@ -111,8 +111,8 @@ class Agent:
 
 
 @dataclass(frozen=True)
-class Setting:
-    """What a row is measured at."""
+class LineLoad:
+    """The load of a row: flows, microseconds ahead, and seconds."""
 
     flows: int
     ahead_us: int
@@ -120,7 +120,7 @@ class Setting:
 
     @property
     def name(self) -> str:
-        """As rows say it."""
+        """Return the load as rows name it."""
         return f"asked {self.ahead_us / 1000:g} ms ahead, {self.flows} flows"
 
 
@@ -145,7 +145,7 @@ def measure(rounds: int) -> list[Row]:
         local_bps = {ahead_us: local.highest_bps(SEARCH_FLOWS, seconds, ahead_us) for ahead_us in AHEAD_US}
         with _cores(1):
             local_per_s = local.packets_per_s(SEARCH_FLOWS, UNHURRIED_S)
-        settings = [Setting(flows, ahead_us, seconds) for ahead_us in AHEAD_US for flows in FLOWS]
+        settings = [LineLoad(flows, ahead_us, seconds) for ahead_us in AHEAD_US for flows in FLOWS]
         with _serving(root / "native", artifact, Backend.NATIVE) as address:
             agent = Agent(program, (f"--server={address}",))
             rows = [_per_s(local_per_s, agent.packets_per_s(SEARCH_FLOWS, UNHURRIED_S), rounds)]
@@ -154,12 +154,11 @@ def measure(rounds: int) -> list[Row]:
     return rows
 
 
-def _in_time(agent: Agent, setting: Setting, python: float, rounds: int) -> Row:
+def _in_time(agent: Agent, setting: LineLoad, python: float, rounds: int) -> Row:
     share = agent.share(RATE_BPS, setting.flows, setting.seconds, setting.ahead_us)
     name = f"decided in time at {RATE_BPS / 1e6:.0f} Mbit/s, {setting.name}"
-    least = (
-        PACKET_BYTES * 8 * HORIZON / RATE_BPS / SECONDS
-    )  # one batch of the reference, so that 0 has a ratio
+    # The reference counts at least one batch, so that 0 has a ratio.
+    least = PACKET_BYTES * 8 * HORIZON / RATE_BPS / SECONDS
     reference = f"ONNX in the Python backend, Python client, {SEARCH_FLOWS} flows, as long ahead"
     return Row(name, share, python, reference, share / max(python, least), "share", rounds)
 
@@ -170,7 +169,7 @@ def _per_s(per_s: float, served_per_s: float, rounds: int) -> Row:
     return Row(name, per_s, served_per_s, reference, per_s / served_per_s, "packets/s", rounds)
 
 
-def _highest(agent: Agent, setting: Setting, local_bps: float, rounds: int) -> Row:
+def _highest(agent: Agent, setting: LineLoad, local_bps: float, rounds: int) -> Row:
     rate_bps = agent.highest_bps(setting.flows, setting.seconds, setting.ahead_us)
     name = f"highest rate with {WANTED_SHARE:.0%} in time, {setting.name}"
     reference = f"local mode, no server, {SEARCH_FLOWS} flows, as long ahead"
@@ -186,7 +185,7 @@ def _highest_bps(share: Share, seconds: float) -> float:
             low_bps = middle_bps
         else:
             high_bps = middle_bps
-    # What holds for 3 s may not hold for a minute.
+    # A rate that holds for 3 s may not hold for a minute.
     for less in (1.0, STEP, STEP**2, STEP**4, STEP**8):
         if share(low_bps / less, seconds) >= WANTED_SHARE:
             return low_bps / less
@@ -207,7 +206,7 @@ def _serving(root: Path, source: Path, backend: Backend) -> Iterator[str]:
 
 @contextmanager
 def _cores(count: int) -> Iterator[None]:
-    """Everything started in here runs on the same cores."""
+    """Run everything started in the block on the same cores."""
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, sorted(before)[:count])
     try:
@@ -217,7 +216,7 @@ def _cores(count: int) -> Iterator[None]:
 
 
 def _python_share(address: str, rate_bps: float, flows: int, seconds: float, ahead_us: int) -> float:
-    """Share of batches that the Python client decides before they are due, paced as the agent paces them."""
+    """Return the share of batches that the Python client, paced like the agent, decides in time."""
     batch_s = PACKET_BYTES * 8 * HORIZON / rate_bps
     lead_s = ahead_us / 1e6
     batches, in_time = int(seconds / batch_s), 0
@@ -231,7 +230,7 @@ def _python_share(address: str, rate_bps: float, flows: int, seconds: float, ahe
             due_s = start_s + k * batch_s
             time.sleep(max(0.0, due_s - lead_s - time.perf_counter()))
             now_ns = round(k * batch_s * 1e9)
-            if time.perf_counter() < due_s:  # else it is late already
+            if time.perf_counter() < due_s:  # no wait for a batch that is late already
                 decision = agent.decide(k * HORIZON, now_ns, sizes, flow_ids, receivers, queues)
                 in_time += decision.outcome == "decided" and time.perf_counter() <= due_s
             for i in range(HORIZON):

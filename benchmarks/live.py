@@ -1,10 +1,10 @@
-"""From a round's trigger to the first answer of its version, on a minute of telemetry at 100 Mbit/s.
+"""Measure from a round's trigger to its version's first answer, on a minute of telemetry at 100 Mbit/s.
 
 Every part is real: packets of an ns-3 simulation, shipped to the ingest and read from its store; a worker
 that is warm; the registry as `up --live` uses it; Triton; and a client of its own that asks 50
 times a second and sees the version change. The sender goes on while rounds run, so each head is judged in
-shadow on what came meanwhile. Each round's version is the next one's champion; where a head is kept back, the
-round is run again. The first version's round starts Ray and its worker, and is not counted.
+shadow on the packets that came meanwhile. Each round's version is the next one's champion; if a head is kept
+back, the round is run again. The first version's round starts Ray and its worker, and is not counted.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from benchmarks.inference_references import event_stream
-from benchmarks.ingest import Server, running_ingest
+from benchmarks.ingest import IngestServer, running_ingest
 from benchmarks.rows import Row
 from benchmarks.version_watch import VersionWatch
 from common.section import read_all
@@ -39,27 +39,26 @@ if TYPE_CHECKING:
 PARAMS_FILE: Final = Path("params.yaml")
 PROMISED_S: Final = 30.0
 LEARN_S, JUDGE_S, LEAD_IN_S = 60.0, 10.0, 5.0  # the defaults of `swiftqueue schedule`
-ROUND_S: Final = (
-    60.0  # of telemetry for a round and what is kept back; where it is too short a shadow has none
-)
-STEP_S: Final = 0.25  # of telemetry, shipped together
-START_S: Final = 3.0  # of the simulation, in which its flows begin
+ROUND_S: Final = 60.0  # seconds of telemetry for a round and its judging slice; a shadow needs as much
+STEP_S: Final = 0.25  # seconds of telemetry shipped together
+START_S: Final = 3.0  # first seconds of the simulation, in which its flows begin
 LEAST_WINDOWS: Final = 200
-# What differs from params.yaml: the same network, seven times as fast. Its sender gets about 100 Mbit/s.
+# These parameters differ from params.yaml: the same network, seven times as fast. Its sender gets about 100
+# Mbit/s.
 TRAFFIC: Final = {"seeds": [1], "bottleneck_mbps": 175, "flow_mbps": 14}
 BATCH_EVENTS: Final = 8192
 STORED_WAIT_S: Final = 60.0
 SEEN_WAIT_S: Final = 30.0
-SETTLED_S: Final = 3.0  # until telemetry can be read
+SETTLED_S: Final = 3.0  # seconds until telemetry can be read
 SENDER: Final = "bench"
 
 
 @dataclass(frozen=True)
-class Measured:
-    """One round, and when its version first answered."""
+class RoundTiming:
+    """A round and the time at which its version first answered."""
 
     record: RoundRecord
-    first_answer_s: float  # after the trigger
+    first_answer_s: float  # seconds after the trigger
 
 
 def measure(rounds: int) -> list[Row]:
@@ -82,8 +81,8 @@ def measure(rounds: int) -> list[Row]:
 
 
 def _run(
-    rounds: int, packets: pl.DataFrame, root: Path, ingest: Server
-) -> tuple[list[Measured], float, float]:
+    rounds: int, packets: pl.DataFrame, root: Path, ingest: IngestServer
+) -> tuple[list[RoundTiming], float, float]:
     from infra.local.loop import stop_stack
     from infra.local.servers import start_stack
     from models.training.head import FinetuneParams
@@ -94,7 +93,7 @@ def _run(
 
     params = read_all(PARAMS_FILE)
     model = params["register"]["model_name"]
-    store = Store(root / "telemetry")
+    store = TelemetryStore(root / "telemetry")
     start_stack()
     judged = round_params(
         params["validate"],
@@ -111,9 +110,8 @@ def _run(
             store.ship(client, packets, 0.0, _first_s())
             with _sending(client, packets, _first_s()):
                 measured = [_one_round(live, watch) for _ in range(rounds + 1)]
-                time.sleep(
-                    settings().rollback_after_s + SETTLED_S
-                )  # what a look judges comes after the switch
+                # A look judges packets sent after the switch.
+                time.sleep(settings().rollback_after_s + SETTLED_S)
                 begin_s = time.monotonic()
                 live.probation.watch()
                 return measured, watch.close(), time.monotonic() - begin_s
@@ -123,12 +121,12 @@ def _run(
 
 
 def _first_s() -> float:
-    """Seconds of telemetry that the first round is given."""
+    """Return the seconds of telemetry for the first round."""
     return START_S + LEAD_IN_S + LEARN_S + JUDGE_S
 
 
-def _one_round(live: Rounds, watch: VersionWatch) -> Measured:
-    """Run a round that ends in a served version; again, where its head is kept back.
+def _one_round(live: Rounds, watch: VersionWatch) -> RoundTiming:
+    """Run a round that ends in a served version; repeat it while its head is kept back.
 
     Raises:
         RuntimeError: it ended otherwise.
@@ -143,12 +141,12 @@ def _one_round(live: Rounds, watch: VersionWatch) -> Measured:
         raise RuntimeError(f"bench live: round {record.number} {record.outcome}: {record.reason}")
     seen_s = watch.first_answer_s(record.version, SEEN_WAIT_S)
     print(f"round {record.number}: version {record.version} answered after {seen_s - begin_s:.1f} s")
-    return Measured(record, seen_s - begin_s)
+    return RoundTiming(record, seen_s - begin_s)
 
 
 @contextmanager
 def _sending(client: IngestClient, packets: pl.DataFrame, from_s: float) -> Iterator[None]:
-    """Ship what the sender says from a time on during the block, as time goes on."""
+    """Ship the sender's events from a time on during the block, as time goes on."""
     import numpy as np
 
     events = event_table(packets, from_s, float("inf"))
@@ -173,14 +171,14 @@ def _sending(client: IngestClient, packets: pl.DataFrame, from_s: float) -> Iter
         thread.join()
 
 
-class Store:
-    """The telemetry store of the ingest, filled by a sender and read as the scheduler reads it."""
+class TelemetryStore:
+    """The ingest's telemetry store, filled by a sender and read as the scheduler reads it."""
 
     def __init__(self, folder: Path, sender: str = SENDER) -> None:
         self._folder, self._sender = folder, sender
 
     def latest(self, seconds: float, sender: str = "") -> Any:
-        """The sender's last seconds; there is one."""
+        """Return the last seconds of the only sender."""
         from feature_store.telemetry.recent import latest_minutes
 
         return latest_minutes(self._folder, sender or self._sender, seconds / 60)
@@ -189,7 +187,7 @@ class Store:
         """Ship the events of these seconds of a packet table, and wait until they can be read.
 
         Raises:
-            RuntimeError: they could not within the time.
+            RuntimeError: they could not be read in time.
         """
         events = event_table(packets, from_s, to_s)
         for first in range(0, len(events["kind"]), BATCH_EVENTS):
@@ -210,7 +208,7 @@ class Store:
 
 
 def event_table(packets: pl.DataFrame, from_s: float, to_s: float) -> dict[str, Any]:
-    """The events of a packet table between two times after its first packet, in time order, as columns."""
+    """Return a packet table's events between two times after its first packet, in time order, as columns."""
     import numpy as np
     import polars as pl
 
@@ -249,7 +247,7 @@ def _batch(columns: dict[str, Any]) -> Any:
 
 
 def _simulated(root: Path, seconds: float) -> pl.DataFrame:
-    """Packets of a simulated sender of about 100 Mbit/s."""
+    """Return the packets of a simulated sender of about 100 Mbit/s."""
     import polars as pl
 
     from feature_store.packets.extract import Job
@@ -272,19 +270,19 @@ def first_champion(folder: Path, name: str) -> None:
     import torch
 
     from models.networks import artifact
-    from models.registry.registry import Decision, Registry
+    from models.registry.registry import GateDecision, Registry
     from serving.deploy.deployment import deploy_version
 
     torch.manual_seed(0)
     artifact.save(folder, event_stream(), {})
     artifact.export_onnx(folder)
-    judged = Decision(True, "random weights of a bench", None)
+    judged = GateDecision(True, "random weights of a bench", None)
     deploy_version(Registry(name).add(folder, judged=judged, tags={}, params={}, metrics={}))
 
 
 @contextmanager
 def own_state(folder: Path, **more: str) -> Iterator[None]:
-    """A state folder and free ports of its own, and more settings by name, by environment."""
+    """Set a state folder and free ports of its own, and more settings by name, in the environment."""
     names = ("triton_grpc", "triton_metrics", "mlflow_port")
     chosen = {variable(name): str(port) for name, port in zip(names, free_ports(3), strict=True)}
     chosen |= {variable("state"): str(folder), "MLFLOW_TRACKING_URI": "", "RAY_ADDRESS": ""}
@@ -293,7 +291,7 @@ def own_state(folder: Path, **more: str) -> Iterator[None]:
         yield
 
 
-def _rows(warm: list[Measured], answered: float, rounds: int) -> list[Row]:
+def _rows(warm: list[RoundTiming], answered: float, rounds: int) -> list[Row]:
     count = round(statistics.median(one.record.packets for one in warm))
     ours = statistics.median(one.first_answer_s for one in warm)
     name = f"trigger to the first answer of the new version, {count:,} packets"

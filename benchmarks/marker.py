@@ -1,12 +1,12 @@
-"""What marking a TCP packet costs in the kernel, and how long a decision takes to the wire.
+"""Measure what marking a TCP packet costs in the kernel, and how long a decision takes to the wire.
 
 The kernel runs the tc/eBPF program on packets of our own (BPF_PROG_TEST_RUN), the socket cookie and all map
-look-ups in it, beside itself on flows it leaves alone. Before any time is taken every codepoint is tried,
-IPv4 and IPv6: one wrong one ends the benchmark.
+look-ups included, beside the same program on flows it leaves alone. Before any time is taken every codepoint
+is tried, IPv4 and IPv6: one wrong one ends the benchmark.
 
 Then a TCP connection runs through a bed, decided by the engine in the agent: from its answer to the map, from
 the marker to the router, and from the answer to its first packet at the router. That packet waits for its
-turn: it was asked about 8 packets before.
+turn: the question was asked 8 packets before.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.rows import CannotHereError, Row
+from benchmarks.rows import Row, UnsupportedMachineError
 from serving.agent import process as agent_process
 from testbed.host import router_log, tcp
 from testbed.host.checks import capability
@@ -31,19 +31,19 @@ WANTED_NS: Final = 500.0
 MODEL: Final = PROJECT / "docs" / "laboratory" / "models" / "figure8" / "rfc9332"
 RATE_MBPS: Final = 40.0
 CONNECTION_S: Final = 4.0
-BATCH_US: Final = 8 * 1500 * 8 / RATE_MBPS  # of 8 packets on the link: us = byte · bit/byte / (bit/us)
+BATCH_US: Final = 8 * 1500 * 8 / RATE_MBPS  # time of 8 packets on the link: us = byte · bit/byte / (bit/us)
 
 
 def measure(rounds: int) -> list[Row]:
-    """Measure ns a packet; ratio is the reference's time by ours.
+    """Measure nanoseconds per packet; the ratio is the reference's time divided by ours.
 
     Raises:
-        CannotHereError: this machine cannot run it.
+        UnsupportedMachineError: this machine cannot run it.
         RuntimeError: a codepoint was wrong.
 
     """
     if reason := capability("tc_bpf").why_not:
-        raise CannotHereError(reason)
+        raise UnsupportedMachineError(reason)
     found = [run_marker("bench", MARK_OBJECT, RUNS) for _ in range(rounds)]
     for one in found:
         if one["right"] != one["tried"]:
@@ -69,7 +69,7 @@ def measure(rounds: int) -> list[Row]:
 
 
 def _to_the_wire(rounds: int) -> list[Row]:
-    """Rows of a connection's decisions; the reference is the time of a batch on the link."""
+    """Return the rows of a connection's decisions; the reference is the time of a batch on the link."""
     found = [_connection() for _ in range(rounds)]
     if wrong := sum(one.wrong for one in found):
         raise RuntimeError(f"{wrong} packets came to the router with another codepoint than the marker's")
@@ -92,14 +92,14 @@ def _to_the_wire(rounds: int) -> list[Row]:
 
 
 def _connection() -> tcp.Delays:
-    """One connection through a bed, decided by the engine in the agent."""
+    """Run one connection through a bed, decided by the engine in the agent."""
     with run_folder() as folder:
         here = Path(folder)
         (here / "1").symlink_to(MODEL)
         options = [f"--listen={here / 'agent.sock'}", f"--local={here / '1'}", "--guard=off"]
         bed_of_ours = Bed(rate_mbps=RATE_MBPS, log=here / "router", queue=PROFILES["uncoupled"])
         with agent_process.running_agent(options) as said, bed_of_ours as bed:
-            next(said)  # it is ready
+            next(said)  # the first line says that it is ready
             with tcp.marked(bed, here / "agent.sock", log=here / "follow") as on:
                 tcp.summary(on.connection(CONNECTION_S))
         return tcp.delays(here / "follow", router_log.read(here / "router"))

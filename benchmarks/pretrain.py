@@ -1,4 +1,4 @@
-"""How long the event stream learns from 1.5 million packets until its validation error is next to its least.
+"""Measure how long the event stream learns from 1.5 million packets until it is near its best error.
 
 The forecaster of `forecasters.yaml` learns from simulated traces, as a Ray Train job on two cores. Its least
 validation error is that of all its epochs, so the time is known at the end only.
@@ -19,21 +19,21 @@ from benchmarks.simulated_traces import given, simulated
 from common.state import private_dir, state_dir
 
 if TYPE_CHECKING:
-    from models.forecasters.traces import Part
+    from models.forecasters.traces import TracePart
 
 PACKETS: Final = 1_500_000
-SECONDS: Final = 660.0  # of a simulated trace
-FIRST_SEED: Final = 801  # nothing is judged on these
+SECONDS: Final = 660.0  # seconds of a simulated trace
+FIRST_SEED: Final = 801  # first seed of the traces; nothing is judged on these
 MOST_TRACES: Final = 10
-VARIANT: Final = "event-stream-2"  # the sizes of params.yaml
-WORKERS: Final = 2  # cores
-NEXT_TO: Final = 1.02  # times the least validation error
+VARIANT: Final = "event-stream-2"  # a variant with the sizes of params.yaml
+WORKERS: Final = 2  # workers, each on a core
+NEXT_TO: Final = 1.02  # multiple of the least validation error that counts as near it
 WANTED_S: Final = 600.0
 WANTED_TARGETS_PER_S: Final = 20_000.0
 
 
 def measure(rounds: int, packets: str | None = None) -> list[Row]:
-    """Train with seeds 1 to `rounds`; medians of seconds, and of targets a second and core.
+    """Train with seeds 1 to `rounds`; return medians of seconds, and of targets a second and core.
 
     Raises:
         ValueError: the folder `packets` has no packet table.
@@ -68,29 +68,29 @@ def measure(rounds: int, packets: str | None = None) -> list[Row]:
     ]
 
 
-def _parts(packets: str | None, folder: Path) -> Iterator[Part]:
-    """Whole traces to learn from, PACKETS in all where there are so many."""
+def _parts(packets: str | None, folder: Path) -> Iterator[TracePart]:
+    """Return whole traces to learn from: PACKETS in all if there are that many."""
     from feature_store.packets.schema import HORIZON
-    from models.forecasters.traces import Part
+    from models.forecasters.traces import TracePart
     from models.training.protocol import Slice
 
     seeds = range(FIRST_SEED, FIRST_SEED + MOST_TRACES)
     left = PACKETS
     for name, table in given(Path(packets)) if packets else simulated(folder, SECONDS, seeds):
         part = table.head(left)
-        yield Part(name, part, Slice(0, part.height // HORIZON))
+        yield TracePart(name, part, Slice(0, part.height // HORIZON))
         left -= part.height
         if left < HORIZON:
             return
 
 
 def _seconds(packets: str | None, folder: Path, seed: int) -> tuple[float, float]:
-    """Seconds until the error was next to its least, Ray's start included; targets a second and core."""
+    """Return the seconds until the error is near its least, and the targets a second and core."""
     from models.forecasters.forecaster import variants
     from models.training.ray_job import discard, run_job
 
     storage = state_dir() / "ray" / f"bench-pretrain-{seed}"
-    discard(storage)  # of a run that was stopped
+    discard(storage)  # discards the files of a stopped run
     started, ends, epochs = time.perf_counter(), list[float](), list[dict[str, Any]]()
 
     def say(record: dict[str, Any]) -> None:

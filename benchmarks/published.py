@@ -21,17 +21,17 @@ FILE: Final = Path("docs/results/bench.json")
 
 @dataclass(frozen=True)
 class Published:
-    """A benchmark's rows, and when, of which commit and on which machine they were measured."""
+    """A benchmark's rows with the date, commit and machine of their measurement."""
 
     date: str
     commit: str
     machine: str
-    remark: str  # what a reader should know of that run; may be empty
+    remark: str  # note for the reader of that run; may be empty
     rows: list[Row]
 
 
 def load(path: Path) -> dict[str, Published]:
-    """Return what is published, by the benchmark's name.
+    """Return the published results by the benchmark's name.
 
     Raises:
         ValueError: the file is not here (the command runs in another folder), is damaged, or has other keys.
@@ -49,7 +49,7 @@ def load(path: Path) -> dict[str, Published]:
 
 
 def publish(name: str, rows: Sequence[Row], path: Path = FILE) -> None:
-    """Put a benchmark's rows into the file, in the place of those that it had.
+    """Put a benchmark's rows into the file, replacing those that it had.
 
     Raises:
         ValueError: as `load`.
@@ -61,18 +61,22 @@ def publish(name: str, rows: Sequence[Row], path: Path = FILE) -> None:
 
 
 def entries_of(path: Path) -> dict[str, Any]:
-    """Read what is published in a file of one JSON object; nothing, where it is not there."""
+    """Read the published entries in a file of one JSON object; empty if there is no file."""
     return read_object(path) if path.is_file() else {}
 
 
 def check(path: Path, found: Mapping[str, Any], needed: Set[str], what: str) -> None:
-    """Raise ValueError, a line that names the file, where a key is missing that `what` needs."""
+    """Check that an entry has all keys that it needs.
+
+    Raises:
+        ValueError: a key is missing; the line names the file.
+    """
     if missing := sorted(needed - set(found)):
         raise ValueError(f"{path} is no {what}: {missing[0]} is missing")
 
 
 def origin() -> dict[str, str]:
-    """Return what stands beside every published figure: date, commit and machine."""
+    """Return the date, commit and machine that stand beside every published figure."""
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
     return {"date": today, "commit": _commit(), "machine": _machine()}
 

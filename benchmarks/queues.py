@@ -1,4 +1,4 @@
-"""What a packet costs in each queue disc, at 1 to 1,000 flows, beside ns-3's FqCoDel in the same run.
+"""Measure what a packet costs in each queue disc, at 1 to 1,000 flows, beside ns-3's FqCoDel.
 
 A packet's cost is its dequeue and the next one's enqueue (`simulation/programs/disc-cost.cc`), the median of
 50,000. FqCoDel drops what has waited too long, so it comes to hold fewer packets. LFQ's network answers at a
@@ -25,8 +25,9 @@ from pipelines.stage import StageError
 WEIGHTS: Final = PROJECT / "docs" / "laboratory" / "models" / "lfq" / "counterfactual-10.safetensors"
 REFERENCE: Final = "FqCoDel"
 LFQ: Final = "LFQ"
-LFQ_ALONE: Final = "LFQ, no network"  # its signals and its queue
-# By its name in who-picks: ns-3's type, attributes. No decision of LFQ's is out of range: that costs nothing.
+LFQ_ALONE: Final = "LFQ, no network"  # its signals and its queue without the network
+# ns-3's type and attributes of each rule by its name in who-picks. No decision of LFQ's is out of range: that
+# costs nothing.
 DISCS: Final = {
     REFERENCE: ("ns3::FqCoDelQueueDisc", ""),
     "FIFO": ("ns3::FifoQueueDisc", ""),
@@ -43,42 +44,42 @@ DISCS: Final = {
 }
 FLOWS: Final = (1, 10, 100, 1000)
 PACKETS: Final = 50_000
-# The figure to reach: a packet's median at so many flows, and how little more flows may add.
+# The figures to reach: a packet's median at JUDGED_FLOWS flows, and the growth with more flows.
 JUDGED_FLOWS: Final = 100
 MOST_NS: Final = 2000
 GROWN_FLOWS: Final = (10, 1000)
-MOST_GROWTH: Final = 2.0  # for 100 times the flows; what is linear in them would be 100
+MOST_GROWTH: Final = 2.0  # factor allowed for 100 times the flows; a cost linear in them would be 100
 
 
 @dataclass(frozen=True)
-class Judged:
-    """A rule's medians by the number of flows, ns, and whether they are what they should be."""
+class RuleMedians:
+    """A rule's median cost in ns by the number of flows, and whether it meets the targets."""
 
     rule: str
     ns: dict[int, float]
 
     @property
     def growth(self) -> float:
-        """How many times as much a packet costs with 1,000 flows as with 10."""
+        """Return how many times as much a packet costs with 1,000 flows as with 10."""
         few, many = GROWN_FLOWS
         return self.ns[many] / self.ns[few]
 
     @property
     def held(self) -> bool:
-        """At most 2 us at 100 flows, and no growth with their number."""
+        """Return whether it is at most 2 us at 100 flows and does not grow with their number."""
         return self.ns[JUDGED_FLOWS] <= MOST_NS and self.growth <= MOST_GROWTH
 
 
-def judged(rows: Sequence[Row]) -> Iterator[Judged]:
-    """Each rule of a run of this benchmark."""
+def judged(rows: Sequence[Row]) -> Iterator[RuleMedians]:
+    """Return each rule's medians in a run of this benchmark."""
     ours = {row.name: row.ours for row in rows}
     for rule in DISCS:
-        if name_of(rule, JUDGED_FLOWS) in ours:  # what was published before has fewer rules
-            yield Judged(rule, {flows: ours[name_of(rule, flows)] for flows in FLOWS})
+        if name_of(rule, JUDGED_FLOWS) in ours:  # older results have fewer rules
+            yield RuleMedians(rule, {flows: ours[name_of(rule, flows)] for flows in FLOWS})
 
 
 def verdicts(rows: Sequence[Row]) -> list[Verdict]:
-    """Each rule's two figures; a benchmark has no seeds, so no interval."""
+    """Return each rule's two figures; a benchmark has no seeds, so there is no interval."""
     few, many = GROWN_FLOWS
     found = []
     for one in judged(rows):
@@ -94,12 +95,12 @@ def verdicts(rows: Sequence[Row]) -> list[Verdict]:
 
 
 def name_of(rule: str, flows: int) -> str:
-    """Name of a row."""
+    """Return the name of a row."""
     return f"{rule}; flows: {flows}"
 
 
 def measure(rounds: int) -> list[Row]:
-    """Return a row for each disc and number of flows, and LFQ's mean.
+    """Return a row for each disc and number of flows, and rows with LFQ's mean.
 
     Raises:
         ValueError: the program cannot be built.
@@ -138,7 +139,7 @@ def measure(rounds: int) -> list[Row]:
 def cost_ns(
     program: Path, disc: str, attributes: str, flows: int, packets: int = PACKETS, of: str = "p50_ns"
 ) -> float:
-    """Cost of a packet, ns: the median, or the mean (`mean_ns`).
+    """Return the cost of a packet in ns: the median, or the mean (`mean_ns`).
 
     Raises:
         ValueError: there is no such disc.

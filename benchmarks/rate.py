@@ -1,4 +1,4 @@
-"""A forecast of a connection's rate from its first n samples: the engine beside PyTorch and ONNX Runtime.
+"""Measure a forecast of a connection's rate from its first n samples, beside PyTorch and ONNX Runtime.
 
 A network of the default sizes with random weights answers the same made-up flows: n samples of tcp_info in,
 six rates out, on one thread, in turn. The engine is timed in C++, the references around their Python call;
@@ -31,23 +31,23 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.rows import CannotHereError, Row
+from benchmarks.rows import Row, UnsupportedMachineError
 
 if TYPE_CHECKING:
     from models.networks.rate_network import RateNetwork
     from models.networks.scaling import ScaledFeature
     from serving.engine.rate import RateEngine
 
-CALLS: Final = 400  # per round and contestant
-FLOWS: Final = 64  # that agreement is measured on
-LARGEST: Final = 1e-5  # relative, of the engine to PyTorch; more is no answer
+CALLS: Final = 400  # calls per round and contestant
+FLOWS: Final = 64  # flows on which agreement is measured
+LARGEST: Final = 1e-5  # largest relative difference of the engine from PyTorch; more is no answer
 SEED: Final = 1
 ASKED: Final = 5  # samples that the agent forecasts from
-AGENT_CALLS: Final = 200  # per round and door
-WANTED_US: Final = 150.0  # from an ACK to its answer
+AGENT_CALLS: Final = 200  # calls per round and door
+WANTED_US: Final = 150.0  # microseconds allowed from an ACK to its answer
 ANSWER_S: Final = 10.0
 KERNEL_FLOWS: Final = 25  # downloads per round
-KERNEL_BYTES: Final = 50_000  # of each: 35 packets
+KERNEL_BYTES: Final = 50_000  # bytes of each download: 35 packets
 KERNEL_GAP_S: Final = 0.05
 RATE_MBPS: Final = 50.0
 RTT_MS: Final = 40.0
@@ -57,7 +57,7 @@ Times = npt.NDArray[np.float64]
 
 
 def measure(rounds: int) -> list[Row]:
-    """Medians over `rounds` of each round's median, and the agreement.
+    """Return the medians over `rounds` of each round's median, and the agreement.
 
     Raises:
         ValueError: the engine or ONNX Runtime answers otherwise than PyTorch.
@@ -89,14 +89,14 @@ def measure(rounds: int) -> list[Row]:
 
 
 def made_up_flows() -> list[Raw]:
-    """Samples (S, F) of flows whose packets come one behind the other, then in doubled bursts."""
+    """Return the samples (S, F) of flows whose packets come one behind the other, then in doubled bursts."""
     from feature_store.rate.definition import MOST_SAMPLES, NAMES
 
     draw, flows, size = np.random.default_rng(SEED), [], 1440
     for _ in range(FLOWS):
         gap_us, rtt_us = int(draw.integers(50, 2_000)), int(draw.integers(10_000, 300_000))
         number = np.arange(1, MOST_SAMPLES + 1)
-        bursts = np.floor(np.log2(1 + (number - 1) / 10)).astype(np.int64)  # 10 packets, 20, 40
+        bursts = np.floor(np.log2(1 + (number - 1) / 10)).astype(np.int64)  # bursts of 10, 20, 40 packets
         ts = rtt_us * (1 + bursts) + gap_us * number
         known: dict[str, Any] = {
             "ts": ts, "rto": 2 * rtt_us, "rtt": rtt_us + gap_us * number, "snd_cwnd": 9 + number,
@@ -112,7 +112,7 @@ def made_up_flows() -> list[Raw]:
 
 
 def make_network(flows: list[Raw]) -> RateNetwork:
-    """Our Transformer in its default sizes, with random weights everywhere."""
+    """Return our Transformer in its default sizes, with random weights everywhere."""
     import torch
 
     from feature_store.rate.definition import inputs
@@ -126,7 +126,7 @@ def make_network(flows: list[Raw]) -> RateNetwork:
 
 
 def _agreement(engine: RateEngine, network: RateNetwork, flows: list[Raw]) -> Row:
-    """Largest relative difference to PyTorch in float64, after every sample; beside its own in float32."""
+    """Return the largest relative difference to PyTorch in float64, and that of PyTorch in float32."""
     import torch
 
     from feature_store.rate.definition import inputs
@@ -182,10 +182,10 @@ def _latencies(
 def _doors(
     root: Path, folder: Path, features: Sequence[ScaledFeature], flows: list[Raw], rounds: int
 ) -> list[Row]:
-    """ACK to answer through the agent, by the engine inside it and by Triton.
+    """Return rows from ACK to answer through the agent, by the engine inside it and by Triton.
 
     Raises:
-        CannotHereError: the agent or Triton is not built here.
+        UnsupportedMachineError: the agent or Triton is not built here.
     """
     from benchmarks.marker import MODEL
     from benchmarks.served_models import served, write_model
@@ -194,7 +194,7 @@ def _doors(
     from serving.triton.repository import MODELS, RATE
 
     if reason := agent_process.why_not_built():
-        raise CannotHereError(reason)
+        raise UnsupportedMachineError(reason)
     (version := root / "1").symlink_to(folder)
     write_model(root / "repository", MODELS[RATE], folder, Backend.NATIVE, features=features)
     rows = []
@@ -210,7 +210,7 @@ def _doors(
 
 
 def _wanted(what: str, us: float, share: float, rounds: int) -> list[Row]:
-    """Time and share of a way from an ACK, beside what is wanted of it."""
+    """Return rows of the time and share of a way from an ACK, beside their targets."""
     name, most, least = f"{what}, n = {ASKED}", "wanted at most", "wanted at least"
     return [
         Row(f"{name}, p50", us, WANTED_US, most, WANTED_US / us, "us", rounds),
@@ -219,7 +219,7 @@ def _wanted(what: str, us: float, share: float, rounds: int) -> list[Row]:
 
 
 def kernel_rows(root: Path, network: Path, rounds: int) -> list[Row]:
-    """ACK to map of a kernel's downloads on the bed; none, and a line, where this machine has no bed."""
+    """Return rows from ACK to map of a kernel's downloads on the bed; print a line where there is no bed."""
     from testbed.host import tcp_traffic
     from testbed.host.hosts import ADDRESS_B, Bed
     from testbed.host.rate_flows import CONTROL, why_not
@@ -247,7 +247,7 @@ def kernel_rows(root: Path, network: Path, rounds: int) -> list[Row]:
 
 
 def _asked(path: Path, options: list[str], flows: list[Raw], rounds: int) -> tuple[float, float]:
-    """The agent's own p50 in us, and the share of answers within their flow's least round trip."""
+    """Return the agent's own p50 in us, and the share of answers within their flow's least round trip."""
     from feature_store.rate.definition import NAMES
     from serving.agent import process as agent_process
     from serving.agent.rate_client import RateClient
@@ -258,10 +258,10 @@ def _asked(path: Path, options: list[str], flows: list[Raw], rounds: int) -> tup
     with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True) as agent:
         try:
             assert agent.stdout is not None  # noqa: S101 - it is a pipe, asked for above
-            if not agent.stdout.readline():  # it is ready
+            if not agent.stdout.readline():  # waits until it is ready
                 raise RuntimeError(f"bench rate: {agent.communicate()[1].strip()}")
             with RateClient(path) as client:
-                for call in range(-FLOWS, calls):  # the first ones warm up
+                for call in range(-FLOWS, calls):  # the first calls warm up
                     flow = flows[call % FLOWS]
                     for sample in range(ASKED - 1):
                         client.tell(call + FLOWS, sample, flow[sample])

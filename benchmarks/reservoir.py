@@ -1,13 +1,13 @@
-"""Does a reservoir of earlier, least alike stretches make better heads than the last 60 s alone?
+"""Compare heads made with a reservoir of earlier stretches with heads from the last 60 s alone.
 
 Each arm walks a trace as the live loop does, with its own arithmetic and gate (`pipelines/live/minute.py`): a
-round every 30 s that learns from 60 s and is judged on 10 s and the slices before. What each arm then serves
-is scored on the next 30 s, which no arm has learned from, and the arms' difference is paired by round. All
+round every 30 s that learns from 60 s and is judged on 10 s and the slices before. The served head of each
+arm is then scored on the next 30 s, which no arm has learned from; the difference is paired by round. All
 begin with the pre-trained model of `make run`.
 
-The traces are of section `simulate` with seeds that nothing was trained or chosen on, 11 minutes each after
-the first minute that teaches; or of `--packets`, a folder of packet tables. What came of each round is a line
-of `var/reservoir/rounds.jsonl`.
+The traces come from section `simulate` with seeds that nothing was trained or chosen on, 11 minutes each
+after the first minute of training, or from `--packets`, a folder of packet tables. Each round's outcome is a
+line of `var/reservoir/rounds.jsonl`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from pipelines.live.minute import Minute
 
 PRETRAINED: Final = Path("data/models/pretrained")
-FIRST_SEED: Final = 701  # of the simulated traces; 1 and 2 are the default traces'
+FIRST_SEED: Final = 701  # first seed of the simulated traces; 1 and 2 are the default traces'
 ARMS: Final = {"4,096 windows beside it": 4096}
 WITHOUT: Final = "the last 60 s alone"
 EVERY_S, LEARN_S, JUDGE_S, LEAD_IN_S = 30.0, 60.0, 10.0, 5.0  # as `swiftqueue schedule`, at its shortest
@@ -45,7 +45,7 @@ NAMES: Final = {LATE: "average precision of late packets", LOG: "log-error"}
 
 @dataclass
 class Arm:
-    """What an arm of the walk serves, and what it keeps between rounds."""
+    """An arm of the walk: the version it serves and the state it keeps between rounds."""
 
     memory_windows: int
     served: dict[str, bytes]  # artifact files by name
@@ -79,7 +79,7 @@ def measure(rounds: int, packets: str | None = None) -> list[Row]:
 
 
 def walk(table: pl.DataFrame) -> Iterator[dict[str, Any]]:
-    """Walk a packet table; a dictionary for each round: its time, and the figures of each arm after it."""
+    """Walk a packet table; yield each round's time and the figures of each arm after it."""
     import polars as pl
 
     from common.section import read
@@ -100,7 +100,7 @@ def walk(table: pl.DataFrame) -> Iterator[dict[str, Any]]:
         at_ns = pl.col("sent_ns") - begin_ns
         part = table.filter(at_ns >= round(from_s * 1e9), at_ns < round(to_s * 1e9))
         newest_ns = begin_ns + round(to_s * 1e9)
-        unknown = pl.col("acked_ns") > newest_ns  # not acknowledged yet
+        unknown = pl.col("acked_ns") > newest_ns  # not acknowledged yet at that time
         seen = part.with_columns(pl.when(~unknown).then(c).alias(c) for c in ("acked_ns", "latency_us"))
         return seen, NOTHING.moved(table, int((at_ns_P < round(from_s * 1e9)).sum()))
 
@@ -138,7 +138,7 @@ def walk(table: pl.DataFrame) -> Iterator[dict[str, Any]]:
 
 
 def _learn(arm: Arm, minute: Minute, tune: Any) -> None:
-    """One round of an arm."""
+    """Run one round of an arm."""
     from pipelines.live.slices import KEPT
 
     tuned = tune(minute)
@@ -151,7 +151,7 @@ def _learn(arm: Arm, minute: Minute, tune: Any) -> None:
 
 
 def rows(found: Sequence[dict[str, Any]]) -> list[Row]:
-    """A row for each arm and figure: means over rounds, and the paired difference with its 95 % interval."""
+    """Return a row for each arm and figure: means over rounds, and the paired difference."""
     from models.scoring.intervals import estimate
 
     made = []

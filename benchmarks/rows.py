@@ -1,4 +1,4 @@
-"""Rows of the benchmarks, how they are printed, and which module measures what."""
+"""The benchmarks' rows, how they are printed, and the module that measures each benchmark."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
 
-class CannotHereError(RuntimeError):
-    """This machine lacks what the benchmark measures: no failure; the line says what."""
+class UnsupportedMachineError(RuntimeError):
+    """The error of a machine that lacks what a benchmark measures; it is no failure."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Row:
 
 
 def interleaved_medians(rounds: int, *measures: Callable[[], float]) -> list[float]:
-    """Medians of several measures taken in turn, so that a noisy neighbour touches all alike."""
+    """Return the medians of several measures taken in turn, so that other load affects all alike."""
     samples: list[list[float]] = [[] for _ in measures]
     for _ in range(rounds):
         for values, measure in zip(samples, measures, strict=True):

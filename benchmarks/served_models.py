@@ -38,10 +38,10 @@ def write_model(
     version: int = 1,
     features: Sequence[ScaledFeature] | None = None,
 ) -> None:
-    """Put artifact `source` into a repository as a version of model `name`, the one that is served.
+    """Put artifact `source` into a repository as the served version of model `name`.
 
     `backend` is one of `Backend`, or IDENTITY, which takes only the shapes from the artifact.
-    `features`: those of a network of rates; None: `source` predicts latencies, from event windows.
+    `features` are the inputs of a network of rates; None: `source` predicts latencies from event windows.
     """
     folder = repository / name / str(version)
     folder.mkdir(parents=True)
@@ -60,7 +60,7 @@ def write_model(
 
 
 def backends(folder: Path) -> TritonEnvironment:
-    """Triton's environment with the native and the identity backend, linked in `folder`.
+    """Yield Triton's environment with the native and the identity backend, linked in `folder`.
 
     Raises:
         OSError: a backend is not built, or Triton's environment is not set up.
@@ -80,7 +80,7 @@ def backends(folder: Path) -> TritonEnvironment:
 def served(
     root: Path, models: Sequence[str], *, name: str = SERVER, socket_path: Path | None = None
 ) -> Iterator[str]:
-    """Serve `models` of `root/repository`, on loopback or on a Unix socket; gives the address for clients.
+    """Serve `models` of `root/repository`, on loopback or on a Unix socket; yield the clients' address.
 
     Raises:
         OSError: something is not built.
@@ -92,7 +92,7 @@ def served(
     command = triton_command(environment, root / "repository", ports)
     address = f"{LOOPBACK}:{ports['grpc']}"
     if socket_path is not None:
-        # Triton adds the port to whatever address it is given, here to the file's name.
+        # Triton adds the port to whatever address it is given: here, to the file's name.
         address = f"unix:{socket_path}:{ports['grpc']}"
         command[command.index(f"--grpc-address={LOOPBACK}")] = f"--grpc-address=unix:{socket_path}"
     with Triton(address) as triton:
@@ -107,7 +107,7 @@ def served(
 
 
 def build(*targets: str, room: str = "agent") -> Path:
-    """Folder of the programs of a room of serving, with `targets` built; harmless when they are.
+    """Build `targets` of a serving room, if they are not up to date, and return the programs' folder.
 
     Raises:
         OSError: a package is missing, or it does not compile.

@@ -1,4 +1,4 @@
-"""One question through Triton over gRPC: our engine and client beside the identity model and ONNX Runtime.
+"""Measure one question through Triton over gRPC, beside the identity model and ONNX Runtime.
 
 Triton serves the default network, the event stream of two layers, three ways: `identity` computes nothing
 and takes windows of its size (the reference: what gRPC and Triton cost), the native backend, and the Python
@@ -30,7 +30,7 @@ from serving.agent.predictors.reference_client import CHANNEL
 from serving.triton.config import Backend
 from serving.triton.endpoint import Triton, connect
 
-QUESTIONS: Final = 2_000  # per round and contestant
+QUESTIONS: Final = 2_000  # questions per round and contestant
 PYTHON_QUESTIONS: Final = 500
 WARM_UP: Final = 50
 ANSWER_S: Final = 10.0
@@ -38,7 +38,7 @@ PARITY: Final = 1e-4
 NATIVE: Final = "event stream"
 ONNX: Final = "ONNX in the Python backend, Python client"
 
-Figures = dict[str, float]  # of one round: p50_us, p99_us
+Figures = dict[str, float]  # figures of one round: p50_us, p99_us
 
 
 def measure(rounds: int) -> list[Row]:
@@ -94,7 +94,7 @@ def _rows(samples: dict[str, list[Figures]], rounds: int) -> list[Row]:
 
 @contextmanager
 def _served(root: Path) -> Iterator[tuple[str, str]]:
-    """Serve every model on loopback and, by a second server, on a unix socket: the two addresses."""
+    """Serve every model on loopback and, by a second server, on a Unix socket; yield both addresses."""
     from models.networks import artifact
 
     repository, source = root / "repository", save(root / "artifact")
@@ -112,7 +112,11 @@ def _served(root: Path) -> Iterator[tuple[str, str]]:
 
 
 def _check_parity(address: str) -> None:
-    """Raise ValueError if the compared models answer otherwise: that would be no reference."""
+    """Check that the compared models answer alike: another answer would be no reference.
+
+    Raises:
+        ValueError: they do not.
+    """
     with Triton(address) as triton:
         ours, theirs = (triton.infer(make_windows(), model).y_BH for model in ("events", "onnx"))
     if not np.allclose(ours, theirs, rtol=PARITY):
@@ -120,7 +124,7 @@ def _check_parity(address: str) -> None:
 
 
 def _ask(program: Path, address: str, model: str) -> Figures:
-    """Round trips by the C++ client."""
+    """Return the round trips of the C++ client."""
     command = [str(program), "--server", address, "--model", model, "--questions", str(QUESTIONS)]
     ran = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     if ran.returncode:
@@ -132,7 +136,7 @@ def _ask(program: Path, address: str, model: str) -> Figures:
 
 
 def _ask_from_python(address: str, model: str) -> Figures:
-    """Round trips as the reference client makes them: an asynchronous call, and a wait for its answer."""
+    """Return the round trips of the reference client: an asynchronous call and a wait for its answer."""
     x_BWF = make_windows()
     us = np.empty(PYTHON_QUESTIONS)
     with connect(address, CHANNEL) as client:

@@ -14,10 +14,10 @@ PARAMS_FILE: Final = Path("params.yaml")
 
 
 def given(folder: Path) -> Iterator[tuple[str, pl.DataFrame]]:
-    """Names and packet tables of a folder.
+    """Return the names and packet tables of a folder.
 
     Raises:
-        ValueError: it has none.
+        ValueError: the folder has no packet table.
     """
     from feature_store.packets.schema import scan_packets
 
@@ -29,7 +29,7 @@ def given(folder: Path) -> Iterator[tuple[str, pl.DataFrame]]:
 
 
 def simulated(folder: Path, seconds: float, seeds: Iterable[int]) -> Iterator[tuple[str, pl.DataFrame]]:
-    """Traces of section `simulate`, kept in a folder.
+    """Return the traces of section `simulate`, kept in a folder.
 
     Raises:
         RuntimeError: a trace could not be simulated.

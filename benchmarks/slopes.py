@@ -1,4 +1,4 @@
-"""Samples of a long run, lines of JSON: how to read them, and what each quantity grows by."""
+"""Read the samples of a long run, lines of JSON, and compute how fast each quantity grows."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 STRETCHES: Final = 12
-STUDENT: Final = 2.228  # t of 97.5 % with STRETCHES - 2 degrees of freedom
+STUDENT: Final = 2.228  # Student's t for 97.5 % with STRETCHES - 2 degrees of freedom
 MIB: Final = 2**20
-BEST: Final = 100.0  # ratio of what does not grow at all
+BEST: Final = 100.0  # ratio of a quantity that does not grow at all
 
 
 def line(times: NDArray[np.float64], values: NDArray[np.float64]) -> tuple[float, float, float]:
-    """Slope and its 95 % interval, from the means of stretches."""
+    """Return the slope and its 95 % interval, from the means of stretches."""
     x = np.array([part.mean() for part in np.array_split(times, STRETCHES)])
     y = np.array([part.mean() for part in np.array_split(values, STRETCHES)])
     x, y = x - x.mean(), y - y.mean()
@@ -30,7 +30,7 @@ def line(times: NDArray[np.float64], values: NDArray[np.float64]) -> tuple[float
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """Samples of a file, oldest first; a line cut short is left out."""
+    """Return the samples of a file, oldest first; a line cut short is left out."""
     found = []
     for line in path.read_text().splitlines() if path.is_file() else []:
         with contextlib.suppress(ValueError):
@@ -39,11 +39,11 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 
 def tree(folder: Path) -> tuple[int, int]:
-    """Bytes and number of the files under a folder."""
+    """Return the total bytes and the number of the files under a folder."""
     size = count = 0
     for root, _, files in os.walk(folder):
         for name in files:
-            with contextlib.suppress(OSError):  # gone meanwhile
+            with contextlib.suppress(OSError):  # files deleted meanwhile
                 size += os.lstat(os.path.join(root, name)).st_size
                 count += 1
     return size, count

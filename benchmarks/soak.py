@@ -1,10 +1,10 @@
-"""The live loop for hours: what each part uses, sampled, with the slopes and what they say of leaks.
+"""Run the live loop for hours and sample what each part uses, with the slopes and a verdict on leaks.
 
     swiftqueue bench soak --minutes 120     # --minutes 0 only reads the samples that there are
 
-starts the loop (`swiftqueue up --live`) where it does not run, and stops it at the end where it started it.
-Each sample is a line of `var/soak/samples.jsonl`, on the disk before the next one is taken; the same command
-after an interruption goes on with that file (remove it for a new run).
+The command starts the loop (`swiftqueue up --live`) where it does not run, and stops it at the end where it
+started it. Each sample is a line of `var/soak/samples.jsonl`, on the disk before the next one is taken; the
+same command after an interruption goes on with that file (remove it for a new run).
 
 A slope is that of a least-squares line through the means of twelve equal stretches of the run, without its
 first sixth; its 95 % interval is Student's over those means, because samples ten seconds apart are not
@@ -38,10 +38,10 @@ from pipelines.live import rounds_log as record
 
 SAMPLE_S: Final = 10.0
 LEARN_S, JUDGE_S = 30.0, 10.0
-WARM_UP: Final = 1 / 6  # of the run: caches fill
+WARM_UP: Final = 1 / 6  # share of the run in which caches fill
 SHARED_MEMORY: Final = Path("/dev/shm")  # noqa: S108
 MINUTES, EVERY_S = 120.0, 10.0
-# What a part may grow by in an hour: 2 % of its memory, or 5 MiB where that is more; nothing of the rest.
+# What a part may grow by in an hour: 2 % of its memory, or 5 MiB where that is more; other quantities: 0.
 ALLOWED_SHARE: Final = 0.02
 ALLOWED_MIB: Final = 5.0
 ALLOWED_COUNT: Final = 0.5
@@ -51,27 +51,27 @@ KEPT: Final = ("mlflow", "telemetry", "live", "prometheus")
 
 @dataclass(frozen=True)
 class Slope:
-    """Change of a quantity per hour."""
+    """A quantity's change per hour."""
 
     name: str
     mean: float
     per_hour: float
-    low: float  # of the 95 % interval
+    low: float  # lower end of the 95 % interval
     high: float
-    allowed: float | None  # per hour; None: not judged
+    allowed: float | None  # allowed growth per hour; None: not judged
 
     @property
     def grows(self) -> bool:
-        """Whether it surely grows by more than is allowed."""
+        """Return whether it surely grows by more than is allowed."""
         return self.allowed is not None and self.low > self.allowed
 
 
 def sample() -> dict[str, float]:
-    """Everything that could leak, now, by name."""
+    """Return everything that could leak, by name."""
     found: dict[str, float] = {}
     total = psutil.virtual_memory()
     found["machine memory MiB"] = (total.total - total.available) / MIB
-    found["machine shared memory MiB"] = total.shared / MIB  # Ray's objects, whoever looks at them
+    found["machine shared memory MiB"] = total.shared / MIB  # shared objects of Ray, counted once
     for name in PARTS:
         server = processes.running(name)
         first = server.process() if server else None
@@ -83,7 +83,7 @@ def sample() -> dict[str, float]:
             with contextlib.suppress(psutil.Error):
                 with process.oneshot():
                     memory = process.memory_info()
-                    private[_kind(process)] += memory.rss - memory.shared  # what only this process has
+                    private[_kind(process)] += memory.rss - memory.shared  # memory that only this process has
                     threads += process.num_threads()
                 files += process.num_fds()
                 count += 1
@@ -109,7 +109,7 @@ def sample() -> dict[str, float]:
 
 
 def served_version() -> int | None:
-    """Version that the scheduler's page names, of a real inference."""
+    """Return the version that a real inference reported on the scheduler's page."""
     server = processes.running("scheduler")
     page = f"http://127.0.0.1:{server.ports['metrics']}/metrics" if server else ""
     value = status.number(page, "swiftqueue_served_version") if page else None
@@ -117,7 +117,7 @@ def served_version() -> int | None:
 
 
 def slopes(samples: list[dict[str, Any]]) -> list[Slope]:
-    """Slope of every quantity that was there all the time after the warm-up.
+    """Return the slope of every quantity that was there all the time after the warm-up.
 
     Raises:
         ValueError: there are too few samples.
@@ -137,7 +137,7 @@ def slopes(samples: list[dict[str, Any]]) -> list[Slope]:
 
 
 def _allowed(name: str, mean: float) -> float | None:
-    """What a quantity may grow by in an hour; None for what is not judged."""
+    """Return a quantity's allowed growth in an hour; None if it is not judged."""
     part, _, what = name.rpartition(" disk ")
     if part in KEPT or ": " in name or name.startswith(("rounds ", "versions", "served version", "machine ")):
         return None
@@ -147,7 +147,7 @@ def _allowed(name: str, mean: float) -> float | None:
 
 
 def report(samples: list[dict[str, Any]]) -> int:
-    """Print every slope and the verdict; 1 where something grows."""
+    """Print every slope and the verdict; return 1 if something grows."""
     from rich.console import Console
     from rich.table import Table
 
@@ -175,9 +175,9 @@ def report(samples: list[dict[str, Any]]) -> int:
 
 
 def measure(rounds: int, minutes: float = MINUTES, weeks: float | None = None) -> list[Row]:
-    """Run the loop for so long, or go on with a run that was interrupted; a row for each quantity judged.
+    """Run the loop for some minutes, or resume an interrupted run; return a row for each quantity judged.
 
-    It is one run, whatever `rounds` says. With `weeks`, so many compressed ones (`benchmarks/weeks.py`).
+    It is one run; `rounds` has no effect. With `weeks`, simulate that many weeks (`benchmarks/weeks.py`).
     """
     if weeks is not None:
         from benchmarks import weeks as compressed
@@ -195,7 +195,7 @@ def measure(rounds: int, minutes: float = MINUTES, weeks: float | None = None) -
 
 
 def rows(samples: list[dict[str, Any]]) -> list[Row]:
-    """What grows by how much an hour, beside what is allowed."""
+    """Return a row for each quantity's growth in an hour, beside the allowed growth."""
     found = []
     for one in slopes(samples):
         if one.allowed is None:
@@ -208,24 +208,24 @@ def rows(samples: list[dict[str, Any]]) -> list[Row]:
 
 
 def samples_file() -> Path:
-    """Where the samples lie."""
+    """Return the file of the samples."""
     return state_dir() / "soak" / "samples.jsonl"
 
 
 def wanted(minutes: float) -> int:
-    """How many samples a run of so many minutes has."""
+    """Return how many samples a run of so many minutes has."""
     return round(60 * minutes / SAMPLE_S)
 
 
 def run(path: Path, minutes: float) -> None:
-    """Add samples to a file until there are enough for so many minutes."""
+    """Add samples to a file until there are enough for `minutes` minutes."""
     path.parent.mkdir(parents=True, exist_ok=True)
     done = len(read(path))
     if done:
         print(f"{path} has {done} samples: going on (remove it for a new run)")
     with path.open("ab") as out:
         if out.tell() and not path.read_bytes().endswith(b"\n"):
-            out.write(b"\n")  # a line cut short must not take the next one along
+            out.write(b"\n")  # a line cut short must not spoil the next one
         for number in range(done, wanted(minutes)):
             begin_s = time.monotonic()
             line = json.dumps({"time": time.time(), "values": sample()}) + "\n"
@@ -239,7 +239,7 @@ def run(path: Path, minutes: float) -> None:
 
 @contextlib.contextmanager
 def _loop() -> Iterator[None]:
-    """The live loop, started where it does not run, and then stopped."""
+    """Run the block beside the live loop; start it if it does not run, and stop it then."""
     from infra.local.loop import start_loop, stop_stack
 
     if processes.running("scheduler"):
@@ -254,7 +254,7 @@ def _loop() -> Iterator[None]:
 
 
 def _kind(process: psutil.Process) -> str:
-    """What a process is: Ray's actors and servers have their title in the place of the command line."""
+    """Return the kind of a process; Ray's actors and servers have their title in the command line's place."""
     words = process.cmdline()
     title = words[0] if words else process.name()
     actor = re.match(r"ray::(\w+(?::[\w-]+){0,2})", title)

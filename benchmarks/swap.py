@@ -1,11 +1,11 @@
-"""Head swaps under a client that asks on a fixed schedule, beside the same client in peace.
+"""Measure head swaps under a client that asks on a fixed schedule, beside the same client in peace.
 
 A swap every second under 1,000 questions a second, and one every five seconds under 500. Triton serves the
 native backend; each swap is a whole push (serving/deploy/push.py), as at the five-minute update: load and
 check the artifact, try it under another name, compare it with PyTorch, load it beside the served version,
 compare again. (The registry is not in it: fetching happens before Triton is touched.) The versions differ
-in their heads alone. Stretches with and without swaps take turns, and what is reported of the C++ client's
-latencies is the median over the stretches.
+in their heads alone. Stretches with and without swaps take turns; the reported latencies of the C++ client
+are medians over the stretches.
 """
 
 from __future__ import annotations
@@ -29,44 +29,44 @@ from serving.deploy.push import push
 from serving.triton.endpoint import Triton
 from serving.triton.repository import ModelRepository
 
-HEADS: Final = 4  # told apart by version number, so the same ones come round again
+HEADS: Final = 4  # heads told apart by version number; the same ones come round again
 
-Figures = dict[str, float]  # of a stretch, as the client gives them
+Figures = dict[str, float]  # figures of a stretch, as the client gives them
 
 
 @dataclass(frozen=True)
-class Setting:
-    """How often heads are swapped, and under which load."""
+class SwapLoad:
+    """How often heads are swapped, and the client's load."""
 
-    every_s: float  # from one swap to the next; the first after half of it
+    every_s: float  # seconds between swaps; the first comes after half of it
     rate: int  # questions per second
     stretch_s: float
 
     @property
     def swaps(self) -> int:
-        """How many fall into a stretch."""
+        """Return the number of swaps in a stretch."""
         return int(self.stretch_s / self.every_s)
 
     def __str__(self) -> str:
         return f"a swap every {self.every_s:g} s, {self.rate} questions/s"
 
 
-# Five rounds of the first and three of the second are a minute with swaps, and as much without.
-SETTINGS: Final = (Setting(1.0, 1_000, 12.0), Setting(5.0, 500, 20.0))
-ANSWER_WITHIN_S: Final = 30.0  # late is told by the quantiles; no answer is an answer that never comes
+# Five rounds of the first load and three of the second are a minute with swaps, and as much without.
+SETTINGS: Final = (SwapLoad(1.0, 1_000, 12.0), SwapLoad(5.0, 500, 20.0))
+ANSWER_WITHIN_S: Final = 30.0  # limit for an answer; lateness is in the quantiles
 
 
 @dataclass
 class Swaps:
-    """What the pushing side did: each push's time, and why it ended early if it did."""
+    """The pushing side's result: each push's time, and its failure if it ended early."""
 
     seconds: list[float] = field(default_factory=list)
     failure: Exception | None = None
 
 
 @dataclass
-class Served:
-    """The server under test: what it serves is the last of `heads` that was pushed."""
+class SwapServer:
+    """The server under test; it serves the last of `heads` that was pushed."""
 
     client: Path
     address: str
@@ -77,7 +77,7 @@ class Served:
 
 
 def measure(rounds: int) -> list[Row]:
-    """Ask through `rounds` stretches without swaps and as many with them, in each setting.
+    """Ask through `rounds` stretches without swaps and as many with them, under each load.
 
     Raises:
         OSError: the native backend or the C++ client is not built.
@@ -86,16 +86,16 @@ def measure(rounds: int) -> list[Row]:
     client = build("round_trip") / "round_trip"
     with tempfile.TemporaryDirectory() as temporary:
         root = Path(temporary)
-        heads = [save(root / "artifacts" / str(i), i) for i in range(HEADS)]  # of one encoder
+        heads = [save(root / "artifacts" / str(i), i) for i in range(HEADS)]  # heads of one encoder
         repository = ModelRepository(root)
         repository.embedded.mkdir()
         with served(root, ()) as address, Triton(address) as triton:
-            one = Served(client, address, triton, repository, heads)
+            one = SwapServer(client, address, triton, repository, heads)
             push(heads[0], one.version, [triton], repository, None)
             return [row for setting in SETTINGS for row in _measure(setting, one, rounds)]
 
 
-def _measure(setting: Setting, one: Served, rounds: int) -> list[Row]:
+def _measure(setting: SwapLoad, one: SwapServer, rounds: int) -> list[Row]:
     quiet, swapped = list[Figures](), list[Figures]()
     swaps = Swaps()
     for _ in range(rounds):
@@ -108,8 +108,8 @@ def _measure(setting: Setting, one: Served, rounds: int) -> list[Row]:
 
 
 @contextmanager
-def _swapping(setting: Setting, one: Served, swaps: Swaps) -> Iterator[None]:
-    """Push the next head again and again, from a thread, as often as fits into a stretch."""
+def _swapping(setting: SwapLoad, one: SwapServer, swaps: Swaps) -> Iterator[None]:
+    """Push the next head again and again from a thread, as often as fits into a stretch."""
     stop = threading.Event()
 
     def swap() -> None:
@@ -137,8 +137,8 @@ def _swapping(setting: Setting, one: Served, swaps: Swaps) -> Iterator[None]:
         thread.join()
 
 
-def _ask(setting: Setting, one: Served) -> Figures:
-    """One stretch of questions, each a window of real events."""
+def _ask(setting: SwapLoad, one: SwapServer) -> Figures:
+    """Run one stretch of questions, each a window of real events."""
     questions = round(setting.rate * setting.stretch_s)
     command = [str(one.client), "--server", one.address]
     command += ["--rate", str(setting.rate), "--questions", str(questions)]
@@ -156,7 +156,7 @@ def _ask(setting: Setting, one: Served) -> Figures:
 
 
 def _rows(
-    setting: Setting, quiet: list[Figures], swapped: list[Figures], pushes_s: list[float], rounds: int
+    setting: SwapLoad, quiet: list[Figures], swapped: list[Figures], pushes_s: list[float], rounds: int
 ) -> list[Row]:
     def row(what: str, key: str, unit: str) -> Row:
         ours, theirs = (statistics.median(figures[key] for figures in side) for side in (swapped, quiet))

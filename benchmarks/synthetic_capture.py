@@ -1,4 +1,4 @@
-"""A capture of any length for benchmarks: a few TCP uploads as a sender sees them, written in pieces."""
+"""Write captures of any length for benchmarks: a few TCP uploads as a sender sees them."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ SNAP_BYTES: Final = 96
 FLOWS: Final = 8
 RECEIVERS: Final = 3
 SEGMENT_BYTES: Final = 1448  # payload with timestamps on a 1,500-byte MTU
-ROUND_NS: Final = 80_000  # one round: two data packets of a flow and an ACK for it, 290 Mbit/s in all
-IN_FLIGHT_ROUNDS: Final = 25  # of the flow; 25 · 8 flows · 80 us = 16 ms
-ROUNDS_AT_ONCE: Final = 1 << 16  # 20 MB
+ROUND_NS: Final = 80_000  # time of one round, two data packets of a flow and an ACK for it: 290 Mbit/s in all
+IN_FLIGHT_ROUNDS: Final = 25  # rounds of a flow in flight: 25 · 8 flows · 80 us = 16 ms
+ROUNDS_AT_ONCE: Final = 1 << 16  # rounds written together: 20 MB
 
 # Record header of a pcap, Ethernet, IPv4, TCP with the options NOP NOP timestamps.
 _HEADERS: Final = [
@@ -56,7 +56,7 @@ START_S: Final = 1_700_000_000
 
 
 def write_capture(path: Path, packets: int) -> int:
-    """Write a pcap of about `packets` packets (2 of 3 with data); return how many it has."""
+    """Write a pcap of about `packets` packets (2 of 3 with data); return the exact number."""
     rounds = packets // 3
     with path.open("wb") as file:
         header = np.array([0xA1B2C3D4, 4 << 16 | 2, 0, 0, SNAP_BYTES, 1], "<u4")

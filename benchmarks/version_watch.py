@@ -1,9 +1,9 @@
-"""A client of its own that asks a Triton on a fixed schedule and says when the version that answers changes.
+"""Ask a Triton on a fixed schedule, in a process of its own, and say when the answering version changes.
 
     python -m benchmarks.version_watch 127.0.0.1:8001
 
 One JSON object a line for each change: the monotonic clock, which all processes of a machine share, and the
-version (null: no answer). It ends at SIGTERM with a line of how many it asked and how many were answered.
+version (null: no answer). At SIGTERM it ends with a line that counts its questions and their answers.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def watch(address: str) -> None:
 
 
 class VersionWatch:
-    """The client as a child process."""
+    """A client that runs as a child process."""
 
     def __init__(self, address: str) -> None:
         command = [sys.executable, "-m", "benchmarks.version_watch", address]
@@ -73,7 +73,7 @@ class VersionWatch:
         self._process.wait(30)
 
     def first_answer_s(self, version: int, timeout_s: float) -> float:
-        """Monotonic time of the first answer by a version.
+        """Return the monotonic time of the first answer by a version.
 
         Raises:
             RuntimeError: it did not answer within the time.
@@ -89,7 +89,7 @@ class VersionWatch:
         raise RuntimeError(f"the asking client saw no answer by version {version} within {timeout_s:g} s")
 
     def close(self) -> float:
-        """End it; the share of its questions that were answered."""
+        """End the client; return the share of its questions that were answered."""
         self._process.terminate()
         self._process.wait(30)
         last: dict[str, float] = {}

@@ -1,17 +1,17 @@
-"""Weeks of the live loop, as fast as the machine goes: what retention leaves in each store.
+"""Run weeks of the live loop as fast as the machine goes, and sample what retention leaves in each store.
 
     swiftqueue bench soak --weeks 6        # goes on where it was stopped: var/soak/weeks.jsonl
 
-Real: each round as `swiftqueue schedule` runs it (`pipelines/live/rounds.py`): is the champion served, its
-telemetry, read from the store, the artifact fetched, a version registered in MLflow's store,
-pushed to Triton, made champion; then registry and Triton's repository pruned, and both logs written.
-The telemetry's log, compaction and retention are real, too.
+Real: each round runs as in `swiftqueue schedule` (`pipelines/live/rounds.py`). It checks that the champion is
+served, reads its telemetry from the store, fetches the artifact, registers a version in MLflow's store,
+pushes it to Triton and makes it champion; then it prunes registry and Triton's repository, and writes both
+logs. The telemetry's log, compaction and retention are real, too.
 
 Compressed: rounds follow each other at once, and the sender's clock goes on by five minutes from one to the
 next. It sends 20 packets a second, so five minutes of it are 6,000 packets. A head is not trained and judged:
-it is the champion's, moved a little, and passes. So there is no Ray, no slice that judges, no shadow, no
-watch. The telemetry is validated once in twelve rounds, which takes longer than all else. Neither do ingest,
-agent, keeper or Prometheus run: `swiftqueue bench soak --minutes` has all of this, uncompressed.
+it is the champion's, moved a little, and passes. So there is no Ray, no judging slice, no shadow and no
+watch. The telemetry is validated once in twelve rounds, which takes longer than all else. Ingest, agent,
+keeper and Prometheus do not run: `swiftqueue bench soak --minutes` has all of this, uncompressed.
 
 A slope is that of twelve stretches' means over simulated weeks, as in `benchmarks/soak.py`, without the first
 rounds, in which the stores fill up to what they keep.
@@ -36,7 +36,7 @@ import numpy as np
 import psutil
 import torch
 
-from benchmarks.live import Store, first_champion, own_state
+from benchmarks.live import TelemetryStore, first_champion, own_state
 from benchmarks.rows import Row
 from benchmarks.slopes import BEST, MIB, STRETCHES, line, read, tree
 from common import json_lines
@@ -47,7 +47,7 @@ from common.state import private_dir, state_dir
 from feature_store.telemetry.compact import KEEP_MINUTES, Compactor
 from feature_store.telemetry.events import SEND_COLUMNS, BatchKey, encode, event_batch
 from feature_store.telemetry.log import SegmentWriter
-from feature_store.telemetry.recent import Latest
+from feature_store.telemetry.recent import RecentPackets
 from feature_store.telemetry.sessions import open_session
 from infra.local import processes
 from models.networks import artifact
@@ -63,23 +63,23 @@ from pipelines.live.rounds_log import RoundRecord
 PARAMS_FILE: Final = Path("params.yaml")
 ROUND_S: Final = 300
 ROUNDS_A_WEEK: Final = 7 * 24 * 3600 // ROUND_S
-ROUNDS_A_SAMPLE: Final = 12  # an hour
-BEGIN_NS: Final = 1_700_000_040 * 10**9  # a full minute
+ROUNDS_A_SAMPLE: Final = 12  # rounds in an hour
+BEGIN_NS: Final = 1_700_000_040 * 10**9  # the start of a full minute
 PACKETS_PER_S: Final = 20
 LEARN_S, JUDGE_S = 60.0, 10.0
 SENDER: Final = "soak"
-MOVED: Final = 1e-3  # of a head from one version to the next
-# What a store may grow by in a week: 2 % of what it holds, or 5 MiB where that is more; 5 files.
+MOVED: Final = 1e-3  # share by which a head is moved from one version to the next
+# What a store may grow by in a week: 2 % of its size, or 5 MiB where that is more; 5 files.
 ALLOWED_SHARE, ALLOWED_MIB, ALLOWED_COUNT = 0.02, 5.0, 5.0
-KEPT_BY_MLFLOW: Final = ("model_versions", "inputs")  # a row of each for each version, which nothing removes
+KEPT_BY_MLFLOW: Final = ("model_versions", "inputs")  # tables that keep a row for each version
 PREDICTORS: Final = ("challenger", "champion", "reference", "last_sender", "last_flow", "last_queue")
 
 
-class Sender:
-    """A sender whose clock goes on by five minutes at a time, and the store of its telemetry."""
+class ClockedSender:
+    """A sender whose clock advances by five minutes at a time, and the store of its telemetry."""
 
     def __init__(self, root: Path, rounds: int) -> None:
-        """Open its next session, after so many rounds."""
+        """Open its next session after `rounds` rounds."""
         self._root = root
         self._session = open_session(root, SENDER, most=1)
         self._sequence = self._packet = 0
@@ -87,18 +87,18 @@ class Sender:
         self._rng = np.random.default_rng(rounds)
         self._writer = SegmentWriter(root)
         self._compactor = Compactor(root)
-        self.store = Store(root, SENDER)
+        self.store = TelemetryStore(root, SENDER)
 
     def close(self) -> None:
-        """Let another have the store."""
+        """Release the store for another process."""
         self._writer.close()
         self._compactor.close()
 
     def five_minutes(self) -> None:
-        """Send, and take what was sent into the store.
+        """Send five minutes of packets and take them into the store.
 
         Raises:
-            RuntimeError: something of it was refused.
+            RuntimeError: a batch was refused.
         """
         count = ROUND_S * PACKETS_PER_S
         gaps_ns = self._rng.exponential(1e9 / PACKETS_PER_S, count)
@@ -125,16 +125,16 @@ class Sender:
             raise RuntimeError(f"bench soak: telemetry was not stored: {report}")
 
 
-class Compressed(Rounds):
+class QuickRounds(Rounds):
     """Rounds whose head is the champion's, moved a little, and passes."""
 
-    def _validate(self, latest: Latest, record: RoundRecord) -> Latest:
+    def _validate(self, latest: RecentPackets, record: RoundRecord) -> RecentPackets:
         if self.number % ROUNDS_A_SAMPLE == 0:
             return super()._validate(latest, record)
         record.sender = SENDER
         return latest
 
-    def _tune(self, latest: Latest, parent: Path, *_: object) -> TuningResult:
+    def _tune(self, latest: RecentPackets, parent: Path, *_: object) -> TuningResult:
         found = artifact.load(parent)
         torch.manual_seed(self.number)
         with torch.no_grad():
@@ -161,12 +161,12 @@ class Compressed(Rounds):
 
 
 def samples_file() -> Path:
-    """Where the samples lie."""
+    """Return the file of the samples."""
     return state_dir() / "soak" / "weeks.jsonl"
 
 
 def measure(weeks: float) -> list[Row]:
-    """Run so many simulated weeks, or go on with a run that was stopped; a row for each quantity judged.
+    """Run `weeks` simulated weeks, or resume a run that was stopped; return a row for each quantity judged.
 
     Raises:
         OSError, RuntimeError: a part did not start, or a round did not end in a served version.
@@ -176,15 +176,14 @@ def measure(weeks: float) -> list[Row]:
     with contextlib.redirect_stdout(sys.stderr):  # `--json` owns the standard output
         before = read(path)
         if not before or before[-1]["values"]["rounds"] < wanted:
-            with own_state(
-                path.parent / "weeks", shadow_batches="0"
-            ):  # its sender says nothing while a round runs
+            # No shadow: the sender sends nothing while a round runs.
+            with own_state(path.parent / "weeks", shadow_batches="0"):
                 run(path, wanted)
     return rows(read(path))
 
 
 def run(path: Path, wanted: int) -> None:
-    """Add samples to a file until there were so many rounds."""
+    """Add samples to a file until there are enough for so many rounds."""
     from infra.local.loop import stop_stack
     from infra.local.servers import start_stack
     from models.registry.store import registry_exists
@@ -200,8 +199,8 @@ def run(path: Path, wanted: int) -> None:
                 first_champion(Path(temporary) / "champion", model)
         telemetry = state_dir() / "telemetry"
         finetune = read_section(PARAMS_FILE, FinetuneParams)
-        rounds = Compressed(lambda *asked: sender_of(sender).store.latest(*asked), judged, finetune, model)
-        sender = Sender(telemetry, rounds.number)
+        rounds = QuickRounds(lambda *asked: sender_of(sender).store.latest(*asked), judged, finetune, model)
+        sender = ClockedSender(telemetry, rounds.number)
         while rounds.number < wanted:
             count = min(ROUNDS_A_SAMPLE, wanted - rounds.number)
             records = [one_round(rounds, sender) for _ in range(count)]
@@ -214,21 +213,21 @@ def run(path: Path, wanted: int) -> None:
         stop_stack()
 
 
-def sender_of(sender: Sender | None) -> Sender:
-    """The sender, which is there once rounds run."""
+def sender_of(sender: ClockedSender | None) -> ClockedSender:
+    """Return the sender, which is there once rounds run."""
     if sender is None:
         raise RuntimeError("bench soak: a round before there is a sender")
     return sender
 
 
-def one_round(rounds: Rounds, sender: Sender) -> RoundRecord:
-    """Five minutes of telemetry and a round.
+def one_round(rounds: Rounds, sender: ClockedSender) -> RoundRecord:
+    """Run five minutes of telemetry and a round.
 
     Raises:
         RuntimeError: it did not end in a served version.
     """
     sender.five_minutes()
-    with contextlib.redirect_stdout(io.StringIO()):  # lines of each push
+    with contextlib.redirect_stdout(io.StringIO()):  # hides the lines of each push
         record = rounds.run()
     if record.outcome != "pushed":
         raise RuntimeError(f"bench soak: round {record.number} {record.outcome}: {record.reason}")
@@ -236,7 +235,7 @@ def one_round(rounds: Rounds, sender: Sender) -> RoundRecord:
 
 
 def sample(records: list[RoundRecord], state: Path) -> dict[str, float]:
-    """What the stores hold now, and what the last rounds took."""
+    """Sample the size of the stores and the duration of the last rounds."""
     gc.collect()
     collect_garbage("0s")  # as an hour and a day later
     found: dict[str, float] = {"rounds": records[-1].number}
@@ -264,7 +263,7 @@ def sample(records: list[RoundRecord], state: Path) -> dict[str, float]:
 
 
 def mlflow_rows(store: Path) -> Mapping[str, int]:
-    """Rows by table."""
+    """Return the number of rows by table."""
     with contextlib.closing(sqlite3.connect(f"file:{store}?mode=ro", uri=True)) as connection:
         names = [one for (one,) in connection.execute("select name from sqlite_master where type = 'table'")]
         count = "select count(*) from "
@@ -272,12 +271,12 @@ def mlflow_rows(store: Path) -> Mapping[str, int]:
 
 
 def kept_rounds() -> int:
-    """Rounds until the stores hold what they keep."""
+    """Return the number of rounds after which the stores are full."""
     return max(settings().keep_versions, KEEP_MINUTES * 60 // ROUND_S) + 2 * ROUNDS_A_SAMPLE
 
 
 def rows(samples: list[dict[str, Any]]) -> list[Row]:
-    """What grows by how much a simulated week, beside what is allowed.
+    """Return each quantity's growth in a simulated week, beside the allowed growth.
 
     Raises:
         ValueError: there are too few samples.
@@ -303,7 +302,7 @@ def rows(samples: list[dict[str, Any]]) -> list[Row]:
 
 
 def allowed_of(name: str, mean: float) -> tuple[float, str]:
-    """What a quantity may grow by in a week, and its unit."""
+    """Return a quantity's allowed growth in a week, and its unit."""
     if name.endswith("MiB"):
         return max(ALLOWED_MIB, ALLOWED_SHARE * mean), "MiB/week"
     if name.endswith(" s"):

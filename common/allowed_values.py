@@ -1,11 +1,11 @@
-"""Which values a field of a pydantic model takes, in words: for its messages and its reference page."""
+"""Describe in words which values a field of a pydantic model takes, for messages and the reference page."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any, Final
 
-_RANGE: Final = {  # of a JSON schema
+_RANGE: Final = {  # a JSON schema's keywords for ranges
     "minimum": "from",
     "exclusiveMinimum": "above",
     "maximum": "at most",

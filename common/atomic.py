@@ -1,6 +1,6 @@
-"""Folders and files that appear whole or not at all, however their writer ends: one writer of each at a time.
+"""Write files and folders so that they appear whole or not at all; each has one writer at a time.
 
-A folder that is there is exchanged for the new one in one step of the kernel: at no moment is it missing.
+An existing folder is exchanged for the new one in one step of the kernel: it is never missing.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from typing import Final
 
 AT_FDCWD: Final = -100
 RENAME_EXCHANGE: Final = 2  # linux/fs.h
-UNSUPPORTED: Final = (errno.EINVAL, errno.ENOSYS)  # of a file system that cannot exchange
+UNSUPPORTED: Final = (errno.EINVAL, errno.ENOSYS)  # errors of a file system that cannot exchange
 
 
 @contextmanager
 def new_folder(target: Path) -> Iterator[Path]:
-    """Yield an empty folder beside `target` that takes its place, whatever was there, if the block succeeds.
+    """Yield an empty folder beside `target` that replaces it if the block succeeds.
 
     After an error, or where the writer was killed, `target` is what it was.
     """
@@ -35,17 +35,17 @@ def new_folder(target: Path) -> Iterator[Path]:
         raise
     if target.is_dir():
         _exchange(partial, target)
-        shutil.rmtree(partial)  # what was there
+        shutil.rmtree(partial)  # the old folder
     else:
         partial.rename(target)
 
 
 @contextmanager
 def new_file(target: Path, *, on_disk: bool = False) -> Iterator[Path]:
-    """Yield the path of a file, to be made, that takes the place of `target` if the block succeeds.
+    """Yield the path for a new file that replaces `target` if the block succeeds.
 
     Its folder is made if it is not there. With `on_disk` the content is on the disk before the file takes its
-    place: after a power cut, too, it is whole or not there. The name is on the disk once its folder is.
+    place, so that it is whole or missing after a power cut, too. Call `sync_dir` to make the name durable.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = _beside(target)
@@ -61,13 +61,13 @@ def new_file(target: Path, *, on_disk: bool = False) -> Iterator[Path]:
 
 
 def write_file(target: Path, content: str | bytes) -> None:
-    """Write a file that readers see whole, old or new; its folder is made if it is not there."""
+    """Write a file that readers see whole, old or new; make its folder if needed."""
     with new_file(target) as partial:
         partial.write_bytes(content.encode() if isinstance(content, str) else content)
 
 
 def write_durably(target: Path, content: bytes, mode: int = 0o644) -> None:
-    """As `write_file`; when it returns, a crash of the machine leaves the new content."""
+    """Write a file like `write_file`; once this returns, the new content survives a crash of the machine."""
 
     def as_asked(path: str, flags: int) -> int:
         return os.open(path, flags, mode)
@@ -101,7 +101,7 @@ def _exchange(one: Path, other: Path) -> None:
     code = ctypes.get_errno()
     if code not in UNSUPPORTED:
         raise OSError(code, os.strerror(code), str(other))
-    # Two steps: a writer killed between them leaves what was there under the other name.
+    # These are two steps: a writer killed between them leaves the old folder under the other name.
     aside = other.with_name(f".{other.name}.old")
     shutil.rmtree(aside, ignore_errors=True)
     other.rename(aside)

@@ -1,4 +1,4 @@
-"""What stands on a command line, and is no default."""
+"""Checks of options and folders given on the command line."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def given(context: typer.Context, names: Iterable[str]) -> list[str]:
-    """Those of some options that stand on the command line, as they stand there."""
+    """Return those of some options that stand on the command line, as written there."""
     sources = {name: context.get_parameter_source(name) for name in names}
     return [
         f"--{name.replace('_', '-')}"
@@ -21,6 +21,10 @@ def given(context: typer.Context, names: Iterable[str]) -> list[str]:
 
 
 def check_folder(path: Path, what: str) -> None:
-    """Raise ValueError where a command that needs a folder is given a file."""
+    """Check that the folder given to a command is no file.
+
+    Raises:
+        ValueError: it is a file.
+    """
     if path.exists() and not path.is_dir():
         raise ValueError(f"{path} is a file; {what} needs a folder")

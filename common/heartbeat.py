@@ -1,6 +1,6 @@
-"""A part's heartbeat: a file in a folder of our own, touched each second while the part lives.
+"""A part's heartbeat: a file in a private folder, touched each second while the part lives.
 
-The keeper judges by it the parts whose port a stranger reaches, who could make a page answer nobody.
+The keeper judges by it the parts with an open port, where a stranger could keep the page from answering.
 """
 
 from __future__ import annotations
@@ -20,29 +20,29 @@ HEARTBEAT_S: Final = 1.0
 
 
 class Heartbeat:
-    """A file that is written each second, with what its part says of itself."""
+    """A file that is written each second with counts of its part."""
 
     def __init__(self, file: Path) -> None:
-        """Choose the file."""
+        """Take the file to write."""
         self.file = file
         self._last_s = -HEARTBEAT_S
 
     def beat(self, said: Callable[[], Mapping[str, int]] = dict) -> None:
-        """Write what is said as JSON, if it is time to."""
+        """Write `said()` as JSON once the last beat is a second old."""
         if time.monotonic() - self._last_s < HEARTBEAT_S:
             return
         partial = self.file.with_name(f".{self.file.name}")
         try:
             partial.write_text(json.dumps(said()) + "\n")
             partial.replace(self.file)
-        except OSError:  # the disk is full: a file that is there can be touched all the same
+        except OSError:  # the disk is full: touch the existing file instead
             with contextlib.suppress(OSError):
                 os.utime(self.file)
         self._last_s = time.monotonic()
 
 
 def start() -> None:
-    """Touch the file that SWIFTQUEUE_HEARTBEAT names each second, by a thread, until the process ends."""
+    """Start a thread that touches the file of SWIFTQUEUE_HEARTBEAT each second until the process ends."""
     if (file := settings().heartbeat) is None:
         return
     heart = Heartbeat(file)

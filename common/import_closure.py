@@ -1,7 +1,6 @@
-"""Which files of the project a module needs to run: what it imports, lazily too, and what those build on.
+"""Find the files of the project that a module needs to run: its imports, lazy ones too, and their sources.
 
-A stage's dependencies in dvc.yaml and the name of resumable work are both derived from it, so that neither
-forgets a file.
+A stage's dependencies in dvc.yaml and the name of resumable work both come from it, so neither misses a file.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ PROJECT: Final = Path(__file__).resolve().parent.parent
 
 
 def files_of(*modules: str) -> list[Path]:
-    """Files, relative to the project, that these modules are made of: Python, C++ sources, templates."""
+    """Return the files of these modules, relative to the project: Python, C++ sources, templates."""
     found: set[Path] = set()
     named: set[Path] = set()
     todo = list(modules)
@@ -36,7 +35,7 @@ def files_of(*modules: str) -> list[Path]:
 
 
 def code_hash(*modules: str) -> str:
-    """SHA-256 over those files' names and contents."""
+    """Return the SHA-256 over the names and contents of these modules' files."""
     digest = hashlib.sha256()
     for path in files_of(*modules):
         digest.update(str(path).encode() + b"\0" + (PROJECT / path).read_bytes())
@@ -51,13 +50,13 @@ def _file(module: str) -> Path | None:
 
 
 def _only_words(path: Path) -> bool:
-    """Whether a package's `__init__.py` says what lives there and does nothing."""
+    """Return whether a file is a package's `__init__.py` with only a docstring."""
     body = ast.parse(path.read_text()).body if path.name == "__init__.py" else []
     return path.name == "__init__.py" and all(isinstance(node, ast.Expr) for node in body)
 
 
 def _run(node: ast.AST) -> Iterator[ast.AST]:
-    """The nodes of a tree but those that only a type checker sees."""
+    """Yield the nodes of a tree without those that only a type checker sees."""
     yield node
     for child in ast.iter_child_nodes(node):
         if not (isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING"):
@@ -66,10 +65,10 @@ def _run(node: ast.AST) -> Iterator[ast.AST]:
 
 @cache
 def _reads(path: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Modules that a file imports, wherever, and files beside it or in other rooms that constants name.
+    """Return the modules that a file imports anywhere, and the files that its constants name.
 
-    What is found at run time is named by a constant, too: a pattern (`models/*/network.py`) stands for an
-    import of all files that it matches, a package (`models.loop`) of all that is in it, a folder with a slash
+    Files found at run time are named by a constant, too: a pattern (`models/*/network.py`) stands for an
+    import of all files that it matches, a package (`models.loop`) for its modules, a folder with a slash
     (`loop/`) for the Python files there.
     """
     modules: list[str] = []
@@ -90,7 +89,7 @@ def _reads(path: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
                             ".".join(each.relative_to(PROJECT).with_suffix("").parts) for each in found_there
                         ]
                         continue
-                    folder = path.parent  # or, of `room/name`, the folder that the rooms lie in
+                    folder = path.parent  # for `room/name`, the folder of the rooms
                     if "/" in part.value:
                         folder = PROJECT / path.relative_to(PROJECT).parts[0]
                     found = folder / part.value

@@ -1,4 +1,4 @@
-"""Files of one JSON object, which a disk, an older version or somebody else may have left as anything."""
+"""Read files of one JSON object whose content may be anything: damaged, or written by another program."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def read_object(path: Path) -> dict[str, Any]:
 
     Raises:
         OSError: the file is not there, or cannot be read.
-        ValueError: it is truncated, no JSON, nested too deep, or no object; the line names the file.
+        ValueError: it is truncated, not JSON, nested too deep or not an object; the line names the file.
     """
     try:
         content = json.loads(path.read_text())

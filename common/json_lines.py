@@ -1,7 +1,7 @@
 """Logs of one JSON object a line that several processes append to, and that a full disk may cut short.
 
-A log that is full becomes `.1`, in the place of the one before, and a new one is begun. Who reads the log
-reads both: with a round in five minutes, over a month.
+A full log becomes `.1`, replacing the one before, and a new one begins. Readers read both, which cover over a
+month of rounds five minutes apart.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ LOG_BYTES: Final = 16 << 20
 
 
 def append(log: Path, entry: Mapping[str, Any], *, sync: bool = False) -> None:
-    """Write an entry in one write: those of two processes do not mix. With `sync` it is on the disk then.
+    """Write an entry in one write, so those of two processes do not mix; `sync` puts it on the disk.
 
     Raises:
-        OSError: the disk is full; the entry is cut short, or not there.
+        OSError: the disk is full; the entry is cut short or missing.
     """
     line = (json.dumps(entry) + "\n").encode()
-    handle = os.open(log, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)  # whatever the umask
+    handle = os.open(log, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)  # mode 600 whatever the umask
     try:
         size = os.fstat(handle).st_size
         if size and os.pread(handle, 1, size - 1) != b"\n":  # the entry before was cut short
@@ -42,7 +42,7 @@ def append(log: Path, entry: Mapping[str, Any], *, sync: bool = False) -> None:
 
 
 def newest_first(log: Path) -> Iterator[dict[str, Any]]:
-    """Read from the log's end, no further than is asked for; what is no object, or cut short, is left out."""
+    """Yield a log's entries from the newest on, reading no further than needed; skip damaged lines."""
     yield from _newest_first(log)
     yield from _newest_first(log.with_name(f"{log.name}.1"))
 
@@ -64,9 +64,9 @@ def _newest_first(log: Path) -> Iterator[dict[str, Any]]:
 
 
 def turn_over(handle: int, log: Path) -> None:
-    """Put a log that is full aside: it is `.1` then, in the place of the one before.
+    """Rename a full log to `.1`, replacing the one before.
 
-    Nothing is done where another process that appends to it has done so since `handle` was opened.
+    Another process may have renamed it since `handle` was opened; then do nothing.
     """
     fcntl.flock(handle, fcntl.LOCK_EX)
     with contextlib.suppress(FileNotFoundError):

@@ -1,4 +1,4 @@
-"""The one start of Ray: a cluster of this machine alone, which asks for a token, or that of `RAY_ADDRESS`."""
+"""The one start of Ray: the cluster of `RAY_ADDRESS`, or a local one that asks for a token."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ LOOPBACK: Final = "127.0.0.1"
 # says that no other machine is to join; by its name it is for other systems, but it counts on all.
 ALONE: Final = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 OBJECT_STORE_BYTES: Final = 128 * 1024 * 1024  # windows are memory-mapped from disk, not shipped through Ray
-# Ray gives a worker 60 s, too few on a machine that is busy with something else. Of the 30 s that its Python
-# gives the node itself nothing can be changed: hence START_TRIES.
+# Ray gives a worker 60 s, too few on a busy machine. The 30 s that its Python gives the node itself cannot be
+# changed: hence START_TRIES.
 PATIENCE: Final = {"RAY_raylet_start_wait_time_s": "180", "RAY_worker_register_timeout_seconds": "180"}
 
 START_TRIES: Final = 3
@@ -40,7 +40,7 @@ def ray_cluster(workers: int) -> Iterator[None]:
         TimeoutError: the local cluster did not start.
     """
     address = settings().ray_address
-    use_token()  # before the import, as what follows: Ray reads it then
+    use_token()  # before the import below: Ray reads it then
     for name, seconds in PATIENCE.items():
         os.environ.setdefault(name, seconds)
     if not address:
@@ -58,7 +58,7 @@ def ray_cluster(workers: int) -> Iterator[None]:
         except ConnectionError as error:
             raise ConnectionError(f"RAY_ADDRESS={address}: no Ray cluster answers there") from error
     else:
-        # Not in Ray's own `/tmp/ray`: who made that first keeps all other users' Rays from starting.
+        # Ray's own `/tmp/ray` will not do: its first owner keeps all other users' Rays from starting.
         if not os.environ.get("RAY_TMPDIR"):
             own = make_scratch() / f"ray-{os.getpid()}"
         folder = {"_temp_dir": str(own)} if own else {}
@@ -96,7 +96,7 @@ def _start_local(**options: Any) -> None:
 
 
 def use_token() -> None:
-    """Have Ray ask for, and give, the token of this state folder; one set in the environment stays."""
+    """Have Ray require and send the token of this state folder; one set in the environment stays."""
     mode = os.environ.setdefault("RAY_AUTH_MODE", "token")
     if mode != "token" or {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & set(os.environ):
         return
@@ -107,6 +107,6 @@ def use_token() -> None:
         with os.fdopen(handle, "w") as file:
             file.write(secrets.token_hex(32))
         with contextlib.suppress(FileExistsError):
-            os.link(partial, path)  # of two processes, one wins
+            os.link(partial, path)  # one of two processes wins
         os.unlink(partial)
     os.environ["RAY_AUTH_TOKEN_PATH"] = str(path)

@@ -1,4 +1,4 @@
-"""A lock that one process of this machine holds, and that says who does."""
+"""A lock that one process of this machine holds; its file names the holder."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from typing import Final
 LOOK_S: Final = 0.1
 
 
-class HeldError(OSError):
-    """Another process has held the lock all the time."""
+class LockHeldError(OSError):
+    """The error when another process holds the lock."""
 
 
 @contextmanager
@@ -24,20 +24,20 @@ def held(
     """Hold a lock, waiting for it while its holder may still end by itself.
 
     Args:
-        path: the lock's file; its folder is there.
-        what: what a holder is, for the message.
-        wait_s: how long to wait.
-        waits: is told the process id of the holder, once, where there is one.
+        path: the lock's file; its folder must exist.
+        what: noun for a holder, for the message.
+        wait_s: seconds to wait.
+        waits: called once with the holder's process id, if the lock is held.
 
     Raises:
-        HeldError: another one has it all the time.
+        LockHeldError: another process holds it for all of `wait_s`.
     """
     deadline_s, told = time.monotonic() + wait_s, False
     with open(path, "ab+", buffering=0, opener=_for_us) as lock:
         while not _try_lock(lock.fileno()):
             holder = os.pread(lock.fileno(), 100, 0).decode(errors="replace") or "unknown"
             if time.monotonic() >= deadline_s:
-                raise HeldError(
+                raise LockHeldError(
                     f"{path}: {what} (pid {holder}) has held this lock for {wait_s:g} s; "
                     "if it is stopped, continue it (kill -CONT) or end it, then try again"
                 )

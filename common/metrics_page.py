@@ -1,7 +1,8 @@
-"""A page of metrics for Prometheus, which slow clients, idle ones and many of them cannot keep from others.
+"""Serve a page of metrics to Prometheus that slow, idle or many other clients cannot block.
 
-A client has one of MOST_CLIENTS places for MOST_S; who comes when all are taken gets that of the client that
-has been there longest. prometheus_client's own server gives each client a thread, for as long as it likes.
+A client has one of MOST_CLIENTS places for MOST_S; when all are taken, a new client gets the place of the one
+that has been there longest. prometheus_client's own server gives each client a thread, for as long as it
+likes.
 """
 
 from __future__ import annotations
@@ -16,24 +17,24 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 MOST_CLIENTS: Final = 64
-MOST_S: Final = 10.0  # from connecting to the answer's end; a scrape may ask each Triton meanwhile
-REQUEST_S: Final = 3.0  # of them for the request
+MOST_S: Final = 10.0  # seconds from connecting to the answer's end; a scrape may ask each Triton meanwhile
+REQUEST_S: Final = 3.0  # seconds of them for the request
 MOST_REQUEST_BYTES: Final = 4096
 BACKLOG: Final = 1024
-AT_ONCE: Final = 32  # are taken before those that are there have their turn
+AT_ONCE: Final = 32  # clients taken before those that are there have their turn
 PATH: Final = "/metrics"
 
 
 class _Page:
-    """The page, and who is there for it. All of it runs in the thread of its event loop."""
+    """The page and its clients. All of it runs in the thread of its event loop."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry
-        self._there: dict[asyncio.Task[None], None] = {}  # in the order they came
+        self._there: dict[asyncio.Task[None], None] = {}  # clients in the order they came
         self._made: asyncio.Task[bytes] | None = None
 
     async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Answer one client, and end the connection."""
+        """Answer one client and end the connection."""
         task = asyncio.current_task()
         assert task is not None  # noqa: S101 - for the type checker: it runs in one
         if len(self._there) >= MOST_CLIENTS:
@@ -50,7 +51,7 @@ class _Page:
                 writer.close()
                 await writer.wait_closed()
         except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, asyncio.CancelledError):
-            pass  # gone, slow, too long, or its place was needed
+            pass  # the client was gone, slow, too long, or its place was needed
         finally:
             self._there.pop(task, None)
             writer.transport.abort()
@@ -60,7 +61,7 @@ class _Page:
             return _response("405 Method Not Allowed", b"only GET is answered\n")
         if line[1].split(b"?")[0] != PATH.encode():
             return _response("404 Not Found", f"the page is {PATH}\n".encode())
-        if self._made is None or self._made.done():  # who comes while it is made gets the same one
+        if self._made is None or self._made.done():  # clients that come while it is made get the same one
             self._made = asyncio.create_task(asyncio.to_thread(generate_latest, self._registry))
         return _response("200 OK", await asyncio.shield(self._made))
 
@@ -74,7 +75,7 @@ def _response(status: str, body: bytes) -> bytes:
 
 
 def serve(registry: CollectorRegistry, address: str, port: int) -> int:
-    """Answer scrapes at an address, by a thread, until the process ends; return the port (0: a free one).
+    """Serve scrapes at an address from a thread until the process ends; return the port (0: a free one).
 
     Raises:
         OSError: the port is taken.
@@ -83,7 +84,7 @@ def serve(registry: CollectorRegistry, address: str, port: int) -> int:
     page = _Page(registry)
 
     async def run() -> None:
-        one = ThreadPoolExecutor(1, "metrics")  # the page is made once at a time
+        one = ThreadPoolExecutor(1, "metrics")  # makes one page at a time
         asyncio.get_running_loop().set_default_executor(one)
         server = await asyncio.start_server(
             page.answer, sock=listening, limit=MOST_REQUEST_BYTES, backlog=AT_ONCE

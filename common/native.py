@@ -1,4 +1,4 @@
-"""The libraries that `make setup` builds from a folder's C++, and one clear line where one is missing."""
+"""Load the libraries that `make setup` builds from a folder's C++, or fail with one clear line."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ MAKEFILE: Final = "Makefile"
 class NotBuiltError(RuntimeError, SystemExit):
     """A library is missing or older than its sources.
 
-    Where nobody catches it, it ends the program with its line and status 1: a stage that meets it while it
-    imports, before its main could say anything, shows no traceback either.
+    Uncaught, it ends the program with its line and status 1, so a stage shows no traceback even while it
+    imports.
     """
 
     def __init__(self, line: str) -> None:
@@ -28,7 +28,7 @@ class NotBuiltError(RuntimeError, SystemExit):
 
 
 def load(library: Path, sources: Iterable[str], signatures: Signatures) -> ctypes.CDLL:
-    """Load a library of a folder's `_build/`, made of `sources` there; in a fresh checkout it is built first.
+    """Load a library of a folder's `_build/`, made from `sources` there; build it first in a fresh checkout.
 
     Raises:
         NotBuiltError: it is missing or older than a source, and cannot be built here.
@@ -54,7 +54,7 @@ def _problem(library: Path, sources: Iterable[str]) -> str | None:
 
 
 def _build(library: Path) -> None:
-    """Build the library, where there is a make to do it with."""
+    """Build the library if there is a make."""
     folder = library.parent.parent
     if not (folder / MAKEFILE).is_file() or shutil.which("make") is None:
         return
@@ -69,4 +69,4 @@ def _build(library: Path) -> None:
             check=False,
         )
     if made.returncode == 0 and library.is_file():
-        library.touch()  # a checkout gives its files the times of their writing, in any order
+        library.touch()  # a checkout sets its files' times in any order

@@ -1,4 +1,4 @@
-"""Reads Parquet files that others may have written, or a disk damaged."""
+"""Read Parquet files that others may have written or a disk damaged."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def read_parquet(files: Sequence[Path]) -> pl.DataFrame:
     for file in files:
         try:
             table = pq.ParquetFile(file).read()
-            table.validate(full=True)  # Polars takes what it is given: an index past its dictionary, say
+            table.validate(full=True)  # Polars would accept damage, such as an index past its dictionary
             own = pl.DataFrame(table)
         except _REFUSED as error:
             said = (str(error) or type(error).__name__).splitlines()[0][:200]
             raise ValueError(f"{file} cannot be read: {said}") from None
         first = tables[0] if tables else own
-        if dict(own.schema) != dict(first.schema):  # whatever their order
+        if dict(own.schema) != dict(first.schema):  # in any order
             raise ValueError(f"{file} has not the columns, or not the types, of {files[0]}")
         tables.append(own.select(first.columns))
     return pl.concat(tables)

@@ -1,4 +1,4 @@
-"""When a process began, by a count that no clock moves."""
+"""Tell when a process began, by a count that no clock moves."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ from pathlib import Path
 
 
 def state_and_start(pid: int) -> tuple[str, int]:
-    """State of a process (`Z`: a zombie), and when it began, in ticks since boot.
+    """Return the state of a process (`Z`: a zombie), and when it began, in ticks since boot.
 
-    Not psutil's `create_time`: that is a time of the wall clock, reckoned from where the clock stands when it
-    is asked. After the clock was set each process would have another.
+    psutil's `create_time` is a time of the wall clock as it stands now, so it changes when the clock is set.
 
     Raises:
         ProcessLookupError: there is no such process.

@@ -1,4 +1,4 @@
-"""A function as a program: its options are its parameters, an expected error is one line, no traceback."""
+"""Run functions as programs: options are parameters, and an expected error is one line."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import typer
 from common import usage_reporting
 from common.redaction import redacted
 
-SWIFTQUEUE: Final = str(Path(sys.executable).with_name("swiftqueue"))  # our command, of this environment
+SWIFTQUEUE: Final = str(Path(sys.executable).with_name("swiftqueue"))  # our command in this environment
 EXPECTED: Final = (ValueError, OSError, RuntimeError)
 
 
 def new_app(about: str | None = None) -> typer.Typer:
-    """Return a typer application as all of ours are: plain text, and tracebacks of Python's own."""
+    """Return a typer application like all of ours: plain text, and Python's own tracebacks."""
     return typer.Typer(
         no_args_is_help=about is not None,
         add_completion=False,
@@ -29,7 +29,7 @@ def new_app(about: str | None = None) -> typer.Typer:
 
 
 def run(name: str, main: Callable[..., None], expected: tuple[type[Exception], ...] = EXPECTED) -> None:
-    """Run a function as the program that is asked for; `name` begins the line of an expected error."""
+    """Run a function as a command-line program; `name` begins the line of an expected error."""
     app = new_app()
     app.command()(main)
     with one_line(name, expected):
@@ -38,7 +38,7 @@ def run(name: str, main: Callable[..., None], expected: tuple[type[Exception], .
 
 @contextlib.contextmanager
 def one_line(name: str, expected: tuple[type[Exception], ...] = EXPECTED) -> Iterator[None]:
-    """End the program with one clear line where an expected error comes; no library reports its use."""
+    """End the program with one clear line when an expected error comes; report no library's use."""
     usage_reporting.switch_off()
     try:
         yield
@@ -47,7 +47,7 @@ def one_line(name: str, expected: tuple[type[Exception], ...] = EXPECTED) -> Ite
 
 
 def _in_words(error: Exception) -> str:
-    """Return an error's message; the system's without its number, and with the file first."""
+    """Return an error's message; a system error's has no number, and names the file first."""
     if isinstance(error, OSError) and error.strerror and error.filename is not None:
         return f"{error.filename}: {error.strerror}"
     return str(error)

@@ -1,4 +1,4 @@
-"""Credentials taken out of what is printed, logged or raised: in addresses, and those of our environment."""
+"""Remove credentials from text that is printed, logged or raised."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final
 from urllib.parse import quote, quote_plus, unquote, urlsplit
 
 HIDDEN: Final = "***"
-# Up to the last @ of the word: a password may hold one itself, though it ought to be quoted.
+# The match ends at the last @ of the word: a password may hold one itself, though it ought to be quoted.
 _USERINFO: Final = re.compile(r"(?<=://)[^\s'\"<>]*@")
 _QUERY: Final = re.compile(
     r"(?<=[?&;])([^=&;\s'\"]*(?:pass|pwd|token|secret|key|sig|cred|auth)[^=&;\s'\"]*=)[^&;\s'\"<>]*",
@@ -23,7 +23,7 @@ _SECRETS: Final = (
     "AWS_SESSION_TOKEN",
 )
 _ADDRESSES: Final = ("MLFLOW_TRACKING_URI", "MLFLOW_REGISTRY_URI", "MLFLOW_BACKEND_STORE_URI")
-_SHORTEST: Final = 4  # a shorter one is part of ordinary words
+_SHORTEST: Final = 4  # characters; a shorter secret is part of ordinary words
 
 
 def redacted(text: str) -> str:
@@ -36,12 +36,12 @@ def redacted(text: str) -> str:
 
 
 def _known() -> list[str]:
-    """Secrets of our environment, as they are and as an address quotes them; the longest first."""
+    """Return the secrets of our environment, plain and as an address quotes them, longest first."""
     found = {os.environ.get(name, "") for name in _SECRETS}
     for name in _ADDRESSES:
         try:
             found.add(urlsplit(os.environ.get(name, "")).password or "")
-        except ValueError:  # no address: what it holds is hidden by its form alone
+        except ValueError:  # not an address: only the form of its content hides it
             continue
     plain = {one for secret in found for one in (secret, unquote(secret))}
     forms = {form for secret in plain for form in (secret, quote(secret, safe=""), quote_plus(secret))}

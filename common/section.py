@@ -21,7 +21,7 @@ Above0 = Annotated[float, Field(gt=0)]
 
 
 class Section(BaseModel):
-    """One section. Its constructor raises a ValueError of one line; nothing is converted silently."""
+    """One section of params.yaml, whose constructor raises a ValueError of one line and converts nothing."""
 
     model_config = ConfigDict(
         extra="forbid", frozen=True, strict=True, allow_inf_nan=False, use_attribute_docstrings=True
@@ -56,12 +56,12 @@ def read(path: Path, wanted: type[S]) -> S:
 
 
 def read_all(path: Path) -> dict[str, Any]:
-    """Return a parameter file's sections as they stand there, unchecked.
+    """Return the sections of a parameter file unchecked.
 
     It is YAML 1.2, as DVC reads and writes it: `1e-05` is a number there, and `off` a word.
 
     Raises:
-        ValueError: it is missing, or no YAML mapping.
+        ValueError: it is missing, or not a YAML mapping.
     """
     if not path.is_file():
         raise ValueError(f"{path}: no such parameter file; run this in the project's folder")
@@ -79,13 +79,13 @@ def read_all(path: Path) -> dict[str, Any]:
 
 
 def near(word: str, known: list[str]) -> str:
-    """Say which of some names was meant, or what there is."""
+    """Return the closest of some names as a hint, or all of them."""
     close = [name for name in known if name.startswith(word)] or difflib.get_close_matches(word, known, 1)
     return f"did you mean {close[0]}?" if close else f"known: {', '.join(sorted(known))}"
 
 
 def schema_at(section: type[Section], path: list[Any]) -> dict[str, Any]:
-    """JSON schema of the parameter at a path of keys; without one, of the section."""
+    """Return the JSON schema of the parameter at a path of keys, or of the section without one."""
     whole = section.model_json_schema()
     found: dict[str, Any] = whole
     for key in path:
@@ -103,7 +103,7 @@ def _line(section: type[Section], error: ValidationError, values: Any) -> str:
     first = error.errors()[0]
     path: list[Any] = []
     value = values
-    for key in first["loc"]:  # a union's branches are named in it too: follow only what was given
+    for key in first["loc"]:  # the location names a union's branches too: follow only the keys given
         try:
             value = value[key]
         except (KeyError, IndexError, TypeError):

@@ -1,6 +1,6 @@
-"""What the environment says of this installation: where its parts are, and which ports and secrets they have.
+"""The settings of this installation: where its parts are, and which ports and secrets they have.
 
-Each setting is a field; its variable is SWIFTQUEUE_ and the field's name in capitals. An empty one is none.
+Each setting is a field; its variable is SWIFTQUEUE_ and the field's name in capitals. An empty one is unset.
 docs/SETTINGS.md is made from them: `python -m common.settings > docs/SETTINGS.md`.
 """
 
@@ -31,7 +31,7 @@ Place = Annotated[
 
 
 class Settings(BaseSettings):
-    """All settings; `settings()` reads them."""
+    """All settings; `settings()` reads them from the environment."""
 
     model_config = SettingsConfigDict(
         env_prefix=PREFIX, env_ignore_empty=True, extra="ignore", frozen=True, use_attribute_docstrings=True
@@ -79,12 +79,12 @@ class Settings(BaseSettings):
     """Number of versions that the rounds leave in the registry (docs/OPERATIONS.md, "What is kept"), a
     megabyte each; a rollback needs two."""
     triton_servers: str = ""
-    """HOST:PORT,HOST:PORT of servers that read one repository; none is started here.
+    """HOST:PORT,HOST:PORT of Tritons that read one repository; none is started here.
     Otherwise the local one."""
     triton_grpc: Port | None = None
-    """gRPC port of the local Triton. Otherwise that of the one that runs, or 8001."""
+    """gRPC port of the local Triton. Otherwise the running Triton's port, or 8001."""
     triton_metrics: Port | None = None
-    """Metrics port of the local Triton. Otherwise that of the one that runs, or 8002."""
+    """Metrics port of the local Triton. Otherwise the running Triton's port, or 8002."""
     triton_secret: Path | None = None
     """File of the secret that allows loading and unloading (docs/SERVING.md, "Who may do what").
     Otherwise secret `triton` for the local Triton, and none for others."""
@@ -119,7 +119,7 @@ class Settings(BaseSettings):
     ingest_ca: Path | None = None
     """PEM file of the authority of the ingest's certificate. Otherwise the system's."""
     telemetry: Path | None = None
-    """Folder of the ingest's store; with several nodes one that all see.
+    """Folder of the ingest's store; with several nodes all must see it.
     Otherwise `telemetry` in the state folder."""
     ingest_port: Port = 8010
     """Port of the local ingest."""
@@ -135,7 +135,7 @@ class Settings(BaseSettings):
     """Most senders in the store; the next one gets 507. To free the place of one, remove
     `sessions/SENDER` and `packets/trace=SENDER`."""
     ingest_sender_mb: Annotated[int, Field(ge=1, le=1 << 30)] = 4096
-    """MiB kept of a sender, 4 to 8 hours at 100 Mbit/s; the oldest minutes go first."""
+    """MiB kept of each sender, 4 to 8 hours at 100 Mbit/s; the oldest minutes go first."""
     ingest_mb: Annotated[int, Field(ge=1, le=1 << 30)] = 65536
     """MiB kept of all senders together; the minutes stored longest ago go first."""
     ingest_free_mb: Annotated[int, Field(ge=1, le=1 << 30)] = 2048
@@ -145,7 +145,7 @@ class Settings(BaseSettings):
     """NAME,NAME=WEIGHT of the senders whose telemetry teaches and judges; a weight (1) is a sender's share of
     the rounds. Otherwise all senders of the ingest teach, alike."""
     least_rtt_us: Annotated[float, Field(ge=0)] = 5.0
-    """Least round trip of any path, in microseconds: a latency below it is not believed."""
+    """Least round trip of any path, in microseconds; a latency below it is refused."""
     most_mbps: Annotated[float, Field(gt=0)] = 100_000.0
     """Mbit/s that no sender's line exceeds; packets that claim more are not believed."""
     shadow_batches: Annotated[int, Field(ge=0)] = 256
@@ -155,24 +155,24 @@ class Settings(BaseSettings):
     """A served head that is surely worse than the one before it by more than this is put back. 0.05
     means 5 % of the log-error, or 0.05 of the average precision of late packets."""
     rollback_after_s: Annotated[float, Field(ge=5)] = 20.0
-    """A head is put back no sooner than after so many seconds of traffic."""
+    """Seconds of traffic after which a head may be put back at the earliest."""
     ingest_rate_mb: Annotated[int, Field(ge=1, le=1 << 20)] = 16
-    """MiB/s of a sender's batches, by each replica: 28 times what a sender of 100 Mbit/s ships.
-    Beyond ten seconds of it, 429."""
+    """MiB/s of a sender's batches that each replica takes: 28 times the rate of a sender of 100 Mbit/s.
+        After ten seconds above it, batches get 429."""
 
 
 def settings() -> Settings:
     """Return the settings as the environment has them now.
 
     Raises:
-        ValueError: a variable has a value that cannot be; the line names it.
+        ValueError: a variable has a value out of its range; the line names it.
     """
     return _read(tuple(os.environ.items()))
 
 
 @contextlib.contextmanager
 def surrounded_by(variables: Mapping[str, str]) -> Iterator[None]:
-    """Have these environment variables for the block: what is started in it keeps them."""
+    """Set these environment variables for the block and the processes started in it."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:
@@ -206,13 +206,13 @@ def _read(_: tuple[tuple[str, str], ...]) -> Settings:
 
 
 def _key(name: str) -> str:
-    """Name of a setting in pydantic's errors and schema."""
+    """Return the name of a setting in pydantic's errors and schema."""
     return str(Settings.model_fields[name].validation_alias or name)
 
 
 def _values(name: str) -> str:
     schema: dict[str, Any] = Settings.model_json_schema()["properties"][_key(name)]
-    if "anyOf" in schema:  # a variable cannot say null
+    if "anyOf" in schema:  # a variable cannot be null
         (schema,) = (one for one in schema["anyOf"] if one != {"type": "null"})
     return allowed(schema)
 

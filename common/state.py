@@ -1,8 +1,8 @@
-"""Where run-time state lives: the folder that SWIFTQUEUE_STATE names.
+"""The folders of run-time state, below the folder that SWIFTQUEUE_STATE names.
 
-Of an experiment of DVC, wherever it runs, it is the project's.
+An experiment of DVC uses the project's, wherever it runs.
 
-What only the owner may read lies in folders of mode 0700 (`private_dir`) and files of mode 0600 (`secret`).
+Private state lies in folders of mode 0700 (`private_dir`) and files of mode 0600 (`secret`).
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ RUN: Final = "run"
 # A socket's path has 107 bytes at most, and Ray's lie deep: `/retrain/ray/session_DATE_TIME_PID/sockets/...`.
 MOST_RUN_BYTES: Final = 31
 
-PRIVATE: Final = 0o077  # the umask of what writes state
+PRIVATE: Final = 0o077  # umask for writing state
 _users_umask: ContextVar[int] = ContextVar("umask before `private_files`", default=-1)
 _chosen: ContextVar[Path | None] = ContextVar("state folder", default=None)
 
 
 def state_dir() -> Path:
-    """Absolute path of the run-time state; it may not exist yet."""
+    """Return the absolute path of the run-time state; it may not exist yet."""
     if folder := settings().state:
         return folder.absolute()
     if chosen := _chosen.get():
@@ -43,7 +43,7 @@ def state_dir() -> Path:
 
 @contextlib.contextmanager
 def state_at(folder: Path) -> Iterator[None]:
-    """Take another folder in the block, unless SWIFTQUEUE_STATE names one."""
+    """Use another state folder in the block, unless SWIFTQUEUE_STATE names one."""
     before = _chosen.set(folder)
     try:
         yield
@@ -52,17 +52,17 @@ def state_at(folder: Path) -> Iterator[None]:
 
 
 def experiment_name() -> str:
-    """Name of the experiment of DVC that this process belongs to; empty outside of one."""
+    """Return the name of this process's DVC experiment; empty outside of one."""
     return os.environ.get("DVC_EXP_NAME", "")
 
 
 def private_dir(path: Path) -> Path:
-    """Make a folder, if it is not there, that only its owner may enter, whatever the umask; return it.
+    """Make a folder, if it is missing, that only its owner may enter, whatever the umask; return it.
 
-    Folders above it that are not there are made so, too: who may write in one could swap what lies in it.
+    Missing folders above it are made private too: whoever may write in one could swap its content.
 
     Raises:
-        OSError: it cannot be made, or belongs to somebody else.
+        OSError: it cannot be made, or belongs to another user.
     """
     if not path.parent.exists():
         private_dir(path.parent)
@@ -73,10 +73,10 @@ def private_dir(path: Path) -> Path:
 
 
 def private_file(path: Path) -> Path:
-    """Make a file, if it is not there, that only its owner may read, whatever the umask; return it.
+    """Make a file, if it is missing, that only its owner may read, whatever the umask; return it.
 
     Raises:
-        OSError: it cannot be made, or belongs to somebody else.
+        OSError: it cannot be made, or belongs to another user.
     """
     handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     try:
@@ -88,21 +88,21 @@ def private_file(path: Path) -> Path:
 
 
 def private_files() -> None:
-    """Let only their owner read the files that this process, and what it starts, makes from now on."""
+    """Make files private that this process and its children write from now on."""
     before = os.umask(PRIVATE)
     if before != PRIVATE:
         _users_umask.set(before)
 
 
 def users_umask() -> int:
-    """The umask that the user gave this process; -1 where it still has that."""
+    """Return the umask that the user gave this process; -1 if it still has that umask."""
     return _users_umask.get()
 
 
 def secret(name: str) -> str:
     """Return the secret NAME of this installation (`var/secrets/NAME`), made at the first call.
 
-    Where SWIFTQUEUE_SECRETS names a folder, as one that Kubernetes mounts, it is in there, and never made.
+    Where SWIFTQUEUE_SECRETS names a folder, such as one of Kubernetes, it is read there and never made.
 
     Raises:
         OSError: it cannot be made, or others may read it; the message says what to do.
@@ -111,7 +111,7 @@ def secret(name: str) -> str:
 
 
 def secret_file(name: str) -> Path:
-    """Return where secret NAME lies, for a program that reads it itself; as `secret`."""
+    """Return the path of secret NAME, for a program that reads it itself; raises as `secret`."""
     if folder := settings().secrets:
         path = folder / name
         if not path.read_text().strip():
@@ -125,7 +125,7 @@ def secret_file(name: str) -> Path:
             file.flush()
             os.fsync(file.fileno())
         try:
-            os.link(partial, path)  # whole, and of two that make it at once the first
+            os.link(partial, path)  # it is whole, and of two made at once the first stays
         except FileExistsError:
             pass
         finally:
@@ -138,7 +138,7 @@ def secret_file(name: str) -> Path:
 
 
 def scratch() -> Path:
-    """Folder of sockets, heartbeats and Ray's files; it may not exist yet (`make_scratch`)."""
+    """Return the folder of sockets, heartbeats and Ray's files; it may not exist yet (`make_scratch`)."""
     if chosen := settings().run:
         return chosen.absolute()
     own = state_dir() / RUN
@@ -148,17 +148,17 @@ def scratch() -> Path:
 def make_scratch() -> Path:
     """Make that folder, for this user alone, and return it.
 
-    The path of a socket has 107 bytes at most. Where that of the state folder is too long, the folder is a
-    new one below `/tmp`, whose name nobody could take before, and `run` in the state folder is a link to it.
-    `XDG_RUNTIME_DIR` is none for it: it goes when its user logs out, and lies in memory, which logs fill.
+    The path of a socket has 107 bytes at most. If the state folder's path is too long, the folder is a new
+    one below `/tmp` with a random name, and `run` in the state folder is a link to it. `XDG_RUNTIME_DIR` will
+    not do: it goes when its user logs out, and lies in memory, which logs fill.
 
     Raises:
-        OSError: it cannot be made, is somebody else's, or its path is too long.
+        OSError: it cannot be made, belongs to another user, or its path is too long.
     """
     own = state_dir() / RUN
     if settings().run is None and len(os.fsencode(own)) > MOST_RUN_BYTES and not _is_ours(scratch()):
         private_dir(own.parent)
-        made = Path(tempfile.mkdtemp(prefix="swiftqueue-", dir="/tmp"))  # of mode 0700
+        made = Path(tempfile.mkdtemp(prefix="swiftqueue-", dir="/tmp"))  # made with mode 700
         link = own.with_name(f".{RUN}-{os.getpid()}-{secrets.token_hex(4)}")
         link.symlink_to(made)
         with _held(own.parent):
@@ -185,14 +185,14 @@ def make_scratch() -> Path:
 
 
 def drop_scratch() -> None:
-    """Remove that folder with all that is in it, and the link to it."""
+    """Remove that folder with its content, and the link to it."""
     shutil.rmtree(scratch(), ignore_errors=True)
     if (own := state_dir() / RUN).is_symlink():
         own.unlink(missing_ok=True)
 
 
 def _is_ours(folder: Path) -> bool:
-    """Whether it is a folder of this user that nobody else may enter."""
+    """Return whether it is a folder of this user that nobody else may enter."""
     try:
         found = folder.lstat()
     except FileNotFoundError:
@@ -202,7 +202,7 @@ def _is_ours(folder: Path) -> bool:
 
 @contextlib.contextmanager
 def _held(folder: Path) -> Iterator[None]:
-    """Hold a folder in the block: one process at a time."""
+    """Hold a folder for the block; one process at a time can."""
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)
@@ -212,7 +212,7 @@ def _held(folder: Path) -> Iterator[None]:
 
 
 def stranger_listens(port: int | None) -> bool:
-    """Whether another user of this machine listens at a port: our secrets are not for whoever takes it.
+    """Return whether another user of this machine listens at a port, and would get our secrets.
 
     An IPv6 socket may take IPv4 connections too, and `localhost` may mean either: proc_net(5).
     """
@@ -221,13 +221,13 @@ def stranger_listens(port: int | None) -> bool:
 
 
 def strangers_connected(ports: Container[int]) -> int:
-    """How many connections to ports of this machine other users of it hold, or wait for."""
+    """Return how many connections to ports of this machine other users hold or wait for."""
     from_here = (row for row in _sockets() if row[3] in ("01", "02") and _port(row[2]) in ports)
     return sum(int(row[7]) != os.geteuid() for row in from_here)
 
 
 def _sockets() -> Iterator[list[str]]:
-    """Rows of the kernel's tables of TCP sockets, proc_net(5): 1, 2 are addresses, 3 the state, 7 a user."""
+    """Yield rows of the kernel's TCP socket tables, proc_net(5): 1, 2 addresses, 3 state, 7 user."""
     for name in ("tcp", "tcp6"):
         with contextlib.suppress(FileNotFoundError):
             yield from (line.split() for line in Path("/proc/net", name).read_text().splitlines()[1:])

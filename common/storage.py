@@ -1,4 +1,4 @@
-"""S3-compatible storage, where programs that share no folder hand each other files (SWIFTQUEUE_STORAGE)."""
+"""S3-compatible storage through which programs without a shared folder exchange files."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ from common.settings import settings, variable
 
 
 def storage() -> Storage | None:
-    """The storage that the setting names, if it does."""
+    """Return the storage that the setting names, or None."""
     uri = settings().storage
     return Storage(uri.rstrip("/")) if uri else None
 
 
 @dataclass(frozen=True)
 class Storage:
-    """A place in a bucket. Whoever uses it has its key and its address (AWS_*, AWS_ENDPOINT_URL).
+    """A place in a bucket. Its users need its key and address (AWS_*, AWS_ENDPOINT_URL).
 
     Raises:
-        ConnectionError: of each method: the storage does not answer, or refuses.
+        ConnectionError: in each method, if the storage does not answer, or refuses.
     """
 
     uri: str  # s3://BUCKET/PATH
 
     def at(self, name: str) -> Storage:
-        """A place below this one."""
+        """Return a place below this one."""
         return Storage(f"{self.uri}/{name}")
 
     def put(self, source: Path) -> None:
-        """Have here what is in a folder, or a file; what else is here stays.
+        """Upload the content of a folder, or a file; other objects here stay.
 
-        Many objects do not come at once: tell nobody of them before this returns.
+        Objects appear one by one: publish their place only after this returns.
         """
         from pyarrow.fs import copy_files
 
@@ -42,10 +42,10 @@ class Storage:
             copy_files(str(source.absolute()), self.uri)
 
     def get(self, target: Path) -> Path:
-        """Make a folder or file of what is here, whole or not at all, in the place of what was there.
+        """Copy the objects here to a folder or file, replacing it atomically.
 
         Raises:
-            FileNotFoundError: nothing is here.
+            FileNotFoundError: there is no object here.
         """
         from pyarrow.fs import FileSystem, FileType, copy_files
 
@@ -60,7 +60,7 @@ class Storage:
         return target
 
     def remove(self) -> None:
-        """Remove all that is here."""
+        """Remove all objects here."""
         from pyarrow.fs import FileSystem, FileType
 
         with self._named():

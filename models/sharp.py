@@ -1,4 +1,4 @@
-"""What a sharp change of latency is, and from which change on a packet is late: for the loss and the scores.
+"""The definition of a sharp change of latency, and of a late packet, for the loss and the scores.
 
 Shapes: N windows in send order, or packets; H horizon (8 packets).
 """
@@ -25,11 +25,11 @@ class Change(Section):
 
     @property
     def least_us(self) -> float:
-        """The least change in microseconds."""
+        """Return the least change in microseconds."""
         return self.least_ms * 1e3
 
     def words(self) -> str:
-        """As a page says it."""
+        """Return the definition as a page prints it."""
         return f"{self.least_ms:g} ms and {100 * self.least_share:g} %"
 
 
@@ -37,10 +37,10 @@ PAPERS: Final = Change(least_ms=20.0, least_share=0.20)  # SwiftQueue, arXiv 241
 
 
 def change_of(params: Path) -> Change:
-    """Section `change` of a parameter file; one of before there was that section means the paper's.
+    """Return section `change` of a parameter file; older files without it get the paper's.
 
     Raises:
-        ValueError: a value cannot be; the line names it.
+        ValueError: a value is invalid; the line names it.
     """
     return read(params, Change) if Change.section in read_all(params) else PAPERS
 
@@ -48,7 +48,7 @@ def change_of(params: Path) -> Change:
 def change_direction(
     latency_us: NDArray[Any], before_us: NDArray[Any], change: Change = PAPERS
 ) -> NDArray[np.int8]:
-    """Direction of a sharp change: +1 a rise, -1 a drop, 0 neither."""
+    """Return the direction of a sharp change: +1 a rise, -1 a drop, 0 neither."""
     before = np.asarray(before_us, dtype=np.float64)
     by = np.asarray(latency_us, dtype=np.float64) - before
     sharp = (np.abs(by) >= change.least_us) & (np.abs(by) >= change.least_share * np.abs(before))
@@ -56,9 +56,9 @@ def change_direction(
 
 
 def sharp_changes(y_us_NH: NDArray[np.float32], change: Change = PAPERS) -> NDArray[np.bool_]:
-    """Mark latencies that change sharply from the sender's packet before; unknown ones are passed over.
+    """Mark latencies that change sharply from the sender's packet before; unknown ones are skipped.
 
-    The windows follow each other in send order, so what is before a window's first packet is in one before.
+    The windows follow each other in send order, so the packet before a window's first is in an earlier one.
     """
     y_us_N = y_us_NH.reshape(-1)
     known = np.flatnonzero(~np.isnan(y_us_N))

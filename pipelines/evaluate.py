@@ -24,7 +24,7 @@ from models.forecasters.walk import PRETRAINED as UNTUNED
 from models.forecasters.walk import TUNED, Heads, predict_trace, tune_heads
 from models.registry.lineage import packet_sets
 from models.registry.runs import stage_run
-from models.repeated.forecaster import Repeated, RepeatedParams
+from models.repeated.forecaster import RepeatedLatency, RepeatedParams
 from models.scoring import plot_tables
 from models.scoring.baselines import LAST_VISIBLE
 from models.scoring.evaluation import DIGITS, HEADLINE_METHODS, headline
@@ -84,7 +84,7 @@ def evaluate(
     parts = lessons(list(traces.values()))
     trees = Trees.fit(parts, TreesParams(rounds=params.xgboost_rounds), params.seed, progress)
     repeated = {
-        name: Repeated.fit(parts, RepeatedParams(input=latency), params.seed, progress)
+        name: RepeatedLatency.fit(parts, RepeatedParams(input=latency), params.seed, progress)
         for name, latency in {EWMA: "mean8_latency_flow_us", **LAST_VISIBLE}.items()
     }
     how = FinetuneParams(  # the trees use none of these: a round adds trees

@@ -13,7 +13,7 @@ def main(params: Given, packets: Given, split: Given, pretrained: Given, output:
     from common.atomic import new_folder
     from common.section import read, read_all
     from common.state import state_dir
-    from models.forecasters.jobs import Data, figures, finetune, round_line
+    from models.forecasters.jobs import StageData, figures, finetune, round_line
     from models.registry.lineage import packet_sets
     from models.registry.runs import stage_run
     from models.sharp import change_of
@@ -21,7 +21,7 @@ def main(params: Given, packets: Given, split: Given, pretrained: Given, output:
     from models.training.ray_job import discard
 
     section = read(params, FinetuneParams)
-    data = Data(packets, split, state_dir(), change_of(params))
+    data = StageData(packets, split, state_dir(), change_of(params))
     traces = list(data.traces())
     print(f"finetune: starting Ray Train with {section.workers} worker(s)", flush=True)
     with stage_run("finetune", traces=traces, params=read_all(params), seed=section.seed) as run:

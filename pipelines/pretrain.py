@@ -15,7 +15,7 @@ def main(params: Given, packets: Given, split: Given, output: Given) -> None:
     from common.section import read_all
     from common.state import state_dir
     from models.forecasters.forecaster import chosen, write
-    from models.forecasters.jobs import Data, pretrain
+    from models.forecasters.jobs import StageData, pretrain
     from models.registry.lineage import packet_sets
     from models.registry.runs import stage_run
     from models.sharp import change_of
@@ -23,7 +23,7 @@ def main(params: Given, packets: Given, split: Given, output: Given) -> None:
 
     variant = chosen(params)
     section: Any = variant.params
-    data = Data(packets, split, state_dir(), change_of(params))
+    data = StageData(packets, split, state_dir(), change_of(params))
     traces = data.traces()
     seed = int(getattr(section, "seed", 0))
     with stage_run("pretrain", traces=list(traces), params=read_all(params), seed=seed) as run:

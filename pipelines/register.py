@@ -64,12 +64,12 @@ def judging(trace: Trace) -> NDArray[np.int64]:
     return np.setdiff1d(np.concatenate(tested), np.concatenate(taught)).astype(np.int64)
 
 
-def held_out_slices(trace: Trace, judging_B: NDArray[np.int64]) -> tuple[gate.HeldOut, float]:
+def held_out_slices(trace: Trace, judging_B: NDArray[np.int64]) -> tuple[gate.HeldOutDecisions, float]:
     """Return the outcomes of the decisions that judge, and the median latency (µs) before them."""
     whole = trace.to_predict(Slice(0, trace.packets.height // HORIZON))
     y_us_BH = whole.latencies_us()
     before = y_us_BH[: judging_B[0]][np.isfinite(y_us_BH[: judging_B[0]])]
-    held_out = gate.HeldOut(
+    held_out = gate.HeldOutDecisions(
         replayed(whole).x_DHF[judging_B],
         y_us_BH[judging_B],
         decision_times(trace.packets)[judging_B],
@@ -115,13 +115,16 @@ def register(
     judging_B = judging(trace)
     held_out, otherwise_us = held_out_slices(trace, judging_B)
 
-    def score(folder: Path) -> gate.Scored:
+    def score(folder: Path) -> gate.ScoreTable:
         return gate.score(predictions(load(folder), trace, judging_B), held_out)
 
     naive = gate.score_naive(held_out, otherwise_us)
 
     def judge(
-        challenger: gate.Scored, champion: gate.Scored | None, why_not: str, reference: gate.Scored | None
+        challenger: gate.ScoreTable,
+        champion: gate.ScoreTable | None,
+        why_not: str,
+        reference: gate.ScoreTable | None,
     ) -> Verdict:
         return gate.judge(challenger, champion, naive, why_not, reference)
 
@@ -129,10 +132,10 @@ def register(
         artifact.export_onnx(folder)
         np.save(folder / INPUTS_FILE, training_inputs(traces.values()))
 
-    def figures(scores: Mapping[str, gate.Scored]) -> dict[str, gate.Figures]:
+    def figures(scores: Mapping[str, gate.ScoreTable]) -> dict[str, gate.Figures]:
         return {name: one.figures for name, one in {**scores, **naive}.items()}
 
-    def metrics(scores: Mapping[str, gate.Scored]) -> dict[str, float]:
+    def metrics(scores: Mapping[str, gate.ScoreTable]) -> dict[str, float]:
         named = figures(scores).items()
         return {k: v for name, one in named for k, v in one.as_metrics(f"gate.{name}").items()}
 

@@ -19,7 +19,7 @@ from feature_store.events.event_stream import replay_events
 from feature_store.packets.schema import HORIZON, scan_packets, traces_in
 from feature_store.quality import expectations as ex
 from feature_store.quality.distribution_shift import slice_shifts
-from models.training.protocol import Slices
+from models.training.protocol import TraceSlices
 from pipelines.stage import Given, StageError, run_stage
 
 
@@ -74,7 +74,7 @@ def validate(packets_dir: Path, split: Path, params: ValidateParams) -> ex.Valid
             events = replay_events(packets)
             queries = ex.query_frame(trace, packets, events)
             validation.run(ex.inputs_check(trace, events, queries))
-            slices = Slices.from_json(divided[trace], packets.height // HORIZON, trace)
+            slices = TraceSlices.from_json(divided[trace], packets.height // HORIZON, trace)
             tests = [[r.test.lo, r.test.hi] for r in slices.rounds]
             shifts.append(slice_shifts(trace, queries, [slices.pretrain.lo, slices.pretrain.hi], tests))
             progress.advance(task)

@@ -133,7 +133,7 @@ def make_artifact(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Pat
 
     from models.event_stream.network import EventArchitecture, EventPredictor
     from models.networks import artifact
-    from models.networks.scaling import Target
+    from models.networks.scaling import TargetScaling
 
     root = tmp_path_factory.mktemp("artifacts")
     exported: dict[tuple[int, float, int], Path] = {}
@@ -152,7 +152,7 @@ def make_artifact(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Pat
         if not folder.exists():
             torch.manual_seed(seed)
             sizes = EventArchitecture(layers=layers, width=width)
-            model = EventPredictor(*scaled_inputs(), Target("log", shift, 0.5), sizes, levels)
+            model = EventPredictor(*scaled_inputs(), TargetScaling("log", shift, 0.5), sizes, levels)
             torch.manual_seed(1000 + head)
             for parameter in model.head.parameters():
                 torch.nn.init.normal_(parameter, std=0.1)

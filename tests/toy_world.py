@@ -18,7 +18,7 @@ import yaml
 
 from feature_store.events.event_stream import EventInput
 from feature_store.packets.schema import PACKET_SCHEMA
-from models.event_stream.forecaster import EventStream
+from models.event_stream.forecaster import EventStreamForecaster
 from models.event_stream.parameters import EventStreamParams
 from models.event_stream.training import EventStreamCourse
 from models.forecasters import forecaster as door
@@ -27,10 +27,10 @@ from models.forecasters.traces import Trace, about, decision_times, lessons, rea
 from models.networks.scaling import ScaledFeature, transform_of
 from models.sharp import PAPERS
 from models.training.head import FinetuneParams
-from models.training.protocol import Protocol, divide
+from models.training.protocol import EvaluationProtocol, divide
 
 START_NS = 1_700_000_000 * 10**9
-PROTOCOL = Protocol("short", 5, 1, 2)
+PROTOCOL = EvaluationProtocol("short", 5, 1, 2)
 TINY = {  # an event stream that trains in a second
     "workers": 1,
     "layers": 1,
@@ -143,7 +143,9 @@ def write_table(packets_dir: Path, table: pl.DataFrame) -> None:
         part.drop("minute").write_parquet(folder / "part-0.parquet")
 
 
-def write_traces(folder: Path, tables: Iterable[pl.DataFrame], *, protocol: Protocol = PROTOCOL) -> Path:
+def write_traces(
+    folder: Path, tables: Iterable[pl.DataFrame], *, protocol: EvaluationProtocol = PROTOCOL
+) -> Path:
     """Write `packets` and `split.json` under `folder`; return it."""
     divided = {}
     for table in tables:
@@ -184,16 +186,16 @@ def scaled_inputs() -> tuple[list[ScaledFeature], list[ScaledFeature]]:
     return scaled(EVENT_INPUTS), scaled(QUERY_INPUTS)
 
 
-def untrained(traces: Iterable[Trace], **sizes: Any) -> EventStream:
+def untrained(traces: Iterable[Trace], **sizes: Any) -> EventStreamForecaster:
     """Return an event stream of random weights whose scaling is fitted to some traces."""
     params = EventStreamParams(**TINY | sizes)
     course = EventStreamCourse(lessons(list(traces)), params, 1)
     with torch.no_grad():  # else it forecasts its anchor
         course.model.head[2].weight.normal_(std=0.05)
-    return EventStream(course.model)
+    return EventStreamForecaster(course.model)
 
 
-def write_models(folder: Path, **sizes: Any) -> EventStream:
+def write_models(folder: Path, **sizes: Any) -> EventStreamForecaster:
     """Write forecasters for the traces in `folder`: `pretrained`, and `finetuned/NAME/round-K`."""
     traces = read_traces(folder / "packets", folder / "split.json", PAPERS)
     base = untrained(traces.values(), **sizes).taught_by(about(traces))
@@ -207,7 +209,7 @@ def write_models(folder: Path, **sizes: Any) -> EventStream:
     return base
 
 
-def write_artifact(folder: Path, table: pl.DataFrame, **sizes: Any) -> EventStream:
+def write_artifact(folder: Path, table: pl.DataFrame, **sizes: Any) -> EventStreamForecaster:
     """Write the artifact of an untrained event stream for a table into `folder`; return the forecaster."""
     trace = Trace("t", table, divide(decision_times(table), PROTOCOL, "t"))
     base = untrained([trace], **sizes)

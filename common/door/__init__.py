@@ -17,18 +17,19 @@ from common.settings import variable
 FOLDER: Final = Path(__file__).resolve().parents[1]
 LIBRARY: Final = FOLDER / "_build" / "libswiftqueue_door.so"
 SOURCES: Final = ("door/door.cc", "door/door.h", "door/exports.map")
-MOST_OF_ONE: Final = 256  # connections of another user at the open ports of a program; as in door.cc
+MOST_OF_ONE: Final = 256  # connections that another user may have to a program's open ports; as in door.cc
 _PRELOAD: Final = "LD_PRELOAD"
 
 
 def variables(*open_ports: int) -> dict[str, str]:
-    """Return the environment to start a program with, so that its door is kept, and that of what it starts.
+    """Return the environment for starting a program whose TCP ports, and those of its children, get a door.
 
     Args:
-        open_ports: ports that other users reach too, each with MOST_OF_ONE connections at most.
+        open_ports: port numbers that other users may reach too, each user with MOST_OF_ONE connections at
+            most.
 
-    Without a kernel that says whose a connection is, or a path that the loader of programs takes, no door is
-    kept; a line says so.
+    If the kernel does not say whose a connection is, or the program loader does not take the path, there is
+    no door, and a line says so.
     """
     if why := _why_not():
         print(f"other users of this machine reach the ports of Ray and of servers: {why}", flush=True)

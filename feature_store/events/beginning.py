@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-SCOPES: Final = ("flow", "queue", "receiver")  # of `KnownBefore::Of` in event_stream.h, in its order
-LEAD_IN_NS: Final = 2_000_000_000  # as kGiveUpNs: then no packet of before the log counts as in flight
+SCOPES: Final = ("flow", "queue", "receiver")  # order of `KnownBefore::Of` in event_stream.h
+LEAD_IN_NS: Final = 2_000_000_000  # as kGiveUpNs: afterwards no earlier packet counts as in flight
 FORGET_NS: Final = 60_000_000_000  # as kForgetNs: the stream takes no ACK of a packet sent longer ago
 HOLE_NS: Final = 5_000_000  # as kHoleNs: the shortest silence between two ACKs that is a hole
 NEVER: Final = -1
@@ -31,22 +31,22 @@ class Hole(NamedTuple):
 
 @dataclass(frozen=True)
 class Beginning:
-    """What is known when a log begins; the latencies and the hole as of the end of its lead-in of 2 s.
+    """Knowledge from before a log begins; latencies and hole are as of the end of its lead-in of 2 s.
 
-    So they show what the packets in flight at the beginning brought, whose ACKs the log lacks.
+    So they include the packets in flight at the beginning, whose ACKs the log lacks.
     """
 
-    flow_starts_ns: Mapping[int, int] = field(default_factory=dict)  # when each flow sent its first packet
+    flow_starts_ns: Mapping[int, int] = field(default_factory=dict)  # time of each flow's first packet
     least_us: Mapping[str, Mapping[int, float]] = field(default_factory=dict)  # least latency by scope and id
     last_hole: Hole | None = None
-    known_until_ns: int = NEVER  # end of the lead-in; NEVER: nothing is known of holes
+    known_until_ns: int = NEVER  # end of the lead-in; NEVER: no hole is known
 
     def moved(self, packets: pl.DataFrame, first: int) -> Beginning:
-        """Return what is known when the log of these packets begins at packet `first` instead.
+        """Return the knowledge from before packet `first`, for a log that begins there.
 
         Args:
-            packets: the packet table that this is the beginning of.
-            first: number of packets that are cut off; there are more.
+            packets: the packet table that this beginning belongs to.
+            first: number of packets that are cut off; the table has more.
         """
         if not first:
             return self
@@ -65,12 +65,12 @@ class Beginning:
         )
 
     def hole(self) -> tuple[int, int, int]:
-        """Return the C ABI's numbers: length and end of the last hole, and as of when it was the last."""
+        """Return the C ABI's numbers: length and end of the last hole, and until when holes are known."""
         end_ns, length_ns = self.last_hole or (NEVER, 0)
         return length_ns, end_ns, self.known_until_ns
 
     def columns(self) -> list[npt.NDArray[Any]]:
-        """Return the C ABI's arrays: scope, id, first SEND (-1: not told), least latency (NaN likewise)."""
+        """Return the C ABI's arrays: scope, id, first SEND (-1: unknown), least latency (NaN: unknown)."""
         rows = [
             (SCOPES.index(scope), one, start_ns, us)
             for scope in SCOPES
@@ -85,7 +85,7 @@ class Beginning:
         ]
 
     def row(self, number: int) -> str:
-        """Say what one row of `columns` tells, for a message; of the number after them, the hole."""
+        """Describe one row of `columns`, or the hole after them, for a message."""
         if number == len(self.columns()[0]):
             return f"last hole {self.last_hole} as of {self.known_until_ns} ns"
         scope, one, start_ns, us = (column[number].item() for column in self.columns())
@@ -112,7 +112,7 @@ def known_latencies(packets: pl.DataFrame) -> pl.DataFrame:
 
 
 def last_hole(acked_ns: npt.NDArray[np.int64]) -> Hole | None:
-    """Return the last hole between ACKs, given their times in order; None where there is none."""
+    """Return the last hole between ACKs from their times in order, or None."""
     gaps_ns = np.diff(acked_ns)
     holes = np.flatnonzero(gaps_ns >= HOLE_NS)
     return Hole(int(acked_ns[holes[-1] + 1]), int(gaps_ns[holes[-1]])) if len(holes) else None

@@ -1,4 +1,4 @@
-"""Reads from the library built from `event_window.h` what a row of an event window is (docs/EVENTS.md)."""
+"""Read from the library built from `event_window.h` the inputs of an event window's row (docs/EVENTS.md)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Feature:
 
 @dataclass(frozen=True)
 class Definition:
-    """The features of a row, in order, and the hash by which a model says that it was made for them."""
+    """The features of a row, in order, and the hash by which a model names them."""
 
     features: tuple[Feature, ...]
     schema_hash: str

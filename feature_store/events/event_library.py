@@ -1,6 +1,6 @@
-"""Loads the library built from `event_stream.h` and `event_window.h`, and reads their definition from it.
+"""Load the library built from `event_stream.h` and `event_window.h`, and read their definition from it.
 
-Inputs and their order stand there only.
+The inputs and their order stand only there.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SOURCES: Final = (
 
 @dataclass(frozen=True)
 class EventInput:
-    """One input of an event or a query, in raw units; `rows`: `both`, `events` or `queries` have it."""
+    """One input in raw units; `rows` says who has it: `both`, `events` or `queries`."""
 
     name: str
     unit: str
@@ -46,8 +46,8 @@ def _load() -> ctypes.CDLL:
         "sq_events_replay": (
             i64,
             [
-                *[i64, *[pointer] * 7, ctypes.c_int],  # the packets, and whether `previous`
-                *[i64, *[pointer] * 4, i64, i64, i64],  # what is known when they begin, and the last hole
+                *[i64, *[pointer] * 7, ctypes.c_int],  # the packets, and whether visibility is `previous`
+                *[i64, *[pointer] * 4, i64, i64, i64],  # the knowledge from before them, and the last hole
                 *[pointer] * 4,
                 *[i64, pointer, ctypes.c_int, ctypes.c_int, pointer, pointer],  # the decisions
             ],
@@ -73,5 +73,5 @@ INPUTS: Final = tuple(
 
 
 def event_schema_hash() -> str:
-    """SHA-256 of the stream's definition: layout version, constants, input names, units and rows."""
+    """Return the SHA-256 of the stream's definition: layout, constants, input names, units and rows."""
     return hashlib.sha256(SCHEMA_TEXT.encode()).hexdigest()

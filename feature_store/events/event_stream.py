@@ -1,8 +1,8 @@
-"""The event stream from Python: a live sender's, and that of a packet table; both in `event_stream.h`.
+"""The event stream from Python: a live sender's, and a packet table's; both are in `event_stream.h`.
 
 `event_stream.h` is the one definition of the inputs and their order; docs/EVENTS.md states its rules.
 
-Shapes: E events, D decisions, B batches that are all decided, H horizon (8 packets), F inputs.
+Shapes: E events, D decisions, B whole batches, H horizon (8 packets), F inputs.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ TOLD: Final = ("all", "flows", "first")
 
 
 def check_time(name: str, ns: int) -> int:
-    """Return a time, or raise a ValueError with its name if an event cannot have it."""
+    """Return a time, or raise a ValueError that names it if no event can have it."""
     if not 0 <= ns <= MAX_TIME_NS:
         raise ValueError(f"{name} = {ns}: must be nanoseconds in 0..2^62")
     return ns
 
 
 class EventStream:
-    """A live sender's log as rows of inputs. Feed events in time order; not thread-safe.
+    """A live sender's log as rows of inputs. Feed events in time order; it is not thread-safe.
 
     At one instant ACKs come before sends. A time before the last event's counts as that event's time.
     """
@@ -72,8 +72,8 @@ class EventStream:
     ) -> Row | None:
         """Log a SEND and return its inputs (F,), the state just after it.
 
-        None, and no change, for a number not above the last one, a size below 1, a size, flow or receiver of
-        more than 32 bits, a queue other than 0 (classic) and 1 (l4s), or a time outside 0..2^62.
+        Return None and change nothing for a number not above the last one, a size below 1, a size, flow or
+        receiver of more than 32 bits, a queue other than 0 (classic) and 1 (l4s), or a time outside 0..2^62.
         """
         if not (0 <= sent_ns <= MAX_TIME_NS and _fit(size_bytes, flow_id, receiver_id, queue)):
             return None
@@ -84,9 +84,9 @@ class EventStream:
         return self._row(taken, x_F)
 
     def acked(self, packet: int, acked_ns: int, latency_us: float | None) -> Row | None:
-        """Log the first ACK of a packet (`latency_us` None where unknown: Karn); its inputs (F,) after it.
+        """Log the first ACK of a packet, `latency_us` None where unknown (Karn); return its inputs (F,).
 
-        None, and no change, for a packet never sent, acknowledged before, or sent more than 60 s before.
+        Return None and change nothing for a packet never sent, acknowledged before, or sent over 60 s before.
         """
         x_F = np.empty(len(INPUTS), np.float32)
         latency = math.nan if latency_us is None else latency_us
@@ -95,9 +95,9 @@ class EventStream:
     def query(
         self, decision_ns: int, size_bytes: int, flow_id: int, receiver_id: int, queue: int, place: int
     ) -> Row | None:
-        """Return the inputs (F,) of packet `place` (0..7) of a batch decided now; it changes nothing.
+        """Return the inputs (F,) of packet `place` (0..7) of a batch decided now, and change nothing.
 
-        None for a size, flow, receiver or queue that `sent` would refuse.
+        Return None for a size, flow, receiver or queue that `sent` would refuse.
         """
         if not _fit(size_bytes, flow_id, receiver_id, queue):
             return None
@@ -115,21 +115,21 @@ class EventStream:
 
 
 def _fit(size_bytes: int, flow_id: int, receiver_id: int, queue: int) -> bool:
-    """Whether the library would take them as they are: ctypes cuts a larger number without a word."""
+    """Return whether the arguments fit the library's types; ctypes cuts larger numbers silently."""
     return queue in (0, 1) and all(-(2**31) <= one < 2**31 for one in (size_bytes, flow_id, receiver_id))
 
 
 @dataclass(frozen=True)
 class Targets:
-    """What became of the packets decided, and when they were decided."""
+    """Outcomes of the packets decided, and the times of their decisions."""
 
     y_BH: npt.NDArray[np.float32]  # latency, us; NaN where unknown
-    y_acked_ns_BH: npt.NDArray[np.int64]  # NEVER_NS where it was never acknowledged
+    y_acked_ns_BH: npt.NDArray[np.int64]  # NEVER_NS if it was never acknowledged
     decision_ns_B: npt.NDArray[np.int64]
     first_packet_B: npt.NDArray[np.int64]
 
     def known_at(self, now_ns: int) -> npt.NDArray[np.float32]:
-        """Latencies (B, H) that the sender knew at a time (ACK seen); the others are NaN."""
+        """Return the latencies (B, H) that the sender knew at a time (ACK seen); unknown ones are NaN."""
         return np.where(self.y_acked_ns_BH > now_ns, np.float32(np.nan), self.y_BH)
 
 
@@ -137,7 +137,8 @@ def packet_columns(packets: pl.DataFrame) -> dict[str, npt.NDArray[Any]]:
     """Return the packet table's columns as the arrays that the C ABI takes.
 
     Raises:
-        ValueError: not one trace in send order from packet 0, or a value no packet can have.
+        ValueError: the table is not one trace in send order from packet 0, or has a value that no packet can
+            have.
     """
     if packets.height and not (packets["packet"] == pl.int_range(packets.height, eager=True)).all():
         raise ValueError("an event log needs one whole trace in send order: packet must count 0, 1, 2, ...")
@@ -160,7 +161,7 @@ def packet_columns(packets: pl.DataFrame) -> dict[str, npt.NDArray[Any]]:
 
 
 def batches_in(packets: pl.DataFrame) -> int:
-    """Batches of 8 that the table decides; an incomplete last one is not decided offline."""
+    """Return the number of batches of 8 in the table; an incomplete last one is not decided offline."""
     return packets.height // HORIZON
 
 
@@ -185,7 +186,7 @@ class Events:
     packet_E: npt.NDArray[np.int64]
     time_ns_E: npt.NDArray[np.int64]
     x_EF: Row
-    cut_D: npt.NDArray[np.int64]  # a decision sees events[:cut]
+    cut_D: npt.NDArray[np.int64]  # number of events that a decision sees
     x_DHF: Row
 
 
@@ -204,14 +205,14 @@ def replay_events(
         packets: the packet table of one trace, whole and in send order, counted from 0.
         first_packet_D: the first packet of each decision, ascending; by default batches 8k..8k+7.
         visibility: `acked` (what a sender can do) or `previous` (the paper's offline protocol).
-        queue: of the candidates: 0 classic, 1 l4s, or -1, the one they were sent in.
-        told: what the sender says of packets 2 to 8 of a batch: `all`, `flows` (flow, receiver and queue),
-            or of the `first` alone; what it does not say is taken to be as of the first.
-        beginning: what was known of the sender before the first packet, where the table is cut out of a
-            longer log. After a lead-in the rows are those of the longer log (docs/EVENTS.md).
+        queue: the candidates' queue: 0 classic, 1 l4s, or -1 for the one they were sent in.
+        told: attributes of packets 2 to 8 of a batch that the sender gives: `all`, `flows` (flow, receiver
+            and queue), or only those of the `first` packet; the others are taken from the first.
+        beginning: knowledge of the sender from before the first packet, if the table is cut out of a
+                longer log. After a lead-in the rows are those of the longer log (docs/EVENTS.md).
 
     Raises:
-        ValueError: a visibility, knowledge, decision, packet or beginning that cannot be, which it names.
+        ValueError: a visibility, `told`, decision, packet or beginning is invalid; the line names it.
     """
     if visibility not in VISIBILITIES:
         raise ValueError(f"visibility {visibility!r} is unknown; take one of {', '.join(VISIBILITIES)}")
@@ -256,7 +257,7 @@ def replay_events(
         raise ValueError(f"a log cannot begin so: {beginning.row(written + 2**63 - 1)}")
     if written < 0:
         bad = packets.row(-1 - written, named=True)
-        if bad["size_bytes"] >= 1:  # so it is the first packet
+        if bad["size_bytes"] >= 1:  # it is the first packet then
             flow, start_ns = max(beginning.flow_starts_ns.items(), key=lambda one: one[1])
             raise ValueError(
                 f"packet {bad['packet']} was sent at {bad['sent_ns']} ns, and the log's beginning tells of "

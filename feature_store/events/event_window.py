@@ -28,7 +28,7 @@ def check_tokens(tokens: int) -> int:
 
 
 class EventWindow:
-    """A live sender's event log, seen as windows of rows. Feed events in time order; not thread-safe.
+    """A live sender's event log, seen as windows of rows. Feed events in time order; it is not thread-safe.
 
     At one instant ACKs come before sends. A time before the last event's counts as that event's time.
     """
@@ -37,7 +37,7 @@ class EventWindow:
         """Start an empty log for windows of `tokens` (W) rows.
 
         Raises:
-            ValueError: `tokens` is no multiple of 8 in 16..4096.
+            ValueError: `tokens` is not a multiple of 8 in 16..4096.
         """
         self._handle: int | None = None
         self.tokens = check_tokens(tokens)
@@ -56,8 +56,8 @@ class EventWindow:
 
         Args:
             packet: number in send order, from 0, above every earlier one.
-            sent_ns: time of sending.
-            size_bytes: IP length, at least 1.
+            sent_ns: time of sending in ns.
+            size_bytes: IP length in bytes, at least 1.
             flow_id: flow number (int32).
             receiver_id: receiver number (int32).
             queue: 0 classic, 1 l4s.
@@ -83,8 +83,9 @@ class EventWindow:
         """Log the first ACK that covers `packet`; `latency_us` is None where unknown (Karn).
 
         Returns:
-            Whether it was news: False, and no change, for a packet never sent, acknowledged before, or
-            sent more than 60 s before.
+            Whether it was new. It is False, and nothing changes, for a packet never sent, acknowledged
+            before,
+                    or sent more than 60 s before.
         """
         latency = math.nan if latency_us is None else latency_us
         news: int = ABI.sq_event_window_acked(self._handle, packet, check_time("acked_ns", acked_ns), latency)

@@ -15,10 +15,10 @@ import numpy.typing as npt
 
 from feature_store.packets import pcaplib
 
-PIECE_BYTES: Final = 4 << 20  # of the file, read at once
+PIECE_BYTES: Final = 4 << 20  # bytes of the file read at once
 BATCH: Final = 1 << 16  # segments decoded at once: 8 MB
 GZIP_MAGIC: Final = b"\x1f\x8b"
-# First bytes of what is no pcap or pcapng, and what it is: Wireshark's wiretap knows the captures, and its
+# First bytes of other capture formats, and their names: Wireshark's wiretap knows the captures, and its
 # editcap turns each of them into pcap.
 _CONVERT: Final = "turn it into pcap with `editcap -F pcap FILE NEW.pcap`"
 _UNPACK: Final = "unpack it first"
@@ -53,10 +53,10 @@ def trace_name(path: Path) -> str:
 
 
 def check_capture(path: Path) -> None:
-    """Refuse what cannot be read as a capture, before anything waits for it.
+    """Refuse a file that cannot be read as a capture, before anything waits for it.
 
     Raises:
-        ValueError: it is not there, or is no file that can be read twice.
+        ValueError: it is missing, or is not a file that can be read twice.
 
     """
     try:
@@ -77,12 +77,12 @@ def check_capture(path: Path) -> None:
 
 
 def say(line: str) -> None:
-    """Print a line for people: on standard error, because standard output may be JSON."""
+    """Print a line on standard error, because standard output may be JSON."""
     print(line, file=sys.stderr)
 
 
 class CaptureFile:
-    """A capture being read. Iterating gives arrays of `pcaplib.SEGMENT` in the order of their stamps.
+    """A capture being read, which yields arrays of `pcaplib.SEGMENT` in the order of their stamps.
 
     An array is valid until the next one is asked for. `records` and `skipped` are complete once the
     iteration has ended.
@@ -105,7 +105,7 @@ class CaptureFile:
 
         capture = pcaplib.Capture()
         rare = RareDecoder()
-        ordered = Ordered(capture)
+        ordered = SegmentOrder(capture)
         rest = np.empty(0, np.uint8)
         for piece in self._pieces():
             self._head = self._head or piece[:16]
@@ -135,7 +135,7 @@ class CaptureFile:
                 self.notes.append(f"the capture {done} record {self.records:,}; those before it were kept")
 
     def _what_it_is(self) -> str:
-        """Say of a file that is no capture what it seems to be, and what to do."""
+        """Name the format that a file which is no capture seems to have, and say what to do."""
         for magic, (name, remedy) in OTHER_FORMATS.items():
             if self._head.startswith(magic):
                 do = remedy.replace("FILE", str(self.path))
@@ -143,7 +143,7 @@ class CaptureFile:
         return "not a capture (pcap or pcapng, plain or gzip)"
 
     def _pieces(self) -> Iterator[bytes]:
-        """Give the capture's bytes piece by piece, then an empty piece."""
+        """Yield the capture's bytes piece by piece, then an empty piece."""
         check_capture(self.path)
         with self.path.open("rb") as file:
             head = file.read(PIECE_BYTES)
@@ -172,14 +172,14 @@ class CaptureFile:
         yield b""
 
 
-class Ordered:
-    """Segments as they are decoded, given on once no other can still come before them."""
+class SegmentOrder:
+    """A buffer of decoded segments that gives them on once no earlier one can still come."""
 
     def __init__(self, capture: pcaplib.Capture) -> None:
         self._capture = capture
         self._order = pcaplib.StampOrder()
         self._buffer = np.empty(2 * BATCH, pcaplib.SEGMENT)
-        self._start = self._end = 0  # of those held
+        self._start = self._end = 0  # bounds of the held segments
 
     def room(self) -> npt.NDArray[np.void]:
         """Return where the next batch is to be decoded to."""
@@ -191,7 +191,7 @@ class Ordered:
         return self._buffer[self._end : self._end + BATCH]
 
     def take(self, n: int, *, last: bool = False) -> Iterator[npt.NDArray[np.void]]:
-        """Take `n` segments that were written to `room`; give those that are ready."""
+        """Take `n` segments that were written to `room`; yield those that are ready."""
         end = self._end + n
         while True:
             waiting = self._buffer[self._start : end]
@@ -204,5 +204,5 @@ class Ordered:
                 return
 
     def rest(self) -> Iterator[npt.NDArray[np.void]]:
-        """Give what is left, at the capture's end."""
+        """Yield the remaining segments at the capture's end."""
         return self.take(0, last=True)

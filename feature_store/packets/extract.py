@@ -24,9 +24,9 @@ from feature_store.packets.table_writer import TraceWriter
 SHARP_NS: Final = 20_000_000  # a sharp change: latencies of successive packets differ by 20 ms ...
 SHARP_SHARE: Final = 0.20  # ... and by 20 % of the first (SwiftQueue, section 2)
 FLUSH_ROWS: Final = 1 << 19  # rows per Parquet part; 20 MB of columns
-# An ACK that follows its data sooner than this has crossed no path: most captures made at the receiver.
+# An ACK that follows its data sooner has crossed no path, as in most captures made at the receiver.
 NO_PATH_MS: Final = 0.5
-FEW_KNOWN: Final = 0.1  # share of latencies known below which a line says why
+FEW_KNOWN: Final = 0.1  # share of known latencies below which a line says why
 
 Summary = dict[str, Any]
 
@@ -43,22 +43,22 @@ class Job:
 
 @dataclass(frozen=True)
 class _Plan:
-    sender: bytes | None  # None: whoever sent most in the first records that carry payload
-    left_out: bytes = b""  # keys of flows
+    sender: bytes | None  # address; None: the heaviest sender in the first records with payload
+    left_out: bytes = b""  # keys of flows to leave out
 
 
 class _WrongPlanError(Exception):
-    """A pass has shown that its plan was a wrong guess; the argument is the plan to follow."""
+    """The error of a pass whose plan was a wrong guess; its argument is the plan to follow."""
 
 
 def extract_trace(job: Job, output: Path, progress: Callable[[int], None] = lambda _: None) -> Summary:
     """Write the packet table of one capture under `output` and return its summary.
 
-    A capture is read once if the first records show who sent most and no flow is to be left out, as
-    mostly; a second and a third time where that guess was wrong.
+    A capture is usually read once: the first records show who sent most, and no flow is left out. It is read
+        a second and a third time if that guess was wrong.
 
     Raises:
-        ValueError: the capture is no capture, or no latency can come from it; the sender is not in it.
+        ValueError: the file is not a capture, gives no latency, or lacks the sender.
         OSError: the capture cannot be read or the table cannot be written.
 
     """
@@ -77,7 +77,7 @@ def extract_trace(job: Job, output: Path, progress: Callable[[int], None] = lamb
         except NoClockError:
             if plan.sender:
                 raise
-            plan = _Plan(_heaviest(job.capture))  # the guess was of the first records
+            plan = _Plan(_heaviest(job.capture))  # a guess from the first records
 
 
 def _heaviest(capture: Path) -> bytes | None:
@@ -153,7 +153,7 @@ class _Pass:
             writer.write(rows)
 
     def _finished(self, capture: CaptureFile) -> pcaplib.Matcher:
-        """Say that the capture has ended, and check that the plan was right and that there is data."""
+        """Check at the capture's end that the plan was right and that there is data."""
         if self.traffic.heaviest() is None or self.matcher is None or self.sender is None:
             raise ValueError(f"{self.job.capture}: {_no_payload(capture)}")
         if self.plan.sender is None and (heaviest := self.traffic.heaviest()) != self.sender:
@@ -202,7 +202,7 @@ def _no_payload(capture: CaptureFile) -> str:
 def warnings(
     summary: Summary, stats: pcaplib.Stats, latency: str, buckets: npt.NDArray[np.int64]
 ) -> list[str]:
-    """Return a line for each thing that makes a table other than its reader expects, with the remedy."""
+    """Return a line, with the remedy, for each thing in which the table differs from the expected."""
     lines = []
     if stats.copies:
         lines.append(
@@ -232,7 +232,7 @@ def warnings(
 
 
 def _few_known(summary: Summary, stats: pcaplib.Stats) -> str:
-    """Say why hardly any latency is known."""
+    """Explain why hardly any latency is known."""
     reasons = [
         (stats.retransmitted, "are retransmitted (or copies that differ from their originals)"),
         (stats.sent_again, "were sent again before their ACK"),
@@ -250,8 +250,8 @@ def _few_known(summary: Summary, stats: pcaplib.Stats) -> str:
 def seen_at_receiver(stats: pcaplib.Stats, buckets: npt.NDArray[np.int64]) -> bool:
     """Return whether a capture seems to be the receiver's.
 
-    Handshakes tell which end was near. Without one, ACKs that follow their data at once: the median one; or,
-    where the receiver delays some (RFC 1122, 4.2.3.2), one in ten, if they leave nothing in flight.
+    Handshakes tell which end was near. Without one, ACKs that follow their data at once do: the median one,
+        or one in ten where the receiver delays some (RFC 1122, 4.2.3.2), if they leave nothing in flight.
     """
     if not stats.known:
         return False
@@ -269,7 +269,7 @@ def latency_ms(stats: pcaplib.Stats, buckets: npt.NDArray[np.int64], share: floa
 
 
 def latency_quantiles(stats: pcaplib.Stats, buckets: npt.NDArray[np.int64]) -> dict[str, float | None]:
-    """Return min, p50, p90, p99 and max in ms, of exact ends and buckets of 1 us (see latency_stats.h)."""
+    """Return min, p50, p90, p99 and max in ms, from exact ends and buckets of 1 us (see latency_stats.h)."""
     if not stats.known:
         return dict.fromkeys(("min", "p50", "p90", "p99", "max"))
     return {

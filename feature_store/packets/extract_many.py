@@ -1,4 +1,4 @@
-"""Several traces at once: in turn in this process, or as Ray tasks where that pays."""
+"""Extract several traces: in turn in this process, or as Ray tasks where that pays."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from feature_store.packets.extract import Job, Summary, extract_trace, summary_l
 
 SUMMARY_FILE: Final = "summary.json"
 PARALLEL_FROM_BYTES: Final = 8 << 30  # about 40 s of one core; a local Ray cluster takes 10-20 s to start
-GZIP_RATIO: Final = 5  # of header-only captures, roughly
-SHOW_PROGRESS_FROM_BYTES: Final = 256 << 20  # about a second
+GZIP_RATIO: Final = 5  # rough ratio of header-only captures
+SHOW_PROGRESS_FROM_BYTES: Final = 256 << 20  # bytes read in about a second
 
 Outcome = Summary | str  # a trace's summary, or the line that says why it has none
 
@@ -85,8 +85,8 @@ def _attempt(job: Job, output: Path, **options: Any) -> Outcome:
 
 
 def _unpacked_bytes(capture: Path) -> int:
-    """Return the size of a capture, estimated where it is compressed; 0 if it cannot be read."""
-    if not capture.is_file():  # a pipe would be waited for
+    """Return the size of a capture, estimated if it is compressed; 0 if it cannot be read."""
+    if not capture.is_file():  # reading a pipe would wait
         return 0
     try:
         with capture.open("rb") as file:
@@ -107,7 +107,7 @@ def _why_ray(sizes: Sequence[int]) -> str | None:
 
 
 def _with_ray(jobs: Sequence[Job], output: Path) -> list[Outcome]:
-    """Extract each job in a Ray task. On a cluster, captures and output lie on a file system all share."""
+    """Extract each job in a Ray task. On a cluster, captures and output lie on a shared file system."""
     with ray_cluster(workers=len(jobs)):
         import ray
 
@@ -120,7 +120,7 @@ def _with_ray(jobs: Sequence[Job], output: Path) -> list[Outcome]:
 
 
 def _attempt_and_said(job: Job, output: Path) -> tuple[Outcome, str]:
-    """As `_attempt`, and what it said: a task's standard error does not reach who started it."""
+    """Run `_attempt`; return its result and its lines, as a task's standard error does not reach us."""
     with contextlib.redirect_stderr(io.StringIO()) as said:
         outcome = _attempt(job, output)
     return outcome, said.getvalue()

@@ -1,4 +1,4 @@
-"""Binding of `_build/libpcapdecode.so`: capture bytes to TCP segments, segments to packet-table rows.
+"""Bind `_build/libpcapdecode.so`: capture bytes to TCP segments, segments to packet-table rows.
 
 The record types below repeat `segment.h`, `match.h` and `extract_api.cc`; the library is small and its
 whole interface stands here.
@@ -69,7 +69,7 @@ SEGMENT: Final = np.dtype(
 )
 TCP, RARE, NOTHING = 0, 1, 2  # Segment.kind
 
-# Why a record gave no segment: enum Skip of segment.h, in its order.
+# Reasons why a record gave no segment: enum Skip of segment.h, in its order.
 SKIP_REASONS: Final = (
     "not IP",
     "not TCP",
@@ -85,11 +85,11 @@ SKIP_REASONS: Final = (
     "damaged frame",
 )
 FLOW_KEY_BYTES: Final = 38  # struct FlowKey of flow_key.h
-# Where latencies come from: enum Mode of match.h, in its order.
+# Sources of latencies: enum Mode of match.h, in its order.
 LATENCIES: Final = ("acks", "selective", "timestamps")
 READING, NOT_A_CAPTURE, STOPPED = 0, 1, 2  # Capture::State
 
-# Columns of a packet-table row as the matcher fills them: struct Columns of match.h, in its order.
+# The matcher's columns of a packet-table row: struct Columns of match.h, in its order.
 ROW_COLUMNS: Final = {
     "sent_ns": np.int64,
     "acked_ns": np.int64,  # -1: not acknowledged
@@ -154,10 +154,10 @@ class Stats(ctypes.Structure):
 
 @functools.cache
 def library() -> ctypes.CDLL:
-    """Load the library.
+    """Return the library, loaded once.
 
     Raises:
-        NotBuiltError: it was not built yet, or is older than its sources.
+        NotBuiltError: it is not built, or is older than its sources.
 
     """
     handle, size, i64 = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int64
@@ -192,7 +192,7 @@ def library() -> ctypes.CDLL:
 
 
 class _Handle:
-    """A C++ object that lives as long as its Python owner."""
+    """A C++ object with the lifetime of its Python owner."""
 
     _kind = ""
 
@@ -206,7 +206,7 @@ class _Handle:
 
 
 class Capture(_Handle):
-    """Decoder of one capture file that is fed piece by piece."""
+    """A decoder of one capture file that is fed piece by piece."""
 
     _kind = "capture"
 
@@ -214,7 +214,7 @@ class Capture(_Handle):
         """Decode the complete records at the head of `data` into `out`.
 
         Returns:
-            Bytes of `data` that are done with, and segments written.
+            The number of bytes of `data` that were consumed, and of segments written.
 
         """
         consumed = ctypes.c_size_t()
@@ -224,7 +224,7 @@ class Capture(_Handle):
 
     @property
     def state(self) -> int:
-        """`READING`, `NOT_A_CAPTURE` or `STOPPED`."""
+        """Return `READING`, `NOT_A_CAPTURE` or `STOPPED`."""
         return int(self._lib.sq_capture_state(self._handle))
 
     def counts(self) -> tuple[int, dict[str, int]]:
@@ -235,18 +235,19 @@ class Capture(_Handle):
 
 
 class StampOrder(_Handle):
-    """Puts segments into the order of their stamps, within the horizon of `stamp_order.h`."""
+    """A sorter of segments by their stamps, within the horizon of `stamp_order.h`."""
 
     _kind = "order"
 
     def take(
         self, segments: npt.NDArray[np.void], held: int, capture: Capture, *, last: bool
     ) -> tuple[int, int]:
-        """Order `held` segments that the call before left at the front, and fresh ones of `capture` behind.
+        """Order the `held` segments at the front, left by the last call, and new ones of `capture` behind.
 
         Returns:
-            How many fresh ones were looked at (the others are to be given again), and how many segments at
-            the front are in order for good.
+            The number of new segments that were read (give the others again), and of segments at the front
+            that are
+                    in their final order.
 
         """
         fresh = ctypes.c_size_t(len(segments) - held)
@@ -256,7 +257,7 @@ class StampOrder(_Handle):
 
 
 class Traffic(_Handle):
-    """TCP payload by source address."""
+    """Counts of TCP payload by source address."""
 
     _kind = "traffic"
 
@@ -265,7 +266,7 @@ class Traffic(_Handle):
         self._lib.sq_traffic_add(self._handle, segments.ctypes.data, len(segments))
 
     def heaviest(self) -> bytes | None:
-        """Return the address (16 bytes) that sent most payload; None before any was sent."""
+        """Return the address (16 bytes) that sent the most payload, or None."""
         address = ctypes.create_string_buffer(16)
         return address.raw if self._lib.sq_traffic_heaviest(self._handle, address) else None
 
@@ -275,7 +276,7 @@ class Traffic(_Handle):
 
 
 class Rows:
-    """Room for packet-table rows, filled from the front."""
+    """A buffer of packet-table rows, filled from the front."""
 
     def __init__(self, capacity: int) -> None:
         self.columns: dict[str, npt.NDArray[Any]] = {
@@ -286,7 +287,7 @@ class Rows:
 
 
 class SenderView(_Handle):
-    """What the sender saw, reconstructed from a capture made at the receiver (sender_view.h)."""
+    """The sender's view, reconstructed from a capture made at the receiver (sender_view.h)."""
 
     _kind = "sender_view"
 
@@ -294,12 +295,12 @@ class SenderView(_Handle):
         super().__init__(sender, tick_ns)
 
     def without_timestamps(self) -> int:
-        """Return how many data packets were left out because they carry no timestamp."""
+        """Return the number of data packets left out because they carry no timestamp."""
         return int(self._lib.sq_sender_view_without_timestamps(self._handle))
 
 
 class Matcher(_Handle):
-    """Matches one sender's data packets with the ACKs that come back."""
+    """A matcher of one sender's data packets with the ACKs that come back."""
 
     _kind = "matcher"
 
@@ -312,21 +313,21 @@ class Matcher(_Handle):
         sharp_ns: int,
         sharp_share: float,
     ) -> None:
-        """Take where latencies come from, one of `LATENCIES`; of `timestamps` the `view` of the sender."""
+        """Take a source of latencies, one of `LATENCIES`; `timestamps` needs the sender's `view`."""
         super().__init__(sender, LATENCIES.index(latency), sharp_ns, sharp_share)
         self._view = view
 
     def push(self, segments: npt.NDArray[np.void]) -> None:
-        """Take the next segments of the capture, in its order."""
+        """Take the next segments of the capture in its order."""
         view = self._view._handle if self._view else None
         self._lib.sq_matcher_push(self._handle, view, segments.ctypes.data, len(segments))
 
     def finish(self) -> None:
-        """Say that no segment follows: what has no ACK by now has none."""
+        """End the input: packets without an ACK by now have none."""
         self._lib.sq_matcher_finish(self._handle)
 
     def drain(self, rows: Rows) -> bool:
-        """Move finished rows, in send order, into `rows`; False once there is no more to move."""
+        """Move finished rows, in send order, into `rows`; return False once there are no more."""
         pointers = _Columns(
             *(column.ctypes.data + rows.used * column.itemsize for column in rows.columns.values())
         )
@@ -341,18 +342,18 @@ class Matcher(_Handle):
         return stats
 
     def control_flows(self) -> bytes:
-        """Return the keys of the sender's control connections, to be left out (see docs/PACKETS.md)."""
+        """Return the keys of the sender's control connections, which are left out (docs/PACKETS.md)."""
         n = self._lib.sq_matcher_control_flows(self._handle, None, 0)
         keys = ctypes.create_string_buffer(n * FLOW_KEY_BYTES)
         self._lib.sq_matcher_control_flows(self._handle, keys, n)
         return keys.raw
 
     def leave_out(self, flows: bytes) -> None:
-        """Take flows, given by their keys, out of the table; before the first `push`."""
+        """Leave flows, given by their keys, out of the table; call it before the first `push`."""
         self._lib.sq_matcher_leave_out(self._handle, flows, len(flows) // FLOW_KEY_BYTES)
 
     def latency_buckets(self) -> npt.NDArray[np.int64]:
-        """Return how many latencies fell in each bucket of `latency_stats.h`."""
+        """Return the number of latencies in each bucket of `latency_stats.h`."""
         pointer = ctypes.c_void_p()
         n = self._lib.sq_matcher_buckets(self._handle, ctypes.byref(pointer))
         if not n:

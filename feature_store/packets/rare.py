@@ -1,4 +1,4 @@
-"""Records outside the fast path (rare link types, MPLS, PPPoE, odd IPv6 headers), decoded by scapy."""
+"""Decode with scapy the records outside the fast path: rare link types, MPLS, PPPoE, odd IPv6 headers."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from feature_store.packets import pcaplib
 
 ETHERNET = (1, 113, 276)
 RAW_IP = (12, 14, 101, 228, 229)
-EXTENSIONS = (0, 43, 44, 60)  # IPv6 headers that TCP may lie behind, as in decode.cc
+EXTENSIONS = (0, 43, 44, 60)  # IPv6 headers that may precede TCP, as in decode.cc
 
 
 def address_bytes(text: str) -> bytes:
     """Return an IP address as 16 bytes, IPv4 mapped into IPv6 (RFC 4291, 2.5.5.2).
 
     Raises:
-        ValueError: it is no IP address.
+        ValueError: the text is not an IP address.
 
     """
     import ipaddress
@@ -30,7 +30,7 @@ def address_bytes(text: str) -> bytes:
 
 
 def address_text(packed: bytes) -> str:
-    """Return 16 bytes as people write an address; the inverse of `address_bytes`."""
+    """Return the text of an address of 16 bytes, the inverse of `address_bytes`."""
     import ipaddress
 
     address = ipaddress.IPv6Address(packed)
@@ -38,7 +38,7 @@ def address_text(packed: bytes) -> str:
 
 
 class RareDecoder:
-    """Fills in, with scapy, the segments that the fast path left open; imports scapy when one comes."""
+    """A decoder, using scapy, of segments that the fast path left open; it imports scapy on first use."""
 
     def __init__(self) -> None:
         self.skipped: Counter[str] = Counter()
@@ -52,7 +52,7 @@ class RareDecoder:
             self._one(data[at : at + length].tobytes(), segment)
 
     def notes(self) -> list[str]:
-        """Say which records went to scapy, and why."""
+        """Return lines about the records that went to scapy, and why."""
         return [
             f"{n:,} records decoded by scapy: {why} is not in the fast path"
             for why, n in self._decoded.items()
@@ -89,7 +89,7 @@ def load_scapy() -> Any:
     import logging
     from types import SimpleNamespace
 
-    logging.getLogger("scapy").setLevel(logging.ERROR)  # it warns of missing routes and interfaces
+    logging.getLogger("scapy").setLevel(logging.ERROR)  # scapy warns of missing routes and interfaces
     from scapy.config import conf
     from scapy.contrib import mpls
     from scapy.layers import all as _layers  # noqa: F401
@@ -102,10 +102,10 @@ def load_scapy() -> Any:
 
 
 def fill_segment(packet: Any, cut_bytes: int, segment: npt.NDArray[np.void]) -> str | None:
-    """Copy a packet that scapy decoded into a segment; `cut_bytes` were not captured of it.
+    """Copy a packet that scapy decoded into a segment; `cut_bytes` of it were not captured.
 
     Returns:
-        Why there is no TCP segment in it, or None.
+        The reason why it holds no TCP segment, or None.
 
     """
     layers = load_scapy()
@@ -119,7 +119,7 @@ def fill_segment(packet: Any, cut_bytes: int, segment: npt.NDArray[np.void]) -> 
         return "malformed header"
     if v4 and (ip.frag or ip.flags.MF):
         return "IP fragment"
-    last = ip  # header before TCP; a tunnel is not looked into
+    last = ip  # header before TCP; the content of tunnels is skipped
     while not v4 and getattr(last, "nh", None) in EXTENSIONS:
         last = last.payload
         if isinstance(last, layers.Fragment) and (last.offset or last.m):
@@ -131,7 +131,7 @@ def fill_segment(packet: Any, cut_bytes: int, segment: npt.NDArray[np.void]) -> 
         total, headers, ecn = ip.len or len(ip.original) + cut_bytes, ip.ihl * 4, ip.tos & 3
     else:
         total = 40 + ip.plen if ip.plen else len(ip.original) + cut_bytes
-        # Scapy keeps a frame's padding in `ip.original`, but not in what lies within.
+        # Scapy keeps a frame's padding in `ip.original`, but not in inner layers.
         headers, ecn = 40 + len(ip.payload.original) - len(tcp.original), ip.tc & 3
     if total > len(ip.original) + cut_bytes:
         return "IP length beyond the wire length"
@@ -160,7 +160,7 @@ def fill_segment(packet: Any, cut_bytes: int, segment: npt.NDArray[np.void]) -> 
 
 
 def _is_damaged(packet: Any) -> bool:
-    """Return whether the radio said that a frame did not arrive whole (radiotap: Flags, RX flags)."""
+    """Return whether the radio flagged a frame as damaged (radiotap: Flags, RX flags)."""
     if packet.name != "RadioTap":
         return False
     checksum, header = packet.Flags and packet.Flags.badFCS, packet.RXFlags and packet.RXFlags.BAD_PLCP
@@ -168,7 +168,7 @@ def _is_damaged(packet: Any) -> bool:
 
 
 def _vlan(packet: Any) -> int:
-    """Return the tags of a frame as one number, as `Record::Tag` of decode.cc does."""
+    """Return a frame's tags as one number, as `Record::Tag` of decode.cc does."""
     mixed = 0
     for layer in packet.iterpayloads():
         if layer.name in ("802.1Q", "802_1AD"):

@@ -1,4 +1,4 @@
-"""The packet table: its columns, their meaning, and the words built on them.
+"""The packet table: its columns and their meaning.
 
 One row per data packet that the sender sent, in send order.
 """
@@ -33,13 +33,13 @@ PACKET_SCHEMA: Final = pl.Schema(_COLUMNS)
 
 
 def queue_column(l4s: pl.Expr) -> pl.Expr:
-    """Return the column `queue` of packets, given where they go to the L4S queue."""
+    """Return the column `queue`, given which packets go to the L4S queue."""
     named = pl.when(l4s).then(pl.lit(QUEUES[1])).otherwise(pl.lit(QUEUES[0]))
     return named.cast(pl.Enum(QUEUES)).alias("queue")
 
 
 def scan_packets(packets_dir: Path, trace: str | None = None) -> pl.LazyFrame:
-    """Lazily read a packet table written by `extract` (of one trace, or of all), in send order.
+    """Lazily read a packet table written by `extract` (one trace's, or all), in send order.
 
     Raises:
         FileNotFoundError: there is no packet table, or none of that trace, under `packets_dir`.
@@ -49,11 +49,11 @@ def scan_packets(packets_dir: Path, trace: str | None = None) -> pl.LazyFrame:
 
 
 def read_packets(packets_dir: Path, trace: str) -> pl.DataFrame:
-    """Read a packet table that somebody else may have made, in send order.
+    """Read a packet table that another program may have made, in send order.
 
     Raises:
         FileNotFoundError: there is no packet table of that trace under `packets_dir`.
-        ValueError: a file of it is damaged, or holds other columns; the line names it.
+        ValueError: a file is damaged or has other columns; the line names it.
     """
     table = read_parquet(_files(packets_dir, trace))
     try:
@@ -73,5 +73,5 @@ def _files(packets_dir: Path, trace: str | None) -> list[Path]:
 
 
 def traces_in(packets_dir: Path) -> list[str]:
-    """Names of the traces whose packet tables lie under `packets_dir`, sorted."""
+    """Return the names of the traces whose packet tables lie under `packets_dir`, sorted."""
     return sorted(p.name.removeprefix("trace=") for p in packets_dir.glob("trace=*") if p.is_dir())

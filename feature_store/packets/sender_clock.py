@@ -1,4 +1,4 @@
-"""How fast a sender's TCP timestamp clock runs.
+"""Estimate how fast a sender's TCP timestamp clock runs.
 
 RFC 7323, 5.4, allows ticks of 1 ms to 1 s; some clocks are faster.
 """
@@ -30,17 +30,17 @@ ENOUGH_NS: Final = 2_000_000_000  # a flow this long tells ticks of 1, 2 and 4 m
 
 
 class NoClockError(ValueError):
-    """A sender's segments carry no timestamps, or they never move."""
+    """The error for a sender whose segments carry no timestamps, or constant ones."""
 
 
 def sender_tick_ns(capture: Path, sender: bytes) -> int:
-    """Return what one count of TSval is worth, from the longest flow at the head of a capture.
+    """Return the nanoseconds of one TSval count, from the longest flow at the head of a capture.
 
     Raises:
-        NoClockError: there is none.
+        NoClockError: no flow has a moving timestamp clock.
 
     """
-    first: dict[bytes, tuple[int, int]] = {}  # flow: capture time and TSval of its first segment
+    first: dict[bytes, tuple[int, int]] = {}  # capture time and TSval of each flow's first segment
     span_ns, ticks = 0, 0
     sender_void = np.frombuffer(sender, "V16")[0]
     for segments in CaptureFile(capture):

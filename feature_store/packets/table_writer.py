@@ -1,4 +1,4 @@
-"""Packet tables on disk: Parquet by trace and minute, a trace at a time."""
+"""Write packet tables to disk: Parquet by trace and minute, one trace at a time."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ MINUTE_NS: Final = 60_000_000_000
 
 
 class TraceWriter:
-    """Writes one trace's rows to `folder/minute=M/part-N.parquet`.
+    """A writer of one trace's rows to `folder/minute=M/part-N.parquet`.
 
     Raises:
-        OSError: the output cannot be written (no right, disk full).
+        OSError: the output cannot be written (no permission, disk full).
 
     """
 
@@ -29,7 +29,7 @@ class TraceWriter:
         self._start_ns: int | None = None
 
     def write(self, rows: Rows) -> None:
-        """Write all rows, which follow those of the call before, and empty `rows`."""
+        """Write all rows, which follow those of the last call, and empty `rows`."""
         if not rows.used:
             return
         frame = self._frame(rows)

@@ -1,4 +1,4 @@
-"""What a simulator knows of a capture's packets and a sender does not: a table beside the packet table.
+"""A simulator's knowledge of a capture's packets that a sender lacks: a table beside the packet table.
 
 Its rows are those of the packet table, in send order. Shapes: N packets.
 """
@@ -17,28 +17,28 @@ from common.atomic import new_file
 from common.parquet import read_parquet
 from feature_store.packets.schema import QUEUES
 
-TRUTH: Final = "truth.npy"  # of a run of the simulator (simulation/doc/lab.md)
-WAITS: Final = "waits.npy"  # what each packet found in both queues, where the run was asked for it
+TRUTH: Final = "truth.npy"  # file of a simulator run (simulation/doc/lab.md)
+WAITS: Final = "waits.npy"  # waits of each packet in both queues, if the run recorded them
 
 
 @dataclass(frozen=True)
 class Waits:
-    """What each packet of a table would have waited in either queue, as the simulator saw it."""
+    """The simulated waits of a table's packets in either queue."""
 
     classic_us_N: NDArray[np.float32]  # NaN: it did not arrive
     l4s_us_N: NDArray[np.float32]
-    movable_N: NDArray[np.bool_]  # its flow is L4S, so a sender may choose
+    movable_N: NDArray[np.bool_]  # whether its flow is L4S, so that a sender may choose
 
     def of(self, packets_N: NDArray[np.int64]) -> Waits:
-        """Those of some packets, by their numbers."""
+        """Return the waits of some packets by their numbers."""
         return Waits(self.classic_us_N[packets_N], self.l4s_us_N[packets_N], self.movable_N[packets_N])
 
 
 def write_truth(run: Path, target: Path) -> None:
     """Write a run's truth as Parquet, with the names of the packet table.
 
-    Where the run tells what each packet found in both queues, so does the table: `classic_wait_us` and
-    `l4s_wait_us`, null of a packet that did not arrive.
+    If the run recorded waits in both queues, the table has `classic_wait_us` and `l4s_wait_us`, null for a
+        packet that did not arrive.
     """
     rows = np.load(run / TRUTH)
     table = pl.DataFrame({name: np.ascontiguousarray(rows[name]) for name in rows.dtype.names})
@@ -63,13 +63,13 @@ def write_truth(run: Path, target: Path) -> None:
 
 
 def read_waits(truth: Path, packets: pl.DataFrame) -> Waits:
-    """Read what the packets of a packet table would have waited in either queue.
+    """Read the waits in either queue of a packet table's packets.
 
-    A truth may tell of more: control connections are in no packet table. A packet is known by its time of
-    sending, which no two of a sender share.
+    A truth may have more packets: control connections are in no packet table. Packets are matched by their
+        time of sending, which is unique within a sender.
 
     Raises:
-        ValueError: the file cannot be read, does not tell that, or is of other packets.
+        ValueError: the file cannot be read, has no waits, or belongs to other packets.
     """
     columns = ("sent_ns", "default_queue", "classic_wait_us", "l4s_wait_us")
     table = read_parquet([truth])

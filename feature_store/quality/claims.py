@@ -1,12 +1,12 @@
-"""What a sender claims and cannot be: telemetry both teaches and judges, so nobody's word is taken for it.
+"""Remove impossible claims from a sender's telemetry, which both trains and judges models.
 
-    latency_below_path    shorter than any path is, or than half of what all but one in a hundred packets to
-                          that receiver claim
+    latency_below_path    shorter than any path, or than half of the latency that all but one in a hundred
+                          packets to that receiver exceed
     latency_above_times   longer than from the packet's SEND to its ACK
     rate                  more bytes in 10 ms than any line carries
     ack_of_nothing        an ACK of a packet that was never sent
 
-A latency that cannot be is unknown from then on; what is left decides whether the rest is believed.
+An impossible latency becomes unknown; the number of such claims decides whether the rest is accepted.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ import polars as pl
 from common.settings import settings
 
 KINDS: Final = ("latency_below_path", "latency_above_times", "rate", "ack_of_nothing")
-MOST_REFUSED: Final = 0.01  # share of the packets: beyond that the sender is wrong, or lies
-LOW_QUANTILE: Final = 0.01  # of a receiver's latencies: so many lies do not move it
+MOST_REFUSED: Final = 0.01  # share of the packets above which the sender is wrong, or lies
+LOW_QUANTILE: Final = 0.01  # quantile of a receiver's latencies, which fewer lies do not move
 LOW_SHARE: Final = 0.5
-CLOCK_US: Final = 1_000.0  # by which a latency may be above its times: the agent reads its clock twice
+CLOCK_US: Final = 1_000.0  # margin of a latency above its times: the agent reads its clock twice
 BIN_NS: Final = 10_000_000
 
 
 @dataclass(frozen=True)
-class Believed:
-    """A sender's packets without what cannot be."""
+class PlausiblePackets:
+    """A sender's packets without impossible claims."""
 
     packets: pl.DataFrame
-    refused: Mapping[str, int]  # claims by kind, those that there were
+    refused: Mapping[str, int]  # number of refused claims by kind
 
     def line(self) -> str:
-        """Why the telemetry as a whole is not believed; empty if it is."""
+        """Return why the telemetry as a whole is refused; empty if it is accepted."""
         count = sum(self.refused.values())
         if count <= MOST_REFUSED * self.packets.height:
             return ""
@@ -44,8 +44,8 @@ class Believed:
         return f"sender {name} claims what cannot be: {said} among {self.packets.height} packets"
 
 
-def believed(packets: pl.DataFrame, unmatched_acks: int) -> Believed:
-    """Judge a packet table's claims, and so many ACKs of packets that the sender never sent."""
+def believed(packets: pl.DataFrame, unmatched_acks: int) -> PlausiblePackets:
+    """Check a packet table's claims, given the number of ACKs of packets that were never sent."""
     limits = settings()
     latency_us = pl.col("latency_us")
     usual_us = latency_us.quantile(LOW_QUANTILE).over("receiver_id")
@@ -58,7 +58,7 @@ def believed(packets: pl.DataFrame, unmatched_acks: int) -> Believed:
     )
     counts = {kind: int(judged[kind].sum()) for kind in KINDS[:3]} | {KINDS[3]: unmatched_acks}
     known_us = pl.when(pl.col(KINDS[0]) | pl.col(KINDS[1])).then(None).otherwise(latency_us)
-    return Believed(
+    return PlausiblePackets(
         judged.with_columns(latency_us=known_us).select(packets.columns),
         {kind: count for kind, count in counts.items() if count},
     )

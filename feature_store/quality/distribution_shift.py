@@ -1,4 +1,4 @@
-"""How far the network's inputs have left the distribution that its encoder was trained on."""
+"""Measure how far the network's inputs have left the distribution of its training."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import polars as pl
 from feature_store.events.definition import EVENTS
 from feature_store.packets.schema import HORIZON
 
-SAMPLE: Final = 2_000  # rows that stand for many; the index moves by 0.01 or so from one sample to another
+SAMPLE: Final = 2_000  # rows that stand for many; the index moves by about 0.01 between samples
 PSI_BINS: Final = 10
 PSI_FLOOR: Final = 1e-3  # an empty bin would make the index infinite
-# A flow's age grows with the trace; the length of the last hole stands until the next one, and the least
-# latency until a lower one, so a slice holds a handful of values of each; which flow or receiver has which
-# signs is chance.
+# These inputs shift by nature. A flow's age grows with the trace. The length of the last hole stands until
+# the next one, and the least latency until a lower one, so a slice holds a handful of values of each. The
+# signs of flows and receivers are chance.
 NO_SHIFT_TEST: Final = (
     *(f.name for f in EVENTS.features if f.unit == "sign"),
     "flow_age_us",
@@ -46,14 +46,14 @@ def population_stability(training: npt.NDArray[Any], later: npt.NDArray[Any]) ->
 
 
 def as_rows(x_BHF: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-    """Return queries (B, H, inputs) as the rows that a server is asked with: no query is an ACK."""
+    """Return queries (B, H, inputs) as a server's rows: no query is an ACK."""
     return np.pad(x_BHF, ((0, 0), (0, 0), (0, len(EVENTS.features) - x_BHF.shape[-1])))
 
 
 def sample_inputs(candidates_BHF: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-    """Rows (N, F), at equal distances, that stand for the inputs of many candidates, each place alike."""
+    """Return evenly spaced rows (N, F) that stand for many candidates' inputs, each place alike."""
     rows_NF = candidates_BHF.reshape(-1, candidates_BHF.shape[-1])
-    step = max(1, len(rows_NF) // SAMPLE) | 1  # odd: an even one would meet some of the HORIZON places only
+    step = max(1, len(rows_NF) // SAMPLE) | 1  # odd: an even step would meet only some of the HORIZON places
     return np.ascontiguousarray(rows_NF[::step])
 
 
@@ -61,7 +61,7 @@ def input_shift(
     training_NF: npt.NDArray[np.float32],
     now_NF: npt.NDArray[np.float32],
 ) -> dict[str, float]:
-    """Population stability index of each input against the training's."""
+    """Return the population stability index of each input against the training's."""
     return {
         feature.name: population_stability(training_NF[:, i], now_NF[:, i])
         for i, feature in enumerate(EVENTS.features)
@@ -74,17 +74,17 @@ def slice_shifts(
 ) -> pl.DataFrame:
     """Return the shift of each input, and of the latency, from the training slice to the test slices.
 
-    The test slices count as one: seconds of real traffic differ by far more than minutes do, so that
-    single short slices cross any limit that would tell broken data from a change of the weather.
+    The test slices count as one: seconds of real traffic differ far more than minutes, so single short
+        slices would cross any limit that tells broken data from ordinary change.
 
     Args:
         trace: the trace's name.
         features: a row for each packet decided, in the order of `packet`.
         pretrain: decisions of the training slice.
-        tests: of the test slice of each round.
+        tests: decisions of each round's test slice.
 
     Returns:
-        Columns `trace`, `feature`, `psi`, `worst_round` (the one that differs most); a feature without a
+        Columns `trace`, `feature`, `psi`, `worst_round` (the round that differs most); a feature without a
         known value on either side has no row.
     """
 

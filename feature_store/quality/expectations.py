@@ -1,8 +1,8 @@
 """Great Expectations suites for the packet table, its events and the queries of its decisions.
 
 Great Expectations has no Polars engine, so each check gets a pandas frame with just the columns it
-needs; what a row-wise expectation cannot say (a delay, a shift between slices) is computed in Polars
-first and stands in the frame as a column or a row of its own.
+needs; quantities beyond row-wise expectations (a delay, a shift between slices) are computed in Polars
+first and stand in the frame as a column or a row of their own.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SHIFT: Final = "distribution-shift"  # the check between slices
 TEMPLATE: Final = "data_docs.html.j2"
 SHOWN_ROWS: Final = 5  # offending rows named per expectation
 MAX_SIZE_BYTES: Final = 1 << 20  # GSO super-segments reach 64 KiB, BIG TCP (RFC 2675) 512 KiB
-RANGES: Final[Mapping[str, tuple[float, float]]] = {  # of a feature, by unit
+RANGES: Final[Mapping[str, tuple[float, float]]] = {  # range of a feature by its unit
     "us": (0, MAX_TIME_NS / 1000),
     "packets": (0, 1e9),
     "bytes": (1, MAX_SIZE_BYTES),
@@ -36,7 +36,7 @@ CHANGED_COLUMNS: Final = {"trace": pl.String, "column": pl.String, "found": pl.S
 class Check:
     """One frame and the expectations that it must meet."""
 
-    name: str  # of the table, in the data docs too
+    name: str  # name of the table, in the data docs too
     frame: pl.DataFrame
     expectations: Sequence[Any]  # great_expectations expectations
     rows_by: tuple[str, ...]  # columns that name a row to a reader
@@ -44,17 +44,17 @@ class Check:
 
 @dataclass(frozen=True)
 class Failure:
-    """An expectation not met, and where."""
+    """An expectation that was not met, with its offending rows."""
 
     check: str
     expectation: str
     column: str
-    count: int  # of offending rows; 0 where the expectation is about the table
-    rows: tuple[str, ...]  # the first of them
+    count: int  # offending rows; 0 for an expectation about the table
+    rows: tuple[str, ...]  # the first offending rows
     observed: str
 
     def __str__(self) -> str:
-        """Return the line for the user."""
+        """Return the failure as one line."""
         where = f"{self.expectation} of {self.column}" if self.column else self.expectation
         if not self.count:
             return f"{self.check}: {where} failed: {self.observed}"
@@ -90,8 +90,8 @@ def packets_check(trace: str, packets: pl.DataFrame, max_unknown: float, max_lat
     Args:
         trace: the trace's name.
         packets: columns of `PACKET_SCHEMA`.
-        max_unknown: largest share of packets whose latency is not known.
-        max_latency_s: largest latency.
+        max_unknown: largest share (0 to 1) of packets without a latency.
+        max_latency_s: largest latency in seconds.
     """
     import great_expectations.expectations as gxe
 
@@ -107,7 +107,7 @@ def packets_check(trace: str, packets: pl.DataFrame, max_unknown: float, max_lat
         pl.col("queue").cast(pl.String),
         queue_by_ecn=pl.when(l4s).then(pl.lit(QUEUES[1])).otherwise(pl.lit(QUEUES[0])),
         ack_after_send_ns=pl.col("acked_ns") - pl.col("sent_ns"),
-        # pandas takes a NaN for a missing value; as infinity it is out of range and shows up.
+        # pandas takes a NaN for a missing value, so it becomes infinity: out of range, it is reported.
         latency_us=pl.col("latency_us").fill_nan(float("inf")),
         latency_unacked_us=pl.when(pl.col("acked_ns").is_null()).then("latency_us"),
         latency_retransmitted_us=pl.when("retransmitted").then("latency_us"),
@@ -141,7 +141,7 @@ def packets_check(trace: str, packets: pl.DataFrame, max_unknown: float, max_lat
 
 
 def query_frame(trace: str, packets: pl.DataFrame, events: Events) -> pl.DataFrame:
-    """Return a row for each packet decided: the inputs of its query, and the latency that came."""
+    """Return a row for each packet decided: its query's inputs, and its later latency."""
     decided = len(events.x_DHF) * HORIZON
     rows = packets[:decided]
     inputs_NF = events.x_DHF.reshape(decided, -1)
@@ -157,15 +157,15 @@ def query_frame(trace: str, packets: pl.DataFrame, events: Events) -> pl.DataFra
 
 
 def inputs_check(trace: str, events: Events, queries: pl.DataFrame) -> Check:
-    """Check that every input of one trace's events and queries is there, finite and in the range of its unit.
+    """Check that all inputs of one trace's events and queries are finite and in the range of their unit.
 
-    A row of the frame sums up one input: how many values are missing or out of range, and the packet of the
-    first of them. So a trace of millions of events needs a few expectations, not two for each input.
+    A row of the frame counts one input's missing or out-of-range values and names the first one's packet.
+        So a trace of millions of events needs a few expectations, not two for each input.
 
     Args:
         trace: the trace's name.
-        events: its log.
-        queries: what `query_frame` gave.
+        events: the trace's event log.
+        queries: the frame from `query_frame`.
     """
     import great_expectations.expectations as gxe
 
@@ -194,7 +194,7 @@ def inputs_check(trace: str, events: Events, queries: pl.DataFrame) -> Check:
 
 
 def _sound(each: EventInput, column: NDArray[np.float32]) -> NDArray[np.bool_]:
-    """Return which values an input may have."""
+    """Return which values of an input are allowed."""
     if each.unit in LEVELS:
         return np.isin(column, LEVELS[each.unit])
     least, most = RANGES[each.unit]
@@ -215,10 +215,10 @@ def _summary(
 
 
 def shift_check(shifts: pl.DataFrame, max_psi: float) -> Check:
-    """Check that no feature of a later slice has left its distribution in the training slice.
+    """Check that no feature's distribution in later slices has left that of the training slice.
 
     Args:
-        shifts: rows of `slice_shifts`, of all traces.
+        shifts: rows of `slice_shifts` from all traces.
         max_psi: largest population stability index.
     """
     import great_expectations.expectations as gxe
@@ -232,7 +232,7 @@ def shift_check(shifts: pl.DataFrame, max_psi: float) -> Check:
 
 
 class Validation:
-    """Runs checks in a Great Expectations context that lives in memory, and writes their data docs."""
+    """A runner of checks in a Great Expectations context in memory, which writes their data docs."""
 
     def __init__(self) -> None:
         import great_expectations as gx
@@ -243,10 +243,10 @@ class Validation:
         self._source = self._context.data_sources.add_pandas("traces")
         self.failures: list[Failure] = []
         self.report: dict[str, Any] = {}
-        self._tables: list[dict[str, Any]] = []  # of the data docs
+        self._tables: list[dict[str, Any]] = []  # tables for the data docs
 
     def run(self, check: Check) -> None:
-        """Run one check; what fails joins `failures`, what was seen joins `report`."""
+        """Run one check; add failures to `failures` and results to `report`."""
         gx, context = self._gx, self._context
         frames = self._source.add_dataframe_asset(check.name)
         batch = frames.add_batch_definition_whole_dataframe("all")
@@ -301,14 +301,14 @@ class Validation:
         )
 
     def write_docs(self, folder: Path, run: str) -> None:
-        """Write the data docs of all checks run so far: one page that needs neither a server nor the net.
+        """Write the data docs of all checks so far as one page that needs neither a server nor the net.
 
-        Great Expectations' own pages take style, icons and the index's table from other hosts, and their
-        templates cannot be replaced.
+        Great Expectations' own pages load style, icons and the index's table from other hosts, and their
+                templates cannot be replaced.
 
         Args:
-            folder: it is made; the page is its `index.html`.
-            run: what was validated, the page's title.
+            folder: folder to make; the page is its `index.html`.
+            run: name of the validated data, the page's title.
         """
         from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
@@ -329,14 +329,14 @@ class Validation:
 
 
 def _columns_of(asked: Any) -> str:
-    """Return the column that an expectation is of, or both; empty where it is of the table."""
+    """Return the column or columns of an expectation; empty if it is about the table."""
     return asked.kwargs.get("column") or " and ".join(
         asked.kwargs[name] for name in ("column_A", "column_B") if name in asked.kwargs
     )
 
 
 def _in_words(result: Any, failure: Failure | None) -> dict[str, Any]:
-    """Return one expectation and its outcome as the data docs' page shows it."""
+    """Return one expectation and its outcome in words for the data docs' page."""
     asked, seen = result.expectation_config, result.result
     wanted = {
         name: value

@@ -1,8 +1,8 @@
-"""Compaction: batches of the log become packet tables by sender and minute; readers never see half of one.
+"""Compact the log's batches to packet tables by sender and minute; readers never see half a table.
 
-Each step can be cut short by a crash: files are staged and renamed, then the manifest that names them
-replaces the old one, then what is no longer needed is removed. A run that finds a half-done one before it
-removes the files that no manifest names and reads the segments again that no manifest has taken in.
+A crash may cut each step short: files are staged and renamed, then the manifest that names them replaces the
+old one, then unneeded files are removed. The next run removes files that no manifest names, and reads
+segments again that no manifest has taken in.
 """
 
 from __future__ import annotations
@@ -30,42 +30,42 @@ from feature_store.telemetry.manifest import (
     save_manifest,
     sender_dir,
 )
-from feature_store.telemetry.round import LEAST_MINUTES, Columns, Round
+from feature_store.telemetry.round import LEAST_MINUTES, Columns, SenderCompaction
 
-ROUND_BYTES: Final = 64 << 20  # of segments taken in at once: what bounds the memory
-GAP_S: Final = 5.0  # what is missing so long after a later batch is a gap: all segments were closed since
-KEEP_MINUTES: Final = 120  # partitions kept of a sender, by count: a clock that is set cannot age them
-KEEP_BYTES: Final = 4 << 30  # of a sender: 4 to 8 hours at 100 Mbit/s
-KEEP_TOTAL_BYTES: Final = 64 << 30  # of all senders together, those that stopped among them
-FREE_BYTES: Final = 2 << 30  # of the disk, for what else needs it
-FREE_SHARE: Final = 20  # on a small disk: one part in so many of it
-REMEMBERED_PARTS: Final = 4  # of each sender
-ROOM_S: Final = 60.0  # how often the room is looked at
+ROUND_BYTES: Final = 64 << 20  # bytes of segments taken in at once, which bounds the memory
+GAP_S: Final = 5.0  # a batch missing so long after a later one is a gap: all segments were closed since
+KEEP_MINUTES: Final = 120  # partitions kept per sender, by count: a clock that is set cannot age them
+KEEP_BYTES: Final = 4 << 30  # bytes kept per sender: 4 to 8 hours at 100 Mbit/s
+KEEP_TOTAL_BYTES: Final = 64 << 30  # bytes kept of all senders together, stopped ones included
+FREE_BYTES: Final = 2 << 30  # free bytes of the disk left to other programs
+FREE_SHARE: Final = 20  # on a small disk, one part in FREE_SHARE of it stays free
+REMEMBERED_PARTS: Final = 4  # parts remembered for each sender
+ROOM_S: Final = 60.0  # seconds between looks at the free space
 DAMAGED: Final = "damaged"
 OLDER: Final = "older"
-KEEP_DAMAGED: Final = 16  # torn segments, and senders' folders with a damaged file: the newest
+KEEP_DAMAGED: Final = 16  # newest torn segments and damaged senders' folders that are kept
 
 
 @dataclass
-class Report:
-    """What one round did."""
+class CompactionReport:
+    """The results of one compaction round."""
 
     segments: int = 0
-    counts: Counts = field(default_factory=Counts)  # what was added to them, over all senders
-    damaged: list[str] = field(default_factory=list)  # a line for each segment and sender put aside
+    counts: Counts = field(default_factory=Counts)  # counts added over all senders
+    damaged: list[str] = field(default_factory=list)  # a line for each segment and sender that was put aside
 
     def add(self, now: Counts, before: Counts) -> None:
-        """Add what one sender's counts grew by."""
+        """Add the growth of one sender's counts."""
         for name, value in asdict(now).items():
             setattr(self.counts, name, getattr(self.counts, name) + value - getattr(before, name))
 
 
 class Compactor:
-    """The one that compacts a telemetry store; a second one on the same store is refused.
+    """The compactor of a telemetry store; a second one on the same store is refused.
 
     Raises:
-        BlockingIOError: another compactor is at work there.
-        ValueError: the log is of an earlier version.
+        BlockingIOError: another compactor works on the store.
+        ValueError: an earlier version wrote the log.
     """
 
     def __init__(
@@ -93,24 +93,24 @@ class Compactor:
             raise BlockingIOError(f"{root}: another compactor is at work there") from None
         self._manifests: dict[str, Manifest] = {}
         self._lost: list[str] = []  # lines about senders that begin anew
-        # By sender and file, for the newest of them: what would be read again for the next ACKs.
+        # The newest tables by sender and file, which the next ACKs would otherwise need read again.
         self._unacknowledged: dict[str, dict[str, Columns]] = {}
         for folder in (root / "packets").glob("trace=*"):
             self._sweep(self._manifest(folder.name.removeprefix("trace=")))
         self._intake = max((p.intake for m in self._manifests.values() for p in m.partitions), default=0)
 
     def close(self) -> None:
-        """Let another compactor have the store."""
+        """Release the store for another compactor."""
         os.close(self._lock)
 
-    def run(self) -> Report:
+    def run(self) -> CompactionReport:
         """Take in every closed segment, some at a time.
 
         Raises:
-            OSError: a file cannot be written; what was not taken in stays in the log for the next run.
+            OSError: a file cannot be written; the other segments stay in the log for the next run.
         """
-        report = Report()
-        # A sender whose folder somebody removed begins anew: its manifest would name files that are gone.
+        report = CompactionReport()
+        # A sender whose folder was removed begins anew: its manifest would name missing files.
         self._manifests = {
             sender: manifest
             for sender, manifest in self._manifests.items()
@@ -133,7 +133,7 @@ class Compactor:
         self._lost = []
         return report
 
-    def _count_gaps(self, manifest: Manifest, report: Report) -> None:
+    def _count_gaps(self, manifest: Manifest, report: CompactionReport) -> None:
         now_s = time.time()
         missing = sum(s.newly_missing(now_s, self._gap_s) for s in manifest.sessions.values())
         events = manifest.newly_missing_events(now_s, self._gap_s)
@@ -144,10 +144,10 @@ class Compactor:
             report.counts.missing_events += events
             save_manifest(self._root, manifest)
 
-    def _make_room(self, report: Report) -> None:
-        """Drop the oldest minutes of all senders, by which was stored first, beyond what there may be.
+    def _make_room(self, report: CompactionReport) -> None:
+        """Drop the minutes of all senders that were stored first, until the limits hold.
 
-        The newest of each stay: where another program fills the disk, they cannot help it.
+        Each sender's newest minutes stay: if another program fills the disk, dropping them would not help.
         """
         ages: list[tuple[int, str, int, int]] = []  # intake, sender, place among its minutes, bytes
         for sender, manifest in list(self._manifests.items()):
@@ -157,7 +157,7 @@ class Compactor:
                     (p.intake, sender, n, sum((folder / f).stat().st_size for f in (*p.packets, *p.acks)))
                     for n, p in enumerate(manifest.partitions)
                 ]
-            except FileNotFoundError as error:  # somebody removed some of its files
+            except FileNotFoundError as error:  # some of its files were removed
                 self._begin_anew(sender, error)
         disk = shutil.disk_usage(self._root)
         over = max(
@@ -182,7 +182,7 @@ class Compactor:
             self._manifests[sender] = manifest
             self._sweep(manifest)
 
-    def _take_in(self, segments: list[Path], report: Report) -> None:
+    def _take_in(self, segments: list[Path], report: CompactionReport) -> None:
         self._intake += 1
         batches: dict[str, list[tuple[str, BatchKey, Events]]] = defaultdict(list)
         damaged = set()
@@ -190,9 +190,9 @@ class Compactor:
             for body in read_segment(path):
                 try:
                     key, events = checked(body or b"")
-                except RefusedError:  # torn
+                except RefusedError:  # the segment is torn
                     if is_other_format(body or b""):
-                        check_format(self._root)  # raises: it came from a replica of another version
+                        check_format(self._root)  # raises if a replica of another version wrote it
                     damaged.add(path)
                 else:
                     batches[key.sender].append((path.name, key, events))
@@ -202,7 +202,7 @@ class Compactor:
             try:
                 manifest = self._changed(before, named, segments, present)
             except (FileNotFoundError, ValueError) as error:
-                if not before.files():  # it is no file of this sender
+                if not before.files():  # not a file of this sender
                     raise
                 before = self._begin_anew(sender, error)
                 manifest = self._changed(before, named, segments, present)
@@ -226,13 +226,15 @@ class Compactor:
         segments: list[Path],
         present: set[str],
     ) -> Manifest:
-        """One sender's manifest with the batches of these segments; `named` are by their segment's name."""
+        """Return a sender's manifest with the batches of these segments, `named` by their segment's name."""
         manifest = before.copy()
         manifest.generation += 1
         manifest.segments = sorted((present & set(before.segments)) | {path.name for path in segments})
         fresh = [(key, events) for name, key, events in named if name not in before.segments]
         known = self._unacknowledged.get(before.sender, {})
-        change = Round(self._root, manifest, self._keep_minutes, self._keep_bytes, self._intake, known)
+        change = SenderCompaction(
+            self._root, manifest, self._keep_minutes, self._keep_bytes, self._intake, known
+        )
         change.take(fresh)
         newest = [*known.items(), *change.unacknowledged.items()][-REMEMBERED_PARTS:]
         self._unacknowledged[before.sender] = dict(newest)
@@ -249,9 +251,9 @@ class Compactor:
         return self._manifests[sender]
 
     def _begin_anew(self, sender: str, error: Exception, where: str = DAMAGED) -> Manifest:
-        """Put a sender's files aside, of which one is damaged or gone: it costs its own past alone.
+        """Put a sender's damaged or missing files aside; only its own past is lost.
 
-        Those of an older format are put aside likewise, and all of them are kept.
+        Files of an older format are put aside too, and all of those are kept.
         """
         aside = self._put_aside(sender_dir(self._root, sender), where)
         self._lost.append(f"{error}; its minutes lie in {aside} now, and it begins anew")
@@ -259,7 +261,7 @@ class Compactor:
         return self._manifests[sender]
 
     def _put_aside(self, path: Path, where: str = DAMAGED) -> Path:
-        """Move what is damaged, or of an older format, out of the store; keep the newest of the damaged."""
+        """Move damaged or older files out of the store; keep only the newest damaged ones."""
         folder = self._root / where
         folder.mkdir(exist_ok=True)
         target = folder / path.name
@@ -275,12 +277,12 @@ class Compactor:
         return target
 
     def _sweep(self, manifest: Manifest) -> None:
-        """Remove a sender's files that its manifest does not name, and folders that they leave empty."""
+        """Remove a sender's files that its manifest does not name, and folders left empty."""
         folder = sender_dir(self._root, manifest.sender)
         named = manifest.files()
         for path in folder.glob("*/*"):
             if str(path.relative_to(folder)) not in named:
                 path.unlink(missing_ok=True)
         for minute in folder.glob("minute=*"):
-            with contextlib.suppress(OSError):  # not empty
+            with contextlib.suppress(OSError):  # the folder is not empty
                 minute.rmdir()

@@ -1,9 +1,9 @@
-"""The event of a sender's log as telemetry carries it, and a batch of them: the one place of their layout.
+"""The layout of a sender's events in telemetry, and of batches of them.
 
-What a SEND says of its packet is `SEND_FIELDS`, here and in the agent's frames.
-A batch is a `HEADER`, which says whose it is and which, and its events, records of `EVENT`. Both are flat and
-little-endian and are read by NumPy alone, so whatever a stranger sends can only be refused. A bad batch is
-refused whole, under one of `REASONS`. Unused fields are 0: the same content is the same bytes.
+A SEND describes its packet by `SEND_FIELDS`, here and in the agent's frames. A batch is a `HEADER`, which
+names its sender and number, and its events, records of `EVENT`. Both are flat and little-endian and are read
+by NumPy alone, so a stranger's bytes can only be refused. A bad batch is refused whole, under one of
+`REASONS`. Unused fields are 0, so the same content is always the same bytes.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ import numpy.typing as npt
 MINUTE_NS: Final = 60_000_000_000  # as in table_writer.py, which needs Polars; a sender does not
 SEND: Final = 0
 ACK: Final = 1
-# What a SEND says of its packet, as the sender saw it when the packet left; 0 in an ACK.
+# A SEND's attributes of its packet, as the sender saw it when the packet left; 0 in an ACK.
 SEND_FIELDS: Final = (
     ("size_bytes", "<i4"),  # IP length
     ("flow_id", "<i4"),
     ("receiver_id", "<i4"),
-    ("queue", "u1"),  # it was marked for: 0 classic, 1 l4s
+    ("queue", "u1"),  # queue of its mark: 0 classic, 1 l4s
     ("ecn", "u1"),  # IP codepoint as sent, 0..3
     ("retransmitted", "u1"),  # 1: bytes that had been sent before (docs/PACKETS.md)
 )
@@ -36,12 +36,12 @@ EVENT: Final = np.dtype(
         ("packet", "<i8"),  # number in send order
         *SEND_FIELDS,
         ("kind", "u1"),  # SEND or ACK
-        ("latency_us", "<f4"),  # of an ACK (0 in a SEND); UNKNOWN_US where unknown (Karn)
+        ("latency_us", "<f4"),  # latency of an ACK (0 in a SEND); UNKNOWN_US where unknown (Karn)
     ]
 )
 UNKNOWN_US: Final = -1.0
 MAGIC: Final = b"SWQEVENT"
-FORMAT: Final = 2  # 1 had no `ecn` and no `retransmitted`
+FORMAT: Final = 2  # version 1 had no `ecn` and no `retransmitted`
 HEADER: Final = np.dtype(
     [
         ("magic", "S8"),
@@ -51,20 +51,20 @@ HEADER: Final = np.dtype(
         ("session", "<u8"),
         ("sequence", "<u8"),
         ("zero", "<u4"),
-        ("crc", "<u4"),  # CRC-32 of the header before it and of the events
+        ("crc", "<u4"),  # CRC-32 of the header above and of the events
     ]
 )
 _SEALED: Final = HEADER.itemsize - 4  # bytes of the header that the CRC covers
 
 MAX_EVENTS: Final = 65_536  # 4 s of a sender at 100 Mbit/s
 MAX_BODY_BYTES: Final = HEADER.itemsize + MAX_EVENTS * EVENT.itemsize
-MAX_SPAN_NS: Final = 3_600_000_000_000  # of one batch; more is a clock that was set, and a folder per minute
-MAX_MINUTES: Final = 4  # in which events of one batch lie: each is a file
-MAX_TIME_NS: Final = 2**62 - 1  # as in event_stream.h: neither differences nor sums of two overflow
+MAX_SPAN_NS: Final = 3_600_000_000_000  # time span of a batch; a longer one means a set clock
+MAX_MINUTES: Final = 4  # minutes of one batch's events; each is a file
+MAX_TIME_NS: Final = 2**62 - 1  # as in event_stream.h: neither differences nor sums of two times overflow
 MAX_LATENCY_US: Final = 120e6  # as long as a packet-table row waits for its ACK (docs/PACKETS.md)
 MAX_SIZE_BYTES: Final = 1 << 20  # as in expectations.py: above any super-segment
 MAX_PACKET: Final = 2**48  # 100 years of 1500-byte packets at 1 Gbit/s
-MAX_NUMBER: Final = 2**48  # of sessions and of batches, likewise
+MAX_NUMBER: Final = 2**48  # largest number of a session or batch, likewise
 SENDER_NAME: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
 
 REASONS: Final = (
@@ -86,7 +86,7 @@ Events = npt.NDArray[Any]  # records of EVENT
 
 
 class RefusedError(ValueError):
-    """A batch that must not be stored; `reason` is one of `REASONS`."""
+    """The error for a batch that must not be stored; `reason` is one of `REASONS`."""
 
     def __init__(self, reason: str, line: str) -> None:
         super().__init__(line)
@@ -95,25 +95,25 @@ class RefusedError(ValueError):
 
 @dataclass(frozen=True)
 class BatchKey:
-    """What makes a batch that one and no other: a retry carries the same key."""
+    """The identity of a batch: a retry carries the same key."""
 
     sender: str
-    session: int  # given by the ingest each time a sender starts; from 1
-    sequence: int  # from 0 in each session, one more with each batch
+    session: int  # number from 1 that the ingest gives each time a sender starts
+    sequence: int  # number from 0 in each session, one more with each batch
 
 
 def check_sender(sender: str) -> None:
-    """Refuse a sender id that is none.
+    """Refuse an invalid sender id.
 
     Raises:
-        RefusedError: `schema`.
+        RefusedError: the id is invalid (reason `schema`).
     """
     if not SENDER_NAME.fullmatch(sender):
         raise RefusedError("schema", f"sender {sender[:80]!r}: must be 1 to 64 of A-Z a-z 0-9 . _ -")
 
 
 def is_other_format(body: bytes) -> bool:
-    """Whether a batch that came whole is one of another version of this layout."""
+    """Return whether a complete batch has another version of this layout."""
     at = HEADER.fields["format"][1]  # type: ignore[index]
     is_ours = body[at : at + 4] == FORMAT.to_bytes(4, "little")
     return body.startswith(MAGIC) and len(body) >= at + 4 and not is_ours
@@ -129,11 +129,11 @@ def event_batch(
     """Return events, given as arrays of one length, as records.
 
     Args:
-        kind: SEND or ACK.
-        time_ns: sender's clock.
+        kind: SEND or ACK for each event.
+        time_ns: time by the sender's clock, in ns.
         packet: number in send order.
-        send: the `SEND_COLUMNS`; their values in ACKs do not matter.
-        latency_us: of ACKs; NaN where unknown. Its values in SENDs do not matter.
+        send: arrays of the `SEND_COLUMNS`; their values in ACKs do not matter.
+        latency_us: latencies of ACKs in µs, NaN where unknown; values in SENDs do not matter.
     """
     events = np.zeros(len(kind), EVENT)
     events["kind"], events["time_ns"], events["packet"] = kind, time_ns, packet
@@ -145,10 +145,10 @@ def event_batch(
 
 
 def encode(key: BatchKey, events: Events) -> bytes:
-    """Return the batch as the bytes that are sent, logged and read again.
+    """Return the batch as the bytes that are sent, logged and read back.
 
     Raises:
-        RefusedError: the sender id is none.
+        RefusedError: the sender id is invalid.
     """
     check_sender(key.sender)
     header = np.zeros(1, HEADER)
@@ -159,7 +159,7 @@ def encode(key: BatchKey, events: Events) -> bytes:
 
 
 def sealed(body: bytes) -> bytes:
-    """Return a batch with the checksum that its other bytes have."""
+    """Return a batch with the checksum of its other bytes."""
     crc = _crc(body).to_bytes(4, "little")
     return body[:_SEALED] + crc + body[HEADER.itemsize :]
 
@@ -170,10 +170,10 @@ def _crc(body: bytes) -> int:
 
 
 def checked(body: bytes) -> tuple[BatchKey, Events]:
-    """Read a batch and refuse it unless every event in it can be.
+    """Read a batch and refuse it unless every event in it is valid.
 
     Raises:
-        RefusedError: the first thing that is wrong with it.
+        RefusedError: a part of it is invalid; the line names the first one.
     """
     if len(body) > MAX_BODY_BYTES:
         raise RefusedError("too_large", f"{len(body):,} bytes: a batch may have {MAX_BODY_BYTES:,}")

@@ -1,8 +1,8 @@
-"""The write-ahead log of telemetry: what is acknowledged lies here, fsynced, until it is compacted.
+"""The write-ahead log of telemetry: acknowledged batches lie here, fsynced, until they are compacted.
 
-A segment is a file of frames, each one batch as it was sent. Each writer has segments of its own, so
-several may write at once. A segment is `NAME.open` while its writer holds a lock on it, `NAME.wal` when it is
-whole. The lock ends with its process: an open segment that can be locked is that of a writer that was killed.
+A segment is a file of frames, each one batch as it was sent. Each writer has segments of its own, so several
+may write at once. A segment is `NAME.open` while its writer holds a lock on it, `NAME.wal` when it is whole.
+The lock ends with its process: an open segment that can be locked belonged to a writer that was killed.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from typing import BinaryIO, Final
 from common.atomic import sync_dir
 from feature_store.telemetry.events import is_other_format
 
-FRAME: Final = struct.Struct("<4sII")  # magic, bytes of the batch, their CRC-32
+FRAME: Final = struct.Struct("<4sII")  # magic, bytes of the batch, CRC-32 of the batch
 MAGIC: Final = b"SQT2"
-OLDER: Final = b"SQT1"  # its batches were Arrow streams, which no reader here takes
-MAX_BATCH_BYTES: Final = 4 << 20  # a size beyond it is damage
+OLDER: Final = b"SQT1"  # magic of older logs, whose batches were Arrow streams
+MAX_BATCH_BYTES: Final = 4 << 20  # a larger size is damage
 SEGMENT_BYTES: Final = 32 << 20
-SEGMENT_S: Final = 1.0  # how old an open segment gets: what it holds is compacted only then
+SEGMENT_S: Final = 1.0  # age at which an open segment is closed and can be compacted
 OPEN: Final = ".open"
 CLOSED: Final = ".wal"
 
 
 def log_dir(root: Path) -> Path:
-    """Folder of the segments of a telemetry store."""
+    """Return the folder of the segments of a telemetry store."""
     return root / "log"
 
 
 class SegmentWriter:
-    """Appends batches durably to segments of its own; not thread-safe."""
+    """A durable writer of batches to segments of its own; not thread-safe."""
 
     def __init__(self, root: Path, *, segment_bytes: int = SEGMENT_BYTES) -> None:
         self._folder = log_dir(root)
@@ -47,14 +47,14 @@ class SegmentWriter:
         self._number = 0
         self._file: int | None = None
         self._path = Path()
-        self._durable = 0  # bytes of the open segment that were acknowledged
+        self._durable = 0  # acknowledged bytes of the open segment
         self._opened_s = 0.0
 
     def append(self, batches: Sequence[bytes]) -> None:
         """Append all batches; when it returns, they survive a crash.
 
         Raises:
-            OSError: none of them counts as stored (disk full, no right); the ones before are safe.
+            OSError: none of them counts as stored (disk full, no permission); earlier ones are safe.
         """
         frames = b"".join(part for b in batches for part in (FRAME.pack(MAGIC, len(b), zlib.crc32(b)), b))
         if self._file is None:
@@ -72,13 +72,13 @@ class SegmentWriter:
         self.close_if_due()
 
     def close_if_due(self) -> None:
-        """Close the open segment if it is large or old enough: what it holds can then be compacted."""
+        """Close the open segment if it is large or old enough, so that it can be compacted."""
         large = self._durable >= self._segment_bytes
         if large or time.monotonic() - self._opened_s >= SEGMENT_S:
             self.close()
 
     def close(self) -> None:
-        """Close the open segment, if there is one; the next append begins another."""
+        """Close the open segment, if any; the next append begins another."""
         if self._file is None:
             return
         file, self._file = self._file, None
@@ -88,7 +88,7 @@ class SegmentWriter:
             os.close(file)
 
     def _open(self) -> None:
-        """Make the next segment and lock it. A compactor may lock it first; then it is that one's."""
+        """Make the next segment and lock it; a compactor that locks it first takes it."""
         while True:
             self._number += 1
             path = self._folder / f"{self._writer}-{self._number:06d}{OPEN}"
@@ -102,7 +102,7 @@ class SegmentWriter:
                 os.close(file)
                 continue
             try:
-                sync_dir(self._folder)  # or a power cut leaves data without a name
+                sync_dir(self._folder)  # otherwise a power cut leaves data without a name
             except OSError:
                 os.close(file)
                 raise
@@ -110,7 +110,7 @@ class SegmentWriter:
             return
 
     def _take_back(self) -> None:
-        """Cut what a failed append left; a segment that cannot be cut ends here, readers stop at the tear."""
+        """Cut the remains of a failed append; if that fails the segment ends here at a tear."""
         assert self._file is not None  # noqa: S101 - called by `append` alone
         try:
             os.ftruncate(self._file, self._durable)
@@ -120,7 +120,7 @@ class SegmentWriter:
 
 
 def adopt_segments(root: Path) -> list[Path]:
-    """Close the segments of writers that are gone; return all closed ones, oldest first."""
+    """Close the segments of writers that have ended; return all closed ones, oldest first."""
     folder = log_dir(root)
     for path in folder.glob(f"*{OPEN}"):
         with contextlib.suppress(FileNotFoundError, BlockingIOError):
@@ -134,10 +134,10 @@ def adopt_segments(root: Path) -> list[Path]:
 
 
 def check_format(root: Path) -> None:
-    """Refuse a log that another version of this program wrote: its segments, or the events in them.
+    """Refuse a log with segments or events of another version of this program.
 
     Raises:
-        ValueError: it has segments of that version; the message says what to do.
+        ValueError: the log has such segments; the message says what to do.
     """
     older = []
     for path in adopt_segments(root):
@@ -155,16 +155,16 @@ def check_format(root: Path) -> None:
 
 
 def read_segment(path: Path) -> Iterator[bytes | None]:
-    """Yield a segment's batches in the order they were appended; None, at the end, where it is torn.
+    """Yield a segment's batches in the order of appending, then None if its end is torn.
 
-    A tear is what a killed writer leaves of an append that it never acknowledged, or damage by the disk.
+    A tear is the rest of an append that a killed writer never acknowledged, or damage by the disk.
     """
     with path.open("rb") as file:
         yield from read_frames(file)
 
 
 def read_frames(file: BinaryIO) -> Iterator[bytes | None]:
-    """As `read_segment`, of an open file."""
+    """Yield the batches of an open file, as `read_segment` does."""
     while header := file.read(FRAME.size):
         if len(header) == FRAME.size:
             magic, size, crc = FRAME.unpack(header)

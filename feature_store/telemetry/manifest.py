@@ -1,7 +1,7 @@
-"""The manifest of one sender's packets: which files make up which minute, which batches are in them.
+"""The manifest of one sender's packets: the files of each minute, and the batches in them.
 
-It is the only thing that makes a file part of the store: readers open what it names, and a crash before it
-is replaced leaves files that nobody reads and the next compaction removes.
+Only the manifest makes a file part of the store: readers open the files that it names. A crash before it is
+replaced leaves files that nobody reads, and the next compaction removes them.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from pydantic import ConfigDict, Field, StringConstraints, TypeAdapter, Validati
 
 from common.atomic import write_durably
 from feature_store.events.beginning import FORGET_NS, HOLE_NS, LEAD_IN_NS, SCOPES, Beginning, Hole
-from feature_store.telemetry.sessions import Opening
+from feature_store.telemetry.sessions import SessionOpening
 
 FILE: Final = "manifest.json"
-MAX_FLOWS: Final = 4096  # of a session whose start is remembered: those that sent last
-MAX_RANGES: Final = 1000  # of a session; more gaps than that are counted, but no longer told apart
-MAX_STEPS: Final = 16  # by which a least latency came down: of the oldest nobody asks any more
+MAX_FLOWS: Final = 4096  # flows of a session whose start is remembered: those that sent last
+MAX_RANGES: Final = 1000  # ranges of a session; further gaps are counted but not told apart
+MAX_STEPS: Final = 16  # steps of a least latency that are remembered: the newest ones
 HOLE_EVERY_NS: Final = 1_000_000_000  # the last hole of each second is remembered
-MAX_HOLES: Final = 300  # five minutes of a sender that has one each second
-FORMAT: Final = 2  # the packets of 1 had no ECN codepoint as sent
+MAX_HOLES: Final = 300  # five minutes of one hole each second
+FORMAT: Final = 2  # packets of version 1 had no ECN codepoint as sent
 _STRICT: Final = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 Whole = Annotated[int, Field(ge=0, lt=2**63)]
 WholeOrNone = Annotated[int, Field(ge=-1, lt=2**63)]  # -1 before the first
@@ -51,46 +51,46 @@ class Partition:
     rows: Whole
     packets: list[FileName] = field(default_factory=list)  # packet tables, oldest first
     acks: list[FileName] = field(default_factory=list)  # ACKs that came in a later compaction
-    intake: Whole = 0  # which of the store's began it, whatever the clocks say; 0: an earlier version's
+    intake: Whole = 0  # number of the compaction that began it; 0: an earlier version's
 
 
 @dataclass
 class Session:
-    """What is known of a session: which batches are in, and where its packets and its clock stand."""
+    """The state of a session: the batches taken in, and the position of its packets and its clock."""
 
     __pydantic_config__: ClassVar[ConfigDict] = _STRICT
     ranges: list[Annotated[list[Whole], Field(min_length=2, max_length=2)]] = field(
         default_factory=list
     )  # [first, last] sequence numbers taken in
     last_packet: WholeOrNone = -1
-    newest_ns: WholeOrNone = -1  # of its events
-    shift_ns: Whole = 0  # added to the sender's clock since that was set back
-    flow_starts_ns: dict[Id, Whole] = field(default_factory=dict)  # first SEND by flow, the last to send last
-    # When each least latency so far was seen, and what it was, by scope and id: ever later, ever lower.
+    newest_ns: WholeOrNone = -1  # time of its newest event
+    shift_ns: Whole = 0  # nanoseconds added to the sender's clock since it was set back
+    flow_starts_ns: dict[Id, Whole] = field(default_factory=dict)  # first SEND by flow, ordered by last SEND
+    # Time and value of each least latency so far, by scope and id: ever later, ever lower.
     least_us: dict[Literal["flow", "queue", "receiver"], dict[Id, list[tuple[Whole, float]]]] = field(
         default_factory=lambda: {scope: {} for scope in SCOPES}
     )
-    holes: list[tuple[Whole, Whole]] = field(default_factory=list)  # end and length; the last of each second
+    holes: list[tuple[Whole, Whole]] = field(default_factory=list)  # end and length of a second's last hole
     last_ack_ns: WholeOrNone = -1
-    checked: Whole = 0  # sequence numbers below it were looked at for gaps, once
-    mark: Whole = 0  # those below it are looked at next
+    checked: Whole = 0  # sequence numbers below it were checked for gaps
+    mark: Whole = 0  # sequence numbers below it are checked next
     mark_s: float = 0.0  # Unix time of the mark
-    events: Whole = 0  # of its batches
-    events_before: Whole = 0  # that the sender produced in the same life before
-    life: Whole = 0  # first session since the sender connected to the agent; 0 where that is not known
-    missing_before: Whole | None = 0  # of `events_before` those that no session has; None until counted
+    events: Whole = 0  # events of its batches
+    events_before: Whole = 0  # events that the sender produced earlier in the same life
+    life: Whole = 0  # first session since the sender connected to the agent; 0 if unknown
+    missing_before: Whole | None = 0  # events of `events_before` that no session has; None until counted
     seen_s: float = 0.0  # Unix time of its first batch
 
     @classmethod
-    def of(cls, opening: Opening, now_s: float) -> Session:
-        """Return a session of which the first batch comes now."""
+    def of(cls, opening: SessionOpening, now_s: float) -> Session:
+        """Return a session whose first batch comes now."""
         before = opening.events_before
         return cls(
             events_before=before, life=opening.life, missing_before=None if before else 0, seen_s=now_s
         )
 
     def take(self, sequence: int) -> bool:
-        """Note a batch; False if it was in before."""
+        """Note a batch; return False if it was there before."""
         at = bisect.bisect_right(self.ranges, [sequence, 2**63])  # the first range that begins after it
         if at and sequence <= self.ranges[at - 1][1]:
             return False
@@ -108,21 +108,21 @@ class Session:
 
     @property
     def last_sequence(self) -> int:
-        """The highest sequence number taken in; -1 before the first."""
+        """Return the highest sequence number taken in; -1 before the first."""
         return self.ranges[-1][1] if self.ranges else -1
 
     def note_flows(self, first_sent_ns: dict[str, int]) -> None:
-        """Remember when flows began: a window knows a flow's age, a minute of packets does not."""
+        """Remember when flows began: a window has a flow's age, a minute of packets does not."""
         for flow, sent_ns in first_sent_ns.items():
             self.flow_starts_ns[flow] = min(self.flow_starts_ns.pop(flow, sent_ns), sent_ns)
         for flow in list(self.flow_starts_ns)[:-MAX_FLOWS]:
             del self.flow_starts_ns[flow]
 
     def note_latencies(self, acked_ns: NDArray[np.int64], columns: Mapping[str, NDArray[Any]]) -> None:
-        """Remember the least latencies of packets whose first ACK is here, and when each was seen.
+        """Remember the least latencies of newly acknowledged packets, and when each was seen.
 
         Args:
-            acked_ns: times of the ACKs.
+            acked_ns: times of the ACKs in ns.
             columns: `sent_ns` and `latency_us` of the packets, and the ids of their scopes.
         """
         seen = acked_ns - columns["sent_ns"] <= FORGET_NS
@@ -132,9 +132,9 @@ class Session:
             ids = np.unique(id_of_N)
             id_N = np.searchsorted(ids, id_of_N)
             names = [str(one) for one in ids.tolist()]
-            for one in names:  # the last to be seen last
+            for one in names:  # the last seen comes last
                 of_scope[one] = of_scope.pop(one, [])
-            # A row below the least so far, or earlier than it was seen: there are few.
+            # Only rows below the least so far, or earlier than it, matter: there are few.
             last = np.array([(of_scope[one] or [(-1, np.inf)])[-1] for one in names])
             is_step = (us < last[id_N, 1]) | (acked_ns <= last[id_N, 0])
             step_N = np.flatnonzero(is_step)
@@ -144,7 +144,7 @@ class Session:
                 del of_scope[one]
 
     def may_note(self, latencies_us: NDArray[np.float32]) -> bool:
-        """Whether one of these latencies, NaN where unknown, may be a least one of whatever flow."""
+        """Return whether one of these latencies, NaN where unknown, may be a least one of any flow."""
         known_us = latencies_us[np.isfinite(latencies_us)]
         lowest = known_us.min() if len(known_us) else None
         steps = (steps for of_scope in self.least_us.values() for steps in of_scope.values())
@@ -165,7 +165,7 @@ class Session:
         del self.holes[:-MAX_HOLES]
 
     def beginning(self, from_ns: int) -> Beginning:
-        """Return what is known when a log of this session begins with a packet sent at `from_ns`."""
+        """Return the beginning of a log of this session whose first packet was sent at `from_ns`."""
         until_ns = from_ns + LEAD_IN_NS
         starts = {int(flow): ns for flow, ns in self.flow_starts_ns.items() if ns <= from_ns}
         least = {
@@ -180,7 +180,7 @@ class Session:
         return Beginning(starts, least, Hole(*self.holes[at - 1]) if at else None, until_ns)
 
     def gaps(self) -> list[tuple[int, int]]:
-        """Sequence numbers that never came although later ones did: first and last of each gap."""
+        """Return the first and last sequence number of each gap before a later batch."""
         ends = [-1, *(last for _, last in self.ranges)]
         return [
             (end + 1, first - 1)
@@ -189,10 +189,11 @@ class Session:
         ]
 
     def newly_missing(self, now_s: float, after_s: float) -> int:
-        """Count, once each, the batches that were still missing `after_s` after a later one was stored.
+        """Count, once each, the batches still missing `after_s` seconds after a later one was stored.
 
-        A sender's batches are stored in order, but where several replicas write, an earlier one may lie in a
-        segment that is open still.
+        A sender's batches are stored in order, but with several replicas an earlier one may still lie in an
+        open
+                segment.
         """
         if 0 <= now_s - self.mark_s < after_s:
             return 0
@@ -202,26 +203,26 @@ class Session:
         return sum(last - first + 1 for first, last in missing if last >= first)
 
     def forget_old_gaps(self) -> None:
-        """Take the oldest gaps for closed where there are too many to remember."""
+        """Treat the oldest gaps as closed if there are too many to remember."""
         if len(self.ranges) > MAX_RANGES:
             self.ranges[: -MAX_RANGES // 2] = [[0, self.ranges[-MAX_RANGES // 2 - 1][1]]]
 
 
 @dataclass
 class Counts:
-    """What came of everything that was in the log; sends and acks count events of unique batches."""
+    """Counts of everything in the log; sends and acks count events of unique batches."""
 
     __pydantic_config__: ClassVar[ConfigDict] = _STRICT
     batches: Whole = 0
     duplicate_batches: Whole = 0
     gaps: Whole = 0  # batches found missing
-    missing_events: Whole = 0  # that a forwarder held when it was killed
+    missing_events: Whole = 0  # events that a forwarder held when it was killed
     sends: Whole = 0
     acks: Whole = 0
-    repeated_sends: int = 0  # a packet number that was there before
-    repeated_acks: int = 0  # of a packet that was acknowledged before
-    unmatched_acks: int = 0  # of a packet that no SEND ever named
-    dropped_rows: Whole = 0  # of minutes beyond those kept, and beyond what a minute may have
+    repeated_sends: int = 0  # SENDs of a packet number that was there before
+    repeated_acks: int = 0  # ACKs of a packet that was acknowledged before
+    unmatched_acks: int = 0  # ACKs of a packet that no SEND ever named
+    dropped_rows: Whole = 0  # rows of minutes beyond those kept, and beyond the limit of a minute
 
 
 @dataclass
@@ -231,26 +232,26 @@ class Manifest:
     __pydantic_config__: ClassVar[ConfigDict] = _STRICT
     sender: str
     format: Literal[2] = FORMAT
-    generation: Whole = 0  # one more with each change; names the files it adds
+    generation: Whole = 0  # number of changes so far; names the files that the next one adds
     sessions: dict[Whole, Session] = field(default_factory=dict)
     partitions: list[Partition] = field(default_factory=list)
-    orphans: list[FileName] = field(default_factory=list)  # ACKs whose SEND is not here yet
-    segments: list[str] = field(default_factory=list)  # of the log, taken in but not removed yet
+    orphans: list[FileName] = field(default_factory=list)  # segments of the log taken in but not removed yet
+    segments: list[str] = field(default_factory=list)  # segments of the log taken in but not removed yet
     counts: Counts = field(default_factory=Counts)
 
     def files(self) -> set[str]:
-        """Every file that the manifest names."""
+        """Return every file that the manifest names."""
         return {name for p in self.partitions for name in (*p.packets, *p.acks)} | set(self.orphans)
 
     def newest(self) -> tuple[int, Session] | None:
-        """The last session from which packets came, and its number."""
+        """Return the last session that sent packets, and its number."""
         numbers = {p.session for p in self.partitions}
         return (number := max(numbers), self.sessions[number]) if numbers else None
 
     def newly_missing_events(self, now_s: float, after_s: float) -> int:
-        """Count, once a session, the events before it that no earlier session of its life has.
+        """Count, once a session, the earlier events of its life that no session has.
 
-        It waits `after_s`: the earlier session's last batches may lie in a segment that is open still.
+        It waits `after_s` seconds: the earlier session's last batches may still lie in an open segment.
         """
         found = 0
         for number, session in sorted(self.sessions.items()):
@@ -262,14 +263,14 @@ class Manifest:
         return found
 
     def copy(self) -> Manifest:
-        """Return another one, which may be changed."""
+        """Return a copy that may be changed."""
         return _STORED.validate_json(_STORED.dump_json(self))
 
     def check(self) -> None:
-        """Look at what the types of the fields cannot say.
+        """Check what the fields' types cannot express.
 
         Raises:
-            ValueError: a session is not there, or its sequence numbers are out of order.
+            ValueError: a session is missing, or its sequence numbers are out of order.
         """
         if not {p.session for p in self.partitions} <= self.sessions.keys():
             raise ValueError("a minute of no session")
@@ -289,11 +290,11 @@ _STORED: Final = TypeAdapter(Manifest)
 
 
 class OlderFormatError(ValueError):
-    """A manifest that an earlier version of this program wrote."""
+    """The error for a manifest that an earlier version of this program wrote."""
 
 
 def _is_older(content: bytes) -> bool:
-    """Whether bytes that are no manifest of this version say that they are one of an earlier one."""
+    """Return whether invalid bytes claim to be a manifest of an earlier version."""
     try:
         told = json.loads(content)
     except (ValueError, RecursionError):
@@ -305,18 +306,18 @@ def _is_older(content: bytes) -> bool:
 def _new_minima(
     id_N: NDArray[np.int64], ns_N: NDArray[np.int64], us_N: NDArray[np.float32]
 ) -> NDArray[np.int64]:
-    """Return the rows that, in the order of time, are below all earlier ones of their id."""
+    """Return the rows that, in time order, are below all earlier ones of their id."""
     count = len(us_N)
     order_N = np.lexsort((ns_N, id_N))
     rank_N = np.empty(count, np.int64)
     rank_N[np.argsort(us_N[order_N], kind="stable")] = np.arange(count)
-    key_N = rank_N - id_N[order_N] * count  # each id's keys are below those of the ids before it
+    key_N = rank_N - id_N[order_N] * count  # each id's keys are below those of earlier ids
     before_N = np.concatenate([[count], np.minimum.accumulate(key_N)])[:-1]
     return order_N[key_N < before_N]
 
 
 def _note_step(steps: list[tuple[int, float]], ns: int, us: float) -> None:
-    """Note a latency seen at a time, in whatever order they come, if it was the least until then."""
+    """Note a latency seen at a time, in any order, if it was the least until then."""
     at = bisect.bisect_right(steps, (ns, math.inf))
     if at and steps[at - 1][1] <= us:
         return
@@ -328,7 +329,7 @@ def _note_step(steps: list[tuple[int, float]], ns: int, us: float) -> None:
 
 
 def sender_dir(root: Path, sender: str) -> Path:
-    """Folder of a sender's packets, laid out as the stage `extract` lays out a trace."""
+    """Return the folder of a sender's packets, laid out like a trace of the stage `extract`."""
     return root / "packets" / f"trace={sender}"
 
 
@@ -336,7 +337,7 @@ def load_manifest(root: Path, sender: str) -> Manifest:
     """Read a sender's manifest; an empty one if it has none.
 
     Raises:
-        ValueError: the file is none of ours.
+        ValueError: the file is not a manifest.
     """
     path = sender_dir(root, sender) / FILE
     try:
@@ -360,7 +361,7 @@ def read_manifest(content: bytes) -> Manifest:
     """Read a manifest's bytes.
 
     Raises:
-        ValueError: they are none.
+        ValueError: the bytes are not a manifest.
     """
     try:
         stored = _STORED.validate_json(content)
@@ -375,7 +376,7 @@ def read_manifest(content: bytes) -> Manifest:
 
 
 def save_manifest(root: Path, manifest: Manifest) -> None:
-    """Make a manifest the current one, durably and at once."""
+    """Replace the current manifest durably and atomically."""
     write_durably(
         sender_dir(root, manifest.sender) / FILE, json.dumps(_STORED.dump_python(manifest)).encode()
     )

@@ -1,6 +1,6 @@
-"""What the rest of the project reads from telemetry: a sender's last minutes, as the packet table they are.
+"""Read a sender's last minutes from telemetry as a packet table.
 
-It reads what has been compacted, through the manifests alone, while the compactor works.
+It reads compacted files, through the manifests alone, while the compactor works.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from feature_store.telemetry.manifest import FILE as MANIFEST
 from feature_store.telemetry.manifest import Manifest, load_manifest, sender_dir
 from feature_store.telemetry.tables import merged, read_part, write_part
 
-# Where several replicas write, a batch may lie in a segment that is open still: for SEGMENT_S, twice that
-# where its replica is idle, and a batch's own span.
+# With several replicas a batch may still lie in an open segment: for SEGMENT_S, twice that if its replica is
+# idle, and a batch's own span.
 OPEN_NS: Final = 3_000_000_000
-LIVE_NS: Final = 60_000_000_000  # senders of which packets were stored within so long all still send
-TRIES: Final = 20  # a minute can be merged, and its parts removed, between the manifest's reading and theirs
+LIVE_NS: Final = 60_000_000_000  # senders whose packets were stored within this time still send
+TRIES: Final = 20  # a minute's parts can be merged away between the manifest's reading and theirs
 GAP_SCHEMA: Final = pl.Schema(
     {
         "sender": pl.String,
@@ -42,35 +42,35 @@ GAP_SCHEMA: Final = pl.Schema(
 
 
 @dataclass(frozen=True)
-class Latest:
+class RecentPackets:
     """The last minutes of a sender's newest session."""
 
     packets: pl.DataFrame  # PACKET_SCHEMA: whole batches of 8, `packet` counted from 0 in this table
     newest_ns: int  # the session's last event, by the sender's clock
     session: int
-    missing_packets: int  # numbers within the span for which no SEND came: lost telemetry
-    beginning: Beginning  # what was known of the sender when these packets begin
-    unmatched_acks: int = 0  # of packets that it never sent, since the store knows it
-    damaged: str = ""  # a line that names a damaged file; what came before it is left out
+    missing_packets: int  # numbers within the span without a SEND: lost telemetry
+    beginning: Beginning  # knowledge of the sender from before these packets
+    unmatched_acks: int = 0  # ACKs of packets that it never sent, since the store knows it
+    damaged: str = ""  # a line that names a damaged file; earlier packets are left out
 
 
 def senders(root: Path) -> list[str]:
-    """Ids of the senders of which packets are stored, sorted."""
+    """Return the ids of the senders with stored packets, sorted."""
     return sorted(p.name.removeprefix("trace=") for p in (root / "packets").glob("trace=*"))
 
 
 def next_sender(root: Path, weights: Mapping[str, float], turns: Sequence[str]) -> str:
-    """Id of the sender whose turn it is to teach: of those that send now, the one furthest behind its share.
+    """Return the sender whose turn it is to teach: the live one furthest behind its share.
 
-    So none teaches everyone by sending most; what one teaches is judged on the slices of the others, too.
+    So no sender dominates by sending most; its heads are judged on the slices of the others, too.
 
     Args:
-        root: of the store.
-        weights: share of each that may teach; empty: all alike.
+        root: folder of the store.
+        weights: relative share of each sender that may teach; empty: all alike.
         turns: senders of the last rounds.
 
     Raises:
-        FileNotFoundError: nothing of any of them is stored.
+        FileNotFoundError: no packet of these senders is stored.
     """
     stored_ns = {}
     for name in senders(root):
@@ -80,7 +80,7 @@ def next_sender(root: Path, weights: Mapping[str, float], turns: Sequence[str]) 
     if not stored_ns:
         of = f" of {', '.join(weights)} ({variable('senders')})" if weights else ""
         raise FileNotFoundError(f"no telemetry{of} under {root} yet")
-    ahead_ns = time.time_ns() + LIVE_NS  # who is beyond it stopped before the clock was set back
+    ahead_ns = time.time_ns() + LIVE_NS  # later times mean that the clock was set back
     newest_ns = max([at_ns for at_ns in stored_ns.values() if at_ns < ahead_ns] or stored_ns.values())
     live = [name for name, at_ns in stored_ns.items() if abs(at_ns - newest_ns) < LIVE_NS]
     whole = [name for name in live if len(live) == 1 or _has_manifest(root, name)] or live
@@ -88,7 +88,7 @@ def next_sender(root: Path, weights: Mapping[str, float], turns: Sequence[str]) 
 
 
 def _has_manifest(root: Path, sender: str) -> bool:
-    """Whether a sender's manifest can be read; the compaction puts a damaged one aside."""
+    """Return whether a sender's manifest can be read; the compaction puts damaged ones aside."""
     try:
         load_manifest(root, sender)
     except ValueError:
@@ -100,7 +100,7 @@ def sender_weights(text: str) -> dict[str, float]:
     """Read SWIFTQUEUE_SENDERS: NAME,NAME=WEIGHT.
 
     Raises:
-        ValueError: a name or a weight that cannot be.
+        ValueError: a name or a weight is invalid.
     """
     weights: dict[str, float] = {}
     for one in filter(None, (part.strip() for part in text.split(","))):
@@ -117,16 +117,16 @@ def sender_weights(text: str) -> dict[str, float]:
     return weights
 
 
-def latest_minutes(root: Path, sender: str, minutes: float, *, settled: bool = False) -> Latest:
-    """Return what a sender sent in the last minutes before its newest event, for `windows` as it is.
+def latest_minutes(root: Path, sender: str, minutes: float, *, settled: bool = False) -> RecentPackets:
+    """Return a sender's packets of the last `minutes` before its newest event.
 
-    With `settled` the newest seconds are left out while a batch of before them may still come: as long as
-    replicas close their segments at different times, those have holes.
-    Batches of 8 stay those that the sender decided; one of which a packet is missing is left out.
+    With `settled`, leave out the newest seconds while an earlier batch may still come: they have holes while
+        replicas close their segments at different times.
+        Batches of 8 stay those that the sender decided; incomplete ones are left out.
 
     Raises:
-        FileNotFoundError: nothing of this sender is stored.
-        ValueError: `minutes` is not above 0; or the manifest or the newest minute is damaged.
+        FileNotFoundError: no packet of this sender is stored.
+        ValueError: `minutes` is not above 0, or the manifest or the newest minute is damaged.
     """
     if not minutes > 0:
         raise ValueError(f"latest_minutes: {minutes!r} minutes: must be above 0")
@@ -146,7 +146,7 @@ def latest_minutes(root: Path, sender: str, minutes: float, *, settled: bool = F
             continue
         batch = pl.col("packet") // HORIZON
         whole = packets.filter(pl.len().over(batch) == HORIZON)
-        return Latest(
+        return RecentPackets(
             whole.with_columns(packet=pl.int_range(whole.height, dtype=pl.Int64)),
             session.newest_ns,
             number,
@@ -158,8 +158,8 @@ def latest_minutes(root: Path, sender: str, minutes: float, *, settled: bool = F
     raise FileNotFoundError(f"the packets of sender {sender!r} under {root} vanished {TRIES} times")
 
 
-def write_trace(latest: Latest, folder: Path) -> None:
-    """Write the packets as `extract` writes a trace's, for the stages: `folder/trace=NAME/minute=M/`.
+def write_trace(latest: RecentPackets, folder: Path) -> None:
+    """Write the packets for the stages as `extract` writes a trace: `folder/trace=NAME/minute=M/`.
 
     Raises:
         OSError: they cannot be written.
@@ -174,7 +174,7 @@ def write_trace(latest: Latest, folder: Path) -> None:
 
 
 def gaps(root: Path) -> pl.DataFrame:
-    """Return one row for each gap in what a sender's session should have (`GAP_SCHEMA`).
+    """Return one row for each gap in a sender's session (`GAP_SCHEMA`).
 
     A gap is a run of batches that never came, or `events` that a forwarder held when it was killed, before
     the session's first batch; the other columns are null.
@@ -191,7 +191,7 @@ def gaps(root: Path) -> pl.DataFrame:
 def _read(
     folder: Path, manifest: Manifest, session: int, since_ns: int, until_ns: int
 ) -> tuple[pl.DataFrame, str]:
-    """A session's packets between two times, but for those before a damaged file, and the line about it."""
+    """Return a session's packets between two times but after any damaged file, and a line about that file."""
     tables, damaged = [pl.DataFrame(schema=PACKET_SCHEMA)], ""
     wanted = [p for p in manifest.partitions if p.session == session and p.minute >= since_ns // MINUTE_NS]
     for p in sorted(wanted, key=lambda p: p.minute, reverse=True):

@@ -1,6 +1,6 @@
-"""One change of one sender's packets: batches taken in, files written, the manifest replaced.
+"""Change one sender's packets: take batches in, write files, replace the manifest.
 
-Everything before the manifest is replaced can be done again; nothing after it is part of the change.
+Everything before the manifest's replacement can be done again; nothing after it is part of the change.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from feature_store.telemetry.manifest import Manifest, Partition, Session, save_
 from feature_store.telemetry.sessions import read_opening
 
 SETTLED_NS: Final = 120_000_000_000  # a row waits for its ACK as long as in `extract` (docs/PACKETS.md)
-MAX_WAITING: Final = 1 << 20  # ACKs without their SENDs, of a session or minute: two minutes of 100 Mbit/s
-# Of a session's minute: eight times 100 Mbit/s. It is merged whole, and a clock may stand still.
+MAX_WAITING: Final = 1 << 20  # ACKs without their SENDs per session or minute: two minutes of 100 Mbit/s
+# Rows of a session's minute: eight times 100 Mbit/s. It is merged whole, and a clock may stand still.
 MAX_MINUTE_ROWS: Final = 1 << 22
-LATELY: Final = 2  # earlier parts of a minute, a second each: packets whose ACK comes in a later compaction
+LATELY: Final = 2  # earlier parts of a minute, a second each, whose ACKs may come later
 MAX_PARTS: Final = 24  # files of a partition before they become one, settled or not
 SET_BACK_NS: Final = 100_000_000  # a step back this large is a clock that was set (docs/PACKETS.md)
-LEAST_MINUTES: Final = 3  # of a sender, that stay whatever their bytes: a round of the live loop needs two
+LEAST_MINUTES: Final = 3  # minutes of a sender that stay whatever their bytes: a live round needs two
 
 
-class Round:
-    """One change of one sender's packets; for use once."""
+class SenderCompaction:
+    """One change of one sender's packets; an instance is used once."""
 
     def __init__(
         self,
@@ -45,20 +45,20 @@ class Round:
         intake: int,
         before: Mapping[str, Columns] = MappingProxyType({}),
     ) -> None:
-        """Prepare a change; `before` may have the packets without an ACK of files, to read fewer."""
+        """Prepare a change; `before` may hold files' packets without an ACK, to read fewer files."""
         self._root, self._manifest, self._intake = root, manifest, intake
         self._keep_minutes, self._keep_bytes = keep_minutes, keep_bytes
         self._folder = sender_dir(root, manifest.sender)
         self._files = 0
-        self._written: set[Path] = set()  # folders
+        self._written: set[Path] = set()  # folders written to
         self._before = before
-        self.unacknowledged: dict[str, Columns] = {}  # of the files with new packets
+        self.unacknowledged: dict[str, Columns] = {}  # unacknowledged packets of the files with new packets
 
     def take(self, batches: list[tuple[BatchKey, Events]]) -> None:
-        """Take in batches, in any order and with duplicates, and make the manifest the current one.
+        """Take in batches, in any order and with duplicates, and replace the manifest.
 
         Raises:
-            FileNotFoundError, ValueError: a file that the manifest names is gone, or damaged.
+            FileNotFoundError, ValueError: a file that the manifest names is missing or damaged.
             OSError: a file cannot be written.
         """
         manifest = self._manifest
@@ -108,7 +108,7 @@ class Round:
                 _note_flows(session, grown)
             sends.append(grown)
             acks.append(tables.acks_of(events))
-        if late:  # it fills a gap; what it repeats is found when its minute is merged
+        if late:  # it fills a gap; repeated packets are found when its minute is merged
             events = tables.event_frame(late)
             sends.append(tables.packets_of(self._manifest.sender, events))
             acks.append(tables.acks_of(events))
@@ -122,7 +122,7 @@ class Round:
         self._place_acks(number, self._write_packets(number, pl.concat(sends), first))
 
     def _write_packets(self, number: int, packets: pl.DataFrame, acks: pl.DataFrame) -> pl.DataFrame:
-        """Write new packets to their minutes, with the ACKs that are here; return the other ACKs."""
+        """Write new packets to their minutes, with the ACKs that came; return the other ACKs."""
         if packets.is_empty():
             return acks
         packets = tables.with_acks(packets, acks)
@@ -151,7 +151,7 @@ class Round:
         return acks.join(packets.select("packet"), on="packet", how="anti", maintain_order="left")
 
     def _place_acks(self, number: int, acks: pl.DataFrame) -> None:
-        """Put ACKs beside the minutes of their packets; the rest waits for packets still to come."""
+        """Put ACKs beside the minutes of their packets; the others wait for packets still to come."""
         session = self._manifest.sessions[number]
         homeless = pl.lit(value=True)
         for partition in self._manifest.partitions if acks.height else ():
@@ -164,7 +164,7 @@ class Round:
                     partition.acks.append(self._write(f"acks/minute-{partition.minute}-{number}", here))
                 homeless &= ~inside
         orphans = acks.filter(homeless)
-        # By the sender's own clock, which may stand still: the newest, which stand first, are enough.
+        # The order is by the sender's own clock, which may stand still: the first, newest ones are enough.
         waiting = orphans.filter(pl.col("acked_ns") > session.newest_ns - SETTLED_NS).head(MAX_WAITING)
         self._manifest.counts.unmatched_acks += orphans.height - waiting.height
         kept = [name for name in self._manifest.orphans if name not in self._orphans(number)]
@@ -173,9 +173,9 @@ class Round:
         )
 
     def _note_acknowledged(self, session: Session, partition: Partition, acks: pl.DataFrame) -> None:
-        """Note the latencies of the packets of a minute's last files whose first ACKs these are.
+        """Note latencies of packets in a minute's last files whose first ACKs these are.
 
-        Only they can show a new least latency; the ACKs of others lie in gaps, or are of nothing.
+        Only they can show a new least latency; other ACKs fall into gaps or match no packet.
         """
         packet_N, acked_ns, us = (acks[name].to_numpy() for name in ("packet", "acked_ns", "latency_us"))
         for name in [name for name in reversed(partition.packets) if name not in self.unacknowledged][
@@ -193,7 +193,7 @@ class Round:
             session.note_latencies(acked_ns[here_N], {**columns, "latency_us": us[here_N]})
 
     def _settle(self) -> None:
-        """Make each minute one file when no ACK of it can come any more, or when its files are many."""
+        """Make each minute one file when none of its ACKs can still come, or its files are many."""
         newest = max(self._manifest.sessions, default=0)
         for partition in self._manifest.partitions:
             end_ns = (partition.minute + 1) * MINUTE_NS
@@ -202,7 +202,7 @@ class Round:
                 or self._manifest.sessions[partition.session].newest_ns > end_ns + SETTLED_NS
             )
             parts = len(partition.packets) + len(partition.acks)
-            # What is missing may still come: then a settled minute keeps one file of ACKs that wait for it.
+            # Missing packets may still come, so a settled minute keeps one file of ACKs that wait for them.
             of_one = 2 if partition.acks and self._manifest.sessions[partition.session].gaps() else 1
             if parts > MAX_PARTS or (settled and parts > of_one):
                 self._merge(partition)
@@ -228,10 +228,10 @@ class Round:
             partition.acks = [self._write(f"acks/minute-{minute}-{number}", waiting)]
 
     def _prune(self) -> None:
-        """Drop the oldest minutes beyond those kept, and sessions of which nothing is left.
+        """Drop the oldest minutes beyond the limits, and sessions without packets.
 
-        Of the newest LEAST_MINUTES the bytes drop none.
-        The last two sessions stay: what the one stored tells what is missing before the other.
+        The limit of bytes drops none of the newest LEAST_MINUTES.
+                The last two sessions stay: the first one's packets show what is missing before the second.
         """
         manifest = self._manifest
         manifest.partitions.sort(key=lambda p: (p.session, p.minute))
@@ -267,7 +267,7 @@ class Round:
 
 
 def _on_one_clock(session: Session, events: Events) -> Events:
-    """Return the batch in the session's time, which goes on from where it was when the clock is set back."""
+    """Return the batch in the session's time, which continues when the clock is set back."""
     events = events.copy()
     time_ns = events["time_ns"]
     if time_ns[0] + session.shift_ns < session.newest_ns - SET_BACK_NS:
@@ -280,7 +280,7 @@ def _on_one_clock(session: Session, events: Events) -> Events:
 def _late_on_one_clock(session: Session, events: Events) -> Events:
     """Return a batch that fills a gap in the session's time.
 
-    Its events came before the session's newest. Where the shift puts them after it, the clock was set later.
+    Its events came before the session's newest. If the shift puts them after it, the clock was set later.
     """
     if int(events["time_ns"][0]) + session.shift_ns <= session.newest_ns + SET_BACK_NS:
         events = events.copy()
@@ -292,7 +292,7 @@ Columns = dict[str, NDArray[Any]]
 
 
 def _columns(packets: pl.DataFrame, chosen: NDArray[np.bool_]) -> Columns:
-    """Return the columns of some packets that their latencies are noted by."""
+    """Return the columns of some packets by which their latencies are noted."""
     columns = {
         **{name: packets[name] for name in ("packet", "sent_ns", "latency_us")},
         **{"flow": packets["flow_id"], "receiver": packets["receiver_id"]},

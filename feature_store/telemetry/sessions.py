@@ -1,9 +1,10 @@
-"""Which process speaks for a sender id: the one that opened a session last.
+"""Sessions of senders: the process that opened a session last speaks for its sender id.
 
 Sequence numbers start at 0 in each session. A sender that starts opens the next one; from then on the batches
-of the session before are refused, so of two processes under one id the later one is believed, and the other
-is told. The number is a file's name: no clock is asked, and every replica sees it at once. The file says how
-many events the sender had produced before, and in which session its connection to the agent began.
+of the session before are refused. So of two processes under one id the later one counts, and the other gets
+an error. The number is a file's name: it needs no clock, and every replica sees it at once. The file has the
+number of events that the sender had produced before, and the session in which its connection to the agent
+began.
 """
 
 from __future__ import annotations
@@ -21,39 +22,39 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from common.atomic import sync_dir
 from feature_store.telemetry.events import MAX_NUMBER, BatchKey, RefusedError, check_sender
 
-KEPT: Final = 16  # sessions whose file is kept: the compaction may come to one that has ended
+KEPT: Final = 16  # sessions whose file is kept: the compaction may still read one that has ended
 Number = Annotated[int, Field(ge=0, le=MAX_NUMBER)]
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What the body of a request for a session may say."""
+class SessionRequest:
+    """The body of a request for a session."""
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
-    events_before: Number = 0  # that the sender produced since it connected to the agent
+    events_before: Number = 0  # events that the sender produced since it connected to the agent
 
 
 @dataclass(frozen=True)
-class Opening:
-    """What is known of a session from its opening."""
+class SessionOpening:
+    """The state of a session at its opening."""
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
     events_before: Number = 0
     life: Number = 0  # number of the first session of the same connection to the agent
 
 
-_ASKED: Final = TypeAdapter(Asked)
-_OPENING: Final = TypeAdapter(Opening)
+_ASKED: Final = TypeAdapter(SessionRequest)
+_OPENING: Final = TypeAdapter(SessionOpening)
 
 
-def read_asked(body: bytes) -> Asked:
+def read_asked(body: bytes) -> SessionRequest:
     """Read the body of a request for a session.
 
     Raises:
-        RefusedError: it is none.
+        RefusedError: the body is invalid.
     """
     if not body:
-        return Asked()
+        return SessionRequest()
     try:
         return _ASKED.validate_json(body)
     except ValidationError:
@@ -63,7 +64,7 @@ def read_asked(body: bytes) -> Asked:
 
 
 def sessions_dir(root: Path) -> Path:
-    """Folder that has a folder for each sender id, and in it a file named after its session."""
+    """Return the folder with a folder for each sender id, which holds a file named after its session."""
     return root / "sessions"
 
 
@@ -71,13 +72,13 @@ def open_session(root: Path, sender: str, events_before: int = 0, *, most: int) 
     """Open a sender's next session, durably, and return its number, from 1.
 
     Args:
-        root: of the store.
-        sender: its id.
-        events_before: that it produced since it connected to the agent; 0 if it has just connected.
-        most: senders that there may be.
+        root: folder of the store.
+        sender: id of the sender.
+        events_before: events that it produced since it connected to the agent; 0 if it has just connected.
+        most: largest number of senders in the store.
 
     Raises:
-        RefusedError: the sender id is none, or one more than there may be.
+        RefusedError: the sender id is invalid, or there are `most` others.
         OSError: the store cannot be written.
     """
     check_sender(sender)
@@ -90,7 +91,7 @@ def open_session(root: Path, sender: str, events_before: int = 0, *, most: int) 
         goes_on = events_before and read_opening(root, sender, number - 1).life
         try:
             with partial.open("w") as file:
-                json.dump(asdict(Opening(events_before, goes_on or number)), file)
+                json.dump(asdict(SessionOpening(events_before, goes_on or number)), file)
                 file.flush()
                 os.fsync(file.fileno())
             os.link(partial, folder / str(number))
@@ -108,7 +109,7 @@ def open_session(root: Path, sender: str, events_before: int = 0, *, most: int) 
 
 
 def _admit(root: Path, sender: str, most: int) -> None:
-    """Make the folder of a new sender: one sender at a time, or together they would be too many."""
+    """Make the folder of a new sender under a lock, so that together they are not too many."""
     senders = sessions_dir(root)
     senders.mkdir(parents=True, exist_ok=True)
     with (root / "sessions.lock").open("a") as lock:
@@ -121,16 +122,16 @@ def _admit(root: Path, sender: str, most: int) -> None:
         (senders / sender).mkdir()
 
 
-def read_opening(root: Path, sender: str, session: int) -> Opening:
-    """What was said when a session was opened; nothing, where that is not known any more."""
+def read_opening(root: Path, sender: str, session: int) -> SessionOpening:
+    """Return a session's state at its opening; the default if it is not known any more."""
     try:
         return _OPENING.validate_json((sessions_dir(root) / sender / str(session)).read_bytes())
-    except (FileNotFoundError, ValidationError):  # gone; or of a version that said nothing
-        return Opening()
+    except (FileNotFoundError, ValidationError):  # missing, or written by a version that stored nothing
+        return SessionOpening()
 
 
 def current_session(root: Path, sender: str) -> int:
-    """Number of the sender's newest session; 0 if it never opened one."""
+    """Return the number of the sender's newest session; 0 if it never opened one."""
     return max(_numbers(sessions_dir(root) / sender), default=0)
 
 
@@ -142,7 +143,7 @@ def _numbers(folder: Path) -> list[int]:
 
 
 def check_session(root: Path, key: BatchKey) -> None:
-    """Refuse a batch that is not of its sender's newest session.
+    """Refuse a batch of another session than its sender's newest.
 
     Raises:
         RefusedError: `two_senders` for an earlier session, `session` for one that was never opened.

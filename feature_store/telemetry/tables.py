@@ -1,7 +1,7 @@
-"""From events to the packet table, and ACKs that came later joined to it.
+"""Turn events into packet tables, and join later ACKs to them.
 
-`packets` are tables of `PACKET_SCHEMA`, `acks` of `ACK_SCHEMA`; every function takes and gives them in the
-order in which the events came.
+`packets` are tables of `PACKET_SCHEMA`, `acks` of `ACK_SCHEMA`; every function takes and returns them in the
+order of the events.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def event_frame(batches: Sequence[Events]) -> pl.DataFrame:
 
 
 def packets_of(sender: str, events: pl.DataFrame) -> pl.DataFrame:
-    """Return a packet table of the SENDs, nothing acknowledged yet."""
+    """Return a packet table of the SENDs, with nothing acknowledged yet."""
     return (
         events.lazy()
         .filter(pl.col("kind") == SEND)
@@ -39,7 +39,7 @@ def packets_of(sender: str, events: pl.DataFrame) -> pl.DataFrame:
             queue_column(pl.col("queue") == 1),
             pl.lit(None).alias("acked_ns"),
             pl.lit(None).alias("latency_us"),
-            pl.lit(value=False).alias("lost"),  # telemetry does not say
+            pl.lit(value=False).alias("lost"),  # unknown in telemetry
         )
         .select(pl.col(name).cast(kind) for name, kind in PACKET_SCHEMA.items())
         .collect()
@@ -57,7 +57,7 @@ def acks_of(events: pl.DataFrame) -> pl.DataFrame:
 
 
 def with_acks(packets: pl.DataFrame, acks: pl.DataFrame) -> pl.DataFrame:
-    """Acknowledge packets, each by its first ACK; one that was acknowledged before stays as it is.
+    """Acknowledge each packet by its first ACK; packets acknowledged before stay unchanged.
 
     An ACK without a latency leaves it unknown (Karn). One stamped before its packet counts as of that
     packet's time and has no latency.
@@ -85,18 +85,18 @@ def with_acks(packets: pl.DataFrame, acks: pl.DataFrame) -> pl.DataFrame:
 
 
 def merged(packets: Sequence[pl.DataFrame], acks: Sequence[pl.DataFrame]) -> pl.DataFrame:
-    """Return one packet table, in send order, of the parts of a partition; of a repeated packet the first."""
+    """Return a partition's parts as one packet table in send order; a repeated packet's first row stays."""
     whole = pl.concat(packets).unique("packet", keep="first", maintain_order=True).sort("packet")
     return with_acks(whole, pl.concat(acks)) if acks else whole
 
 
 def write_part(folder: Path, name: str, table: pl.DataFrame) -> None:
-    """Write a table to `folder/name` durably; under that name it is whole or not there.
+    """Write a table to `folder/name` durably and atomically.
 
     The name itself is durable once its folder is.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the table cannot be written.
     """
     try:
         with new_file(folder / name, on_disk=True) as partial:
@@ -109,14 +109,14 @@ def read_part(folder: Path, name: str) -> pl.DataFrame:
     """Read a table that `write_part` wrote.
 
     Raises:
-        FileNotFoundError: it is gone.
-        ValueError: it is damaged; the line names it.
+        FileNotFoundError: the file is missing.
+        ValueError: the file is damaged; the line names it.
     """
     file = folder / name
     try:
         table = read_parquet([file])
     except ValueError:
-        file.stat()  # raises where it is no damaged file but one that is gone
+        file.stat()  # raises if the file is missing, not damaged
         raise
     if table.schema not in (PACKET_SCHEMA, ACK_SCHEMA):
         raise ValueError(f"{file}: not a table of packets or of ACKs")

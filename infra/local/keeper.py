@@ -29,7 +29,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from common import metrics_page
 from common.heartbeat import Heartbeat
-from common.lock import HeldError
+from common.lock import LockHeldError
 from common.say import say
 from common.settings import settings
 from common.state import strangers_connected
@@ -161,7 +161,7 @@ class Keeper:
             lock = contextlib.ExitStack()
             try:
                 lock.enter_context(under_way.starting(LOCK_WAIT_S))
-            except HeldError:
+            except LockHeldError:
                 return False
             self._lock = lock
         return True

@@ -135,7 +135,7 @@ def stop_stack() -> None:
     """Stop everything that `up` started, the newest part first, and end an `up` that is under way.
 
     Raises:
-        HeldError: another `down` does not end.
+        LockHeldError: another `down` does not end.
     """
     under_way.end_what_is_under_way()
     keeper = processes.stop(KEEPER)  # it may be starting a part

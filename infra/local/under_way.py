@@ -33,7 +33,7 @@ def starting(wait_s: float, waits: Callable[[str], None] = lambda holder: None) 
     """Start or stop parts in this block, while nobody else does.
 
     Raises:
-        HeldError: somebody else does, for all of `wait_s`.
+        LockHeldError: somebody else does, for all of `wait_s`.
     """
     with held(private_dir(state_dir() / "live") / "up.lock", "another `up` or `down`", wait_s, waits):
         yield

@@ -11,7 +11,7 @@ from typing import Final
 
 from common.section import near
 from infra.paper.asked import ACKED, LAST, LSTM, OURS, PREVIOUS, SHOWN, Asked
-from models.training.protocol import PAPER, Protocol
+from models.training.protocol import PAPER, EvaluationProtocol
 
 TREES: Final = "paper-xgboost"  # sections of forecasters.yaml
 PLAIN: Final = "paper-mse"
@@ -31,15 +31,15 @@ class Form:
 
     name: str
     seeds: int
-    kinds: Protocol
+    kinds: EvaluationProtocol
     kinds_s: float  # length of a trace of section 6.1
-    swept: Protocol
+    swept: EvaluationProtocol
     swept_s: float
     ends_only: bool  # of each axis two points
     every: tuple[float, ...]  # fine-tuning intervals, in test slices; 1.0 as in `rows`: keys are of text
     not_swept: Sequence[str] = ()  # methods that figures 9 to 12 do without
 
-    def protocol(self, trace: str) -> Protocol:
+    def protocol(self, trace: str) -> EvaluationProtocol:
         """Slices of a trace."""
         return self.kinds if trace in KINDS else self.swept
 
@@ -51,9 +51,9 @@ class Form:
 SMALL: Final = Form(
     name="small",
     seeds=3,
-    kinds=Protocol("small-kinds", 16, 4, 4),
+    kinds=EvaluationProtocol("small-kinds", 16, 4, 4),
     kinds_s=33,
-    swept=Protocol("small-swept", 4, 0.8, 4),
+    swept=EvaluationProtocol("small-swept", 4, 0.8, 4),
     swept_s=12.5,
     ends_only=True,
     every=(0.25, 1.0, 4),
@@ -64,7 +64,7 @@ FULL: Final = Form(
     seeds=5,
     kinds=PAPER,
     kinds_s=1800,
-    swept=Protocol("full-swept", 100, 20, 100),
+    swept=EvaluationProtocol("full-swept", 100, 20, 100),
     swept_s=300,
     ends_only=False,
     every=(0.2, 1.0, 5),

@@ -21,10 +21,10 @@ from infra.paper.asked import BATCHES, DRAWN_SEED, LSTM, OURS, PREVIOUS, SHOWN, 
 from laboratory.learning.packet_table import packets_of
 from models.forecasters.forecaster import Forecaster, variants
 from models.forecasters.kept import fit
-from models.forecasters.traces import Part, Trace, decision_times
+from models.forecasters.traces import Trace, TracePart, decision_times
 from models.scoring.metrics import score_errors, score_sharp
 from models.training.head import FinetuneParams
-from models.training.protocol import Protocol, Slice, divide
+from models.training.protocol import EvaluationProtocol, Slice, divide
 from models.window.forecaster import WindowForecaster
 from pipelines.simulators import PROJECT
 
@@ -44,7 +44,7 @@ class Work:
 
     asked: Asked
     run: Path  # folder of the simulated run
-    protocol: Protocol
+    protocol: EvaluationProtocol
     sections: Path  # the variants
 
 
@@ -52,7 +52,7 @@ class Work:
 class Walked:
     """A test slice with the forecaster that predicts it."""
 
-    part: Part
+    part: TracePart
     tuned: Forecaster
 
 
@@ -195,7 +195,7 @@ def _by_batch(walked: Sequence[Walked]) -> dict[str, float | None]:
     }
 
 
-def _later(part: Part, phase: int) -> Part:
+def _later(part: TracePart, phase: int) -> TracePart:
     """The decisions that many packets later: those of the table without its first ones."""
     if not phase:
         return part

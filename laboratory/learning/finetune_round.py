@@ -39,7 +39,7 @@ def finetune_round(run: Path, span_ns: tuple[int, int], parent: Path, output: Pa
     from common.section import read
     from laboratory.learning.packet_table import packets_of
     from models.forecasters.forecaster import load
-    from models.forecasters.traces import Part, decision_times
+    from models.forecasters.traces import TracePart, decision_times
     from models.networks.parameters import ALL
     from models.sharp import change_of
     from models.training.head import FinetuneParams
@@ -48,7 +48,7 @@ def finetune_round(run: Path, span_ns: tuple[int, int], parent: Path, output: Pa
     torch.set_num_threads(1)
     packets = packets_of(run, TRACE)
     first, last = np.searchsorted(decision_times(packets), span_ns)
-    part = Part(TRACE, packets, Slice(int(first), int(last)), change=change_of(PARAMS)).to_learn()
+    part = TracePart(TRACE, packets, Slice(int(first), int(last)), change=change_of(PARAMS)).to_learn()
     tuned = load(parent).tuned(part, read(PARAMS, FinetuneParams))
     with new_folder(output) as partial:
         tuned.export(partial, ALL)  # as many quantiles as it had

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final
 import yaml
 from pydantic import Field, ValidationError, model_validator
 
-from laboratory.scenarios.checked import Checked, NotNegative, Positive, Share
+from laboratory.scenarios.checked import NotNegative, Positive, ScenarioPart, Share
 from models.limit.weight_file import LEAST_LIMIT, MOST_LIMIT
 
 FILE: Final = Path(__file__).with_name("lfq.yaml")
@@ -18,7 +18,7 @@ Count = Annotated[int, Field(ge=1, le=1_000_000)]
 Range = Annotated[list[Positive], Field(min_length=2, max_length=2)]
 
 
-class Settings(Checked):
+class Settings(ScenarioPart):
     """All keys of the file, which says what they are."""
 
     mbps: Range

@@ -17,8 +17,7 @@ from typing import Any, Final
 
 from common.section import read_all
 from laboratory.scenarios.axis import Point
-from laboratory.scenarios.controls import LADDER
-from laboratory.scenarios.controls import Model as ModelSettings
+from laboratory.scenarios.controls import LADDER, ModelControl
 from laboratory.scenarios.files import environment_at
 from laboratory.scenarios.pages import drawn, rates_of
 from laboratory.scenarios.replay import replayed
@@ -241,7 +240,7 @@ def _told(environment: Environment) -> dict[str, Any]:
     return {} if kind == "none" else {"told": {"kind": kind, **age}}
 
 
-def _rule(model: ModelSettings) -> dict[str, Any]:
+def _rule(model: ModelControl) -> dict[str, Any]:
     """The rule on a probability, where there is one."""
     if model.least_probability is None:
         return {}
@@ -249,7 +248,7 @@ def _rule(model: ModelSettings) -> dict[str, Any]:
     return {**model.model_dump(include={"least_probability", "probability_margin"}), **deadline}
 
 
-def _batching(model: ModelSettings) -> dict[str, Any]:
+def _batching(model: ModelControl) -> dict[str, Any]:
     """How forecasts become queues; keys that published runs had not are there where they change something."""
     share = {"max_moved_share": model.max_moved_share} if model.max_moved_share else {}
     charge = {"charge_us": model.charge_us} if model.charge_us else {}

@@ -1,4 +1,4 @@
-"""What may be asked for: scenario files, checked before anything is built or run.
+"""Scenario files, checked before anything is built or run.
 
-The program trusts what is resolved from them.
+The simulation program trusts the runs resolved from them.
 """

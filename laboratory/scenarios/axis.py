@@ -1,4 +1,4 @@
-"""What a scenario varies: points one by one, or the product of named parts."""
+"""The axis of a scenario: points given one by one, or the product of named parts."""
 
 from __future__ import annotations
 
@@ -8,38 +8,39 @@ from typing import Annotated, Any
 
 from pydantic import Field, model_validator
 
-from laboratory.scenarios.checked import Checked
+from laboratory.scenarios.checked import ScenarioPart
 
 
-class Point(Checked):
-    """A point of the axis: which keys of the environment it changes, by their path."""
+class Point(ScenarioPart):
+    """A point of the axis: the keys of the environment that it changes, by their path."""
 
     set: dict[str, Any]
-    profiles: Annotated[list[str], Field(min_length=1)] | None = None  # of the scenario's; None: all
+    profiles: Annotated[list[str], Field(min_length=1)] | None = None  # None: all of the scenario's profiles
     controls: Annotated[list[str], Field(min_length=1)] | None = None
     at: Annotated[float, Field(allow_inf_nan=False)] | None = None  # place on a numeric axis
     train: dict[str, Any] | None = None  # parameters of the point's own model, beside the scenario's `train`
 
 
-class Axis(Checked):
-    """What a sweep varies.
+class Axis(ScenarioPart):
+    """The axis that a sweep varies.
 
     Points are given one by one, or as the product of named parts: each point takes one choice of each part.
-    Its name is theirs joined by `join`, without those that have none; it sets what they set, and the first
-    part varies fastest.
+    Its name joins the choices' names by `join`, without empty ones; it sets all their keys, and the first
+    part
+        varies fastest.
     """
 
     label: str
     parts: dict[str, dict[str, Point]] = Field(default_factory=dict)
-    join: str = ", "  # stands between the names of a point's choices
-    only: list[str] | None = None  # patterns of points: the others are left away
+    join: str = ", "  # separator of the names of a point's choices
+    only: list[str] | None = None  # patterns of points to keep
     points: Annotated[dict[Annotated[str, Field(min_length=1)], Point], Field(min_length=1)]
     log: bool = False  # whether plots have a logarithmic axis
 
     @model_validator(mode="before")
     @classmethod
     def _multiplied(cls, raw: Any) -> Any:
-        """Write the parts out as points, and leave away those that `only` does not name."""
+        """Write the parts out as points, and drop those that `only` does not match."""
         if not isinstance(raw, dict) or not (raw.get("parts") or raw.get("only")):
             return raw
         points = {**_product(raw.get("parts") or {}, str(raw.get("join", ", "))), **(raw.get("points") or {})}
@@ -64,10 +65,10 @@ class Axis(Checked):
 
 
 def _product(parts: Any, join: str) -> dict[str, Any]:
-    """Points of named parts, as a scenario file has them; `join` stands between the names of choices.
+    """Return the points of named parts as a scenario file has them, their names joined by `join`.
 
     Raises:
-        ValueError: a part has no choices, two parts say the same of a point, or two points have one name.
+        ValueError: a part has no choices, two parts set the same key, or two points have one name.
     """
     if not isinstance(parts, dict):
         raise ValueError(f"parts: {parts!r} is no mapping of parts")

@@ -9,9 +9,9 @@ from pydantic import Field
 
 from laboratory.scenarios.checked import (
     BurstPackets,
-    Checked,
     Microseconds,
     Milliseconds,
+    ScenarioPart,
     Seconds,
     Share,
     check_once,
@@ -35,28 +35,28 @@ MATCHED: Final = ("model", "oracle")  # whose moved share control random gets: t
 VIEWED_BY: Final = ("oracle", "oracle_in_order", "oracle_late", "oracle_batched")  # need a view of the queues
 
 
-class LastLatency(Checked):
+class LastLatency(ScenarioPart):
     """Control `last_latency`: see simulation/doc/lab.md."""
 
     threshold_ms: Milliseconds
     stale_ms: Milliseconds
 
 
-class Oracle(Checked):
+class Oracle(ScenarioPart):
     """Controls `oracle` and `oracle_in_order`: see simulation/doc/lab.md."""
 
     margin_us: Microseconds
     rate_us: Microseconds
 
 
-class Random(Checked):
-    """Control `random`: moved for so many successive packets together."""
+class Random(ScenarioPart):
+    """Control `random`: moves `burst_packets` successive packets together."""
 
     burst_packets: BurstPackets
-    share: Share | None  # None: what the model moved in the same run, or else the oracle
+    share: Share | None  # share moved; None: the model's in the same run, or else the oracle's
 
 
-class Model(Checked):
+class ModelControl(ScenarioPart):
     """Control `model`: the sender agent's controller."""
 
     inference_us: Microseconds
@@ -64,51 +64,56 @@ class Model(Checked):
     margin_us: Microseconds
     margin_share: Annotated[float, Field(ge=0, le=1e6)]
     max_moved_unacked: Annotated[int, Field(ge=0, le=1_000_000_000)]
-    max_moved_share: Share = 0.0  # of what S1 has in flight, where that is more
-    charge_us: Microseconds = 0.0  # for the others: moved only where the predicted gain is larger
-    # Of a model that gives quantiles: moved where the classic queue is likelier than this to be better;
-    # None: where its latency is less, by the margins
+    max_moved_share: Share = 0.0  # share of S1's packets in flight, if that is more
+    charge_us: Microseconds = 0.0  # cost to other flows: a packet moves only for a larger predicted gain
+    # For a model with quantiles: a packet moves if the classic queue is better with a higher probability;
+    # None: if its latency is lower by the margins
     least_probability: Annotated[float, Field(gt=0, lt=1)] | None = None
-    probability_margin: Share = 0.1  # so much below it, a flow goes back
-    # Better: in time, where the L4S queue would be late; None: sooner
+    probability_margin: Share = 0.1  # a flow goes back at a probability lower by this
+    # The classic queue is better if it is in time where the L4S queue would be late; None: if it is sooner
     deadline_us: Annotated[float, Field(gt=0, le=1e9)] | None = None
-    guard: bool = False  # moving stops where it is not settled to help
-    guard_packets: Annotated[int, Field(ge=1, le=8)] = 8  # of a batch, that are compared
-    guard_growth: Annotated[float, Field(ge=0, le=100)] = 0.0  # of S1's rate, that is allowed; 0: any
-    # Of the ratio of a moved flow's rate to a classic one's, likewise.
+    guard: bool = False  # whether moving stops where it is not shown to help
+    guard_packets: Annotated[int, Field(ge=1, le=8)] = 8  # packets of a batch that are compared
+    guard_growth: Annotated[float, Field(ge=0, le=100)] = 0.0  # growth of S1's rate that is allowed; 0: any
+    # Allowed growth of the ratio of a moved flow's rate to a classic one's.
     guard_advantage: Annotated[float, Field(ge=0, le=100)] = 0.0
-    # What the sender is told of a router whose weights follow the flows' ages: simulation/doc/lab.md
+    # Knowledge that the sender has of a router whose weights follow the flows' ages: simulation/doc/lab.md
     told: Literal["none", "own_ages", "weights"] = "none"
-    finetune_every_s: Annotated[float, Field(ge=0.1, le=1e5)] | None  # None: the head stays
+    finetune_every_s: Annotated[float, Field(ge=0.1, le=1e5)] | None  # seconds; None: the head stays
     finetune_span_s: Seconds
     finetune_apply_after_s: Annotated[float, Field(ge=0, le=1e5)]
 
 
-class Ladder(Checked):
+class Ladder(ScenarioPart):
     """Parameters of the controls that stand beside the model on the ladder of information."""
 
-    constant_share: Share = 0.75  # of the batches
-    flow_share: Share = 0.5  # of the flows
-    shift_s: Seconds = 10.0  # how much later the placebo decides what the model decided
+    constant_share: Share = 0.75  # share of the batches
+    flow_share: Share = 0.5  # share of the flows
+    shift_s: Seconds = 10.0  # delay of the placebo's decisions after the model's
 
 
-class Settings(Checked):
+class ControlSettings(ScenarioPart):
     """Parameters of the controls."""
 
     moved_ecn: Literal["ect0", "not_ect"]
-    acks: Literal["selective", "cumulative"]  # from which ACKs S1 learns latencies
-    # What a moved packet's ACK says to S1's DCTCP: what any other says; a mark as a loss; nothing of marks,
-    # but to grow, less the more others are marked; or nothing
+    acks: Literal["selective", "cumulative"]  # ACKs from which S1 learns latencies
+    # Response of S1's DCTCP to a moved packet's ACK: the normal one; a mark counts as a loss; marks are
+    # ignored
+    # and growth shrinks with the marks of others; or none
     moved_response: Literal["scalable", "classic", "discounted", "unheard"] = "scalable"
     random: Random
     oracle: Oracle
     last_latency: LastLatency
-    model: Model
+    model: ModelControl
     ladder: Ladder = Ladder()
 
 
 def check_controls(key: str, controls: Sequence[str]) -> None:
-    """Raise ValueError, which names `key`, unless these are controls, each once, the default among them."""
+    """Check that these are controls, each once, with the default among them.
+
+    Raises:
+        ValueError: they are not; the line names `key`.
+    """
     if unknown := [control for control in controls if control not in ALL_CONTROLS]:
         raise ValueError(f"{key}: there is no {unknown[0]!r}, there is {', '.join(ALL_CONTROLS)}")
     if "default" not in controls:

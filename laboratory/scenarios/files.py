@@ -1,4 +1,4 @@
-"""Scenario files: `simulation/scenarios/NAME.yaml` or a user's own, read and checked."""
+"""Read and check scenario files: `simulation/scenarios/NAME.yaml` or a user's own."""
 
 from __future__ import annotations
 
@@ -26,27 +26,27 @@ from pipelines.simulators import PROJECT
 FOLDER: Final = PROJECT / "simulation" / "scenarios"
 FULL: Final = ("figure8", "figure8-finetuned", "sweep-*", "map-*", "many-flows")
 """The full laboratory: what `swiftqueue lab run --full` runs."""
-LFQ_TABLE: Final = "lfq-400"  # no file: laboratory/lfq/table.py
-# pydantic's own steps into the union
+LFQ_TABLE: Final = "lfq-400"  # made by laboratory/lfq/table.py, not read from a file
+# Steps of pydantic's own into a union.
 _STEPS: Final = {"messages", "greedy", "video", "cbr", "replay", "pages", "real_time"}
 
 
 def names() -> list[str]:
-    """Scenarios that the project has."""
+    """Return the names of the project's scenarios."""
     return sorted(path.stem for path in FOLDER.glob("*.yaml") if not path.stem.startswith("_"))
 
 
 def full() -> list[str]:
-    """Scenarios of the full laboratory."""
+    """Return the names of the full laboratory's scenarios."""
     return [name for pattern in FULL for name in fnmatch.filter(names(), pattern)]
 
 
 def files_of(scenarios: Sequence[str]) -> dict[str, Path]:
-    """Files of scenarios by their names, under which their results are kept; each name means one file.
+    """Return the files of scenarios by name, under which their results are kept; each name has one file.
 
     Raises:
         FileNotFoundError: there is no such scenario.
-        ValueError: two files have one name, or a user's own has that of a scenario of the project.
+        ValueError: two files have one name, or a user's file has that of a project's scenario.
     """
     files: dict[str, Path] = {}
     for path in map(path_of, scenarios):
@@ -60,10 +60,10 @@ def files_of(scenarios: Sequence[str]) -> dict[str, Path]:
 
 
 def path_of(scenario: str) -> Path:
-    """File of a scenario: given by its name, or as a path.
+    """Return the file of a scenario, given by its name or as a path.
 
     Raises:
-        FileNotFoundError: there is none.
+        FileNotFoundError: there is no such scenario.
     """
     path = Path(scenario) if scenario.endswith((".yaml", ".yml")) else FOLDER / f"{scenario}.yaml"
     if not path.is_file():
@@ -75,8 +75,9 @@ def path_of(scenario: str) -> Path:
 def load(path: Path) -> Scenario:
     """Read and check a scenario; each point of its axis is checked too.
 
-    A key `extends: OTHER` takes what is not said from OTHER.yaml beside the file, or else from the project's
-    scenario of that name; mappings are joined by key. Of a list of names, the last has the last word.
+    A key `extends: OTHER` takes missing keys from OTHER.yaml beside the file, or else from the project's
+        scenario of that name; mappings are joined by key. In a list of names, later ones override earlier
+        ones.
 
     Raises:
         ValueError: one line that names the file and the key.
@@ -92,7 +93,11 @@ def load(path: Path) -> Scenario:
 
 
 def check_points(scenario: Scenario, source: str) -> None:
-    """Raise ValueError, which begins with `source`, unless the scenario is sound at each of its points."""
+    """Check that the scenario is sound at each of its points.
+
+    Raises:
+        ValueError: it is not; the line begins with `source`.
+    """
     points = scenario.axis.points if scenario.axis else {}
     for point in ("", *points):
         environment = environment_at(scenario, point, source)
@@ -114,7 +119,11 @@ def check_points(scenario: Scenario, source: str) -> None:
 
 
 def _check_used(scenario: Scenario, own: Mapping[str, Any], source: str) -> None:
-    """Raise ValueError where the file, not what it extends, gives a key that changes nothing anywhere."""
+    """Check that each key of the file itself, not of its bases, changes something.
+
+    Raises:
+        ValueError: one changes nothing anywhere.
+    """
     points = scenario.axis.points if scenario.axis else {}
     environments = {point: environment_at(scenario, point, source) for point in points or ("",)}
     idle = {point: environment.idle_keys() for point, environment in environments.items()}
@@ -143,7 +152,7 @@ def environment_at(scenario: Scenario, point: str, file: str) -> Environment:
     """Return the environment at a point of the axis (`""`: the scenario's own).
 
     Raises:
-        ValueError: the point sets a key that is not there, or a value that it cannot have.
+        ValueError: the point sets an unknown key, or a value out of range.
     """
     if not point:
         return scenario.environment
@@ -172,11 +181,11 @@ def _put(tree: Any, keys: Sequence[str], value: Any) -> bool:
 
 
 class _TwiceError(yaml.MarkedYAMLError):
-    """A key that is given twice."""
+    """The error for a key that is given twice."""
 
 
 class _Once(yaml.SafeLoader):
-    """Refuses a key that is given twice, of which YAML would take the last."""
+    """A loader that refuses a key given twice; YAML would take the last."""
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         node = super().compose_mapping_node(anchor)
@@ -190,7 +199,7 @@ class _Once(yaml.SafeLoader):
 
 
 def _own(path: Path) -> dict[str, Any]:
-    """Keys that a file itself has."""
+    """Return the keys that a file itself has."""
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such scenario")
     try:
@@ -204,7 +213,7 @@ def _own(path: Path) -> dict[str, Any]:
         raise ValueError(f"{path.name}: {where}: {what}") from None
     except RecursionError:
         raise ValueError(f"{path.name}: nested too deep") from None
-    except ValueError as error:  # a date that is none, as 2026-13-01
+    except ValueError as error:  # an impossible date, such as 2026-13-01
         raise ValueError(f"{path.name}: {error}") from None
     if not isinstance(raw, dict):
         raise ValueError(f"{path.name}: not a mapping of keys")
@@ -212,7 +221,7 @@ def _own(path: Path) -> dict[str, Any]:
 
 
 def _read(path: Path, *above: Path) -> dict[str, Any]:
-    """Keys of a file joined with those of what it extends; `above` are the files that extend this one."""
+    """Return a file's keys joined with those of its bases; `above` are the files that extend this one."""
     raw, chain = _own(path), (path, *above)
     named = raw.pop("extends", [])
     joined: dict[str, Any] = {}
@@ -222,7 +231,7 @@ def _read(path: Path, *above: Path) -> dict[str, Any]:
 
 
 def _base(path: Path, base: Any, chain: Sequence[Path]) -> Path:
-    """File that `path` extends by this name; none of the chain."""
+    """Return the file that `path` extends by this name; it must not be in the chain."""
     if not isinstance(base, str):
         raise ValueError(f"{path.name}: extends: {base!r} is no name of a scenario")
     for found in (path.parent / f"{base}.yaml", FOLDER / f"{base}.yaml"):
@@ -235,14 +244,14 @@ def _joined(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     result = dict(base)
     for key, value in over.items():
         below = result.get(key)
-        # `kind` says what a mapping is: another kind is another thing, not a change of this one.
+        # `kind` names a mapping's type: another kind replaces the mapping instead of changing it.
         joinable = isinstance(below, dict) and isinstance(value, dict) and "kind" not in value
         result[key] = _joined(below, value) if joinable and isinstance(below, dict) else value
     return result
 
 
 def _first(error: ValidationError) -> str:
-    """One line about the first thing that is wrong: its key and what it must be."""
+    """Return one line about the first error: its key and what it must be."""
     problem = error.errors()[0]
     at = problem["loc"]
     where = ".".join(

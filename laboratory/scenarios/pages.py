@@ -1,4 +1,4 @@
-"""What users do and see, as a run takes it: web pages drawn for a seed, the rates of a variable link."""
+"""Draw users' web pages for a seed and read the rates of a variable link, as a run takes them."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from pipelines.simulators import PROJECT
 
 
 def drawn(traffic: Pages, seed: int | Sequence[int]) -> list[dict[str, Any]]:
-    """Pages with their times and the bytes of their objects, the same for the same seed.
+    """Return the pages with their times and the bytes of their objects, the same for the same seed.
 
-    Where the sizes are given, each page has the next of them, from the start again behind the last.
+    If the sizes are given, each page has the next of them, and after the last the first again.
     """
     random = np.random.default_rng(seed)
     pages = []
@@ -38,16 +38,16 @@ def _draw(random: np.random.Generator, of: Lognormal, count: int) -> NDArray[np.
 
 
 def rates_of(trace: str | None, key: str, seconds: float) -> dict[str, Any]:
-    """`rates` of a link: from which second on it has which rate; nothing without a trace.
+    """Return `rates` of a link: seconds and the rate from there on; empty without a trace.
 
     Args:
         trace: file of lines `seconds Mbit/s`, relative to the project's folder; each line holds from the
             time of the one before, and the first from 0, as in the traces of the Zhuge project.
-        key: of the scenario, that an error names.
-        seconds: that the run takes.
+        key: key of the scenario for errors.
+        seconds: length of the run, s.
 
     Raises:
-        ValueError: there is no such file, a line is none, or it ends before the run does; one line.
+        ValueError: there is no such file, a line is malformed, or it ends before the run does.
     """
     if trace is None:
         return {}

@@ -1,8 +1,8 @@
-"""A packet table's statistics as traffic: gaps between bursts, their sizes, how long a flow lasts.
+"""Turn a packet table's statistics into traffic: gaps between bursts, their sizes, flows' lengths.
 
-A burst is what a flow sends without a pause: a pause is longer than `PAUSE_NS`, far above the spacing
-of packets within a window and below the pauses of an application. Within a burst the simulated congestion
-control decides, as it did when the trace was captured.
+A burst is the packets that a flow sends without a pause: a pause is longer than `PAUSE_NS`, far above the
+spacing of packets within a window and below the pauses of an application. Within a burst the simulated
+congestion control decides, as it did when the trace was captured.
 """
 
 from __future__ import annotations
@@ -23,18 +23,17 @@ from pipelines.simulators import PROJECT
 
 PAUSE_NS: Final = 10_000_000
 HEADER_BYTES: Final = 52  # IPv4 and TCP with timestamps: the table's sizes are IP lengths
-# Pieces of each distribution, shorter at the ends: most bytes and most waiting are in few bursts and gaps.
+# Each distribution has pieces that are shorter at the ends: few bursts and gaps hold most bytes and waiting.
 SHARES: Final = np.unique([*np.linspace(0, 1, 101), 5e-4, 1e-3, 5e-3, 0.995, 0.999, 0.9995])
 LARGEST: Final = {"gaps_us": 1e9, "bytes": 1e9, "durations_s": LONGEST_S}
-LEAST_PART: Final = 1e-6  # of a piece, in which a step may rise: two points have two shares
+LEAST_PART: Final = 1e-6  # part of a piece in which a step may rise: two points have two shares
 
 
 def replayed(traffic: Replay, key: str) -> dict[str, Any]:
     """Return the traffic of run.json for a packet table.
 
     Raises:
-        ValueError: the folder or the trace is not there, is damaged or holds too little; the line begins
-            with `key`.
+        ValueError: the folder or the trace is missing, damaged or too short; the line begins with `key`.
     """
     folder = PROJECT / traffic.packets
     if not folder.is_dir():
@@ -96,7 +95,7 @@ def _statistics(folder: Path, trace: str, key: str) -> dict[str, Any]:
 def distribution(values: npt.NDArray[Any]) -> list[list[float]]:
     """Return the values' distribution as [[value, cumulative share], …] from share 0 to 1, linear in between.
 
-    Each piece has the mean of its values; up to 100 values have a piece each, which is their steps.
+    Each piece has the mean of its values; up to 100 values have a piece each.
     """
     ordered = np.sort(values).astype(np.float64)
     n = len(ordered)
@@ -104,7 +103,7 @@ def distribution(values: npt.NDArray[Any]) -> list[list[float]]:
     for first, last in pairwise(np.unique(np.round(SHARES * n).astype(int)).tolist()):
         low, high = points[-1][0], float(ordered[last - 1])
         if low < high:
-            # Of two lines that meet at the mean, with this part of the piece below it,
+            # For two lines that meet at the mean, with this part of the piece below it,
             # part · (low + mean) / 2 + (1 - part) · (mean + high) / 2 is the mean.
             mean = min(max(float(ordered[first:last].mean()), low), high)
             part = min(max((high - mean) / (high - low), LEAST_PART), 1 - LEAST_PART)

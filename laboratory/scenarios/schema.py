@@ -1,9 +1,9 @@
-"""What a scenario may say, and what of it is checked before anything is simulated.
+"""The schema of a scenario, and the checks before anything is simulated.
 
 A scenario is an environment (links, senders, traffic), how long and with which seeds it is run, under which
 queue profiles and controls, and an axis of points that each change some keys of the environment.
 
-This is the only place where ranges are checked: the program trusts the runs that come of a scenario.
+Ranges are checked only here: the simulation program trusts the runs made from a scenario.
 """
 
 from __future__ import annotations
@@ -21,39 +21,39 @@ from laboratory.scenarios.checked import (
     MOST_LINK_MBPS,
     NAME,
     BurstPackets,
-    Checked,
     Name,
     NotNegative,
     Positive,
+    ScenarioPart,
     Seconds,
     Share,
     check_once,
 )
-from laboratory.scenarios.controls import Settings, check_controls
+from laboratory.scenarios.controls import ControlSettings, check_controls
 from laboratory.scenarios.traffic import Greedy, Group, Pages, RealTime
 
 LARGEST_PACKET_BYTES: Final = 1500  # IP length
 LARGEST_BUFFER_BYTES: Final = 2_000_000_000
-MOST_FLOWS: Final = 20_000  # of a run: each has a port of its own
+MOST_FLOWS: Final = 20_000  # flows of a run: each has a port of its own
 MOST_SENDERS: Final = 250
-ACCESS_MS: Final = 0.1  # one way, of each access link
+ACCESS_MS: Final = 0.1  # one-way delay of each access link
 LEAST_RTT_MS: Final = 4 * ACCESS_MS  # a packet and its ACK pass two access links each
 TRAINING_SEEDS_FROM: Final = 1000  # judged seeds are below, so no model is judged on what it was trained on
 PROFILES: Final = ("rfc9332", "uncoupled")
-FORMER_PROFILES: Final = {"premise": "uncoupled"}  # in what was published or written before
-DUAL_PI2: Final = "ns3::DualPi2QueueDisc"  # the disc that a bottleneck has, and that gives a view
-CONFUCIUS: Final = "swiftqueue::ConfuciusQueueDisc"  # whose flows have classes
+FORMER_PROFILES: Final = {"premise": "uncoupled"}  # names in older results and files
+DUAL_PI2: Final = "ns3::DualPi2QueueDisc"  # the default disc of a bottleneck, whose queues can be viewed
+CONFUCIUS: Final = "swiftqueue::ConfuciusQueueDisc"  # a disc whose flows have classes
 WITHOUT_ACKS: Final = ("udp", "gcc")
 WEIGHTS: Final = "Weights"  # attribute of a disc that has learned: a file, relative to the project's folder
 
 
 def profile_named(name: Any) -> Any:
-    """Return the present name of a queue profile; what is none stays as it is."""
+    """Return the present name of a queue profile; other names stay."""
     return FORMER_PROFILES.get(name, name) if isinstance(name, str) else name
 
 
-class Disc(Checked):
-    """A queue disc of ns-3 by its TypeId; of a DualPI2, these attributes come after the profile's."""
+class Disc(ScenarioPart):
+    """An ns-3 queue disc by its TypeId; for a DualPI2, these attributes come after the profile's."""
 
     type: str
     attributes: dict[str, str | int | float | bool] = Field(default_factory=dict)
@@ -74,41 +74,41 @@ class Disc(Checked):
         }
 
 
-class Bottleneck(Checked):
-    """A link with a dual queue, or any other disc; the delay is its part of the path's."""
+class Bottleneck(ScenarioPart):
+    """A link with a dual queue, or another disc; its delay is a part of the path's."""
 
     mbps: Annotated[float, Field(ge=LEAST_LINK_MBPS, le=MOST_LINK_MBPS)]
     buffer_bdp: Positive  # limit of the queue, in bandwidth-delay products of this link and `rtt_ms`
-    disc: Disc | None = None  # None: the profile's
-    trace: str | None = None  # of a variable link: a file of lines `seconds Mbit/s`; None: always `mbps`
+    disc: Disc | None = None  # disc of the link; None: the profile's
+    trace: str | None = None  # file of lines `seconds Mbit/s` for a variable link; None: always `mbps`
 
 
-class Receiver(Checked):
-    """Where flows end: the router it hangs on, and how much farther away it is than `rtt_ms`."""
+class Receiver(ScenarioPart):
+    """An end of flows: the router of its link, and its distance beyond `rtt_ms`."""
 
     router: Annotated[int, Field(ge=1)] = 1
     extra_rtt_ms: Annotated[float, Field(ge=0, le=10_000)] = 0.0
 
 
-class Sender(Checked):
-    """Where flows begin: the router it hangs on, its groups by name."""
+class Sender(ScenarioPart):
+    """A start of flows: the router of its link, and its groups by name."""
 
     router: Annotated[int, Field(ge=0)] = 0
     groups: dict[str, Group]
 
 
-class Explore(Checked):
-    """How traces to train on explore: the share of S1's bursts, and the bursts' lengths, a trace each."""
+class Explore(ScenarioPart):
+    """Traces for training that explore: the share of S1's bursts, and the bursts' lengths, a trace each."""
 
     share: Share
     burst_packets: Annotated[list[BurstPackets], Field(min_length=1)]
     seconds: Seconds
     seeds: Annotated[list[Annotated[int, Field(ge=TRAINING_SEEDS_FROM, le=1_000_000)]], Field(min_length=1)]
-    flows_apart: bool = False  # each L4S flow a sender of its own, as `swiftqueue mark follow` tells an agent
-    points: bool = False  # of each point of the axis, for one model that is to know them all
+    flows_apart: bool = False  # whether each L4S flow is its own sender, as with `swiftqueue mark follow`
+    points: bool = False  # whether each point of the axis has traces, for one model of all points
 
 
-class Environment(Checked):
+class Environment(ScenarioPart):
     """Links, senders and traffic; senders are in order, the first is S1, captured and controlled."""
 
     # Base round trip of the nearest receiver over all bottlenecks.
@@ -116,39 +116,39 @@ class Environment(Checked):
     bottlenecks: Annotated[list[Bottleneck], Field(min_length=1, max_length=8)]
     receivers: Annotated[dict[Name, Receiver], Field(min_length=1)]
     senders: Annotated[dict[Name, Sender], Field(min_length=1, max_length=MOST_SENDERS)]
-    controls: Settings
+    controls: ControlSettings
 
     def without_view(self) -> str | None:
-        """Type of the first disc that gives no view of its queues; None where all do."""
+        """Return the type of the first disc that gives no view of its queues; None if all do."""
         types = (link.disc.type for link in self.bottlenecks if link.disc)
         return next((name for name in types if name != DUAL_PI2), None)
 
     def without_profile(self) -> str | None:
-        """Type of the first disc where every bottleneck has one that no profile sets up; else None."""
+        """Return the type of the first disc if every bottleneck has one without a profile; else None."""
         types = [link.disc.type if link.disc else DUAL_PI2 for link in self.bottlenecks]
         return types[0] if DUAL_PI2 not in types else None
 
     def chooses(self) -> bool:
-        """Whether the first sender has an L4S flow, for which a control can choose."""
+        """Return whether the first sender has an L4S flow, for which a control can choose."""
         captured = next(iter(self.senders.values()))
         return any(group.flows for group in captured.groups.values() if group.ecn == "ect1")
 
     def groups(self) -> Iterator[tuple[str, Sender, Group]]:
-        """All groups of flows: each with its key in the environment and its sender."""
+        """Yield all groups of flows, each with its key in the environment and its sender."""
         for name, sender in self.senders.items():
             for key, group in sender.groups.items():
                 yield f"senders.{name}.groups.{key}", sender, group
 
     def has_pages(self) -> bool:
-        """Whether any flow loads web pages."""
+        """Return whether any flow loads web pages."""
         return any(isinstance(group.traffic, Pages) and group.flows for _, _, group in self.groups())
 
     def has_classes(self) -> bool:
-        """Whether a bottleneck's disc puts flows into classes."""
+        """Return whether a bottleneck's disc puts flows into classes."""
         return any(link.disc is not None and link.disc.type == CONFUCIUS for link in self.bottlenecks)
 
     def idle_keys(self) -> dict[str, str]:
-        """Return keys that change nothing here, whatever their values, each with the reason."""
+        """Return keys that change nothing here, whatever their values, each with its reason."""
         model, idle = self.controls.model, {}
         for key, without, needed in (
             ("guard_packets", not model.guard, "guard: true"),
@@ -187,7 +187,7 @@ class Environment(Checked):
         return self
 
     def _check_response(self) -> None:
-        """Only a DCTCP that learns which packet an ACK is of can hear of moved packets otherwise."""
+        """Check that S1 is a DCTCP with selective ACKs if moved packets get another response."""
         if (response := self.controls.moved_response) == "scalable":
             return
         if response == "classic" and self.controls.moved_ecn == "not_ect":
@@ -207,7 +207,7 @@ class Environment(Checked):
             raise ValueError(f"controls.moved_response: {response} is not there where {why}")
 
     def _check_told(self) -> None:
-        """Only of one router that weighs by age is there something to tell."""
+        """Check that there is one router that weighs by age if the model is told of one."""
         if self.controls.model.told == "none":
             return
         discs = [link.disc for link in self.bottlenecks]
@@ -215,7 +215,7 @@ class Environment(Checked):
             raise ValueError("controls.model.told: there is not one bottleneck whose disc has CWeightBy: Age")
 
     def _check_rule(self) -> None:
-        """A flow must come back before it is certain that it should."""
+        """Check that a flow goes back before the model is certain that it should."""
         model = self.controls.model
         if model.least_probability is not None and model.probability_margin >= model.least_probability:
             raise ValueError(
@@ -253,11 +253,11 @@ class Environment(Checked):
             raise ValueError(f"{where}.start_s: {group.start_s[0]:g} is after {group.start_s[1]:g}")
 
 
-class Scenario(Checked):
+class Scenario(ScenarioPart):
     """A whole scenario file."""
 
     about: str
-    figure: str | None = None  # of the paper, that it redraws
+    figure: str | None = None  # figure of the paper that it redraws
     seconds: Seconds
     warmup_s: NotNegative
     seeds: Annotated[list[Annotated[int, Field(ge=1, lt=TRAINING_SEEDS_FROM)]], Field(min_length=1)]
@@ -266,17 +266,17 @@ class Scenario(Checked):
     ]
     controls: Annotated[list[str], Field(min_length=1)]
     explore: Explore
-    # Parameters in which `lab train` differs from params.yaml: SECTION.KEY
+    # Parameters of `lab train` that differ from params.yaml: SECTION.KEY
     train: dict[str, Any] = Field(default_factory=dict)
     environment: Environment
     axis: Axis | None = None
     flows: bool = False  # whether flows.parquet has each flow; then no sender has two
     classes: bool = False  # whether classes.parquet has each flow's class where the disc is Confucius
     page_by_page: bool = False  # whether pages.parquet has each page's own figures
-    regret: bool = False  # whether each choice is scored by what the packet found in both queues
+    regret: bool = False  # whether each choice is scored by the packet's waits in both queues
 
     def points_with_models(self) -> dict[str, Point]:
-        """Points of the axis that have a model of their own: all, where one says how it is trained."""
+        """Return the points with a model of their own: all, if one of them sets its training."""
         points = self.axis.points if self.axis else {}
         return points if any(point.train is not None for point in points.values()) else {}
 
@@ -314,7 +314,11 @@ def _check_train(where: str, parameters: Mapping[str, Any]) -> None:
 
 
 def check_times(environment: Environment, seconds: float) -> None:
-    """Raise ValueError, which names the key, unless a run of that length has room for what happens in it."""
+    """Check that a run of that length has room for its events.
+
+    Raises:
+        ValueError: it has not; the line names the key.
+    """
     for where, _, group in environment.groups():
         if group.flows and group.start_s[1] > seconds:
             raise ValueError(f"{where}.start_s: {group.start_s[1]:g} is after the end, {seconds:g}")
@@ -326,7 +330,11 @@ def check_times(environment: Environment, seconds: float) -> None:
 
 
 def check_placebo(environment: Environment, seconds: float) -> None:
-    """Raise ValueError, which names the key, unless the placebo decides at other times than the model."""
+    """Check that the placebo decides at other times than the model.
+
+    Raises:
+        ValueError: it does not; the line names the key.
+    """
     if (shift_s := environment.controls.ladder.shift_s) >= seconds:
         raise ValueError(
             f"controls.ladder.shift_s: {shift_s:g} s are not less than the run's {seconds:g}: the placebo "
@@ -339,20 +347,28 @@ def check_placebo(environment: Environment, seconds: float) -> None:
 
 
 def check_flows(of_groups: Iterable[int]) -> None:
-    """Raise ValueError where groups have more flows than a run can have."""
+    """Check that groups have no more flows than a run can have.
+
+    Raises:
+        ValueError: they have.
+    """
     if (flows := sum(of_groups)) > MOST_FLOWS:
         raise ValueError(f"senders: {flows} flows, at most {MOST_FLOWS} can be simulated")
 
 
 def check_one_flow_each(environment: Environment) -> None:
-    """Raise ValueError, which names the sender, where one has two flows: its figures would not be one's."""
+    """Check that no sender has two flows, whose figures would mix.
+
+    Raises:
+        ValueError: one has; the line names it.
+    """
     for name, sender in environment.senders.items():
         if (flows := sum(group.flows for group in sender.groups.values())) > 1:
             raise ValueError(f"senders.{name}: {flows} flows; with `flows: true` a sender has one")
 
 
 def buffer_bytes(link: Bottleneck, rtt_ms: float) -> int:
-    """Limit of a link's queue. bytes = BDP · bit/s · ms / (bit/byte · ms/s)."""
+    """Return the limit of a link's queue: bytes = BDP · bit/s · ms / (bit/byte · ms/s)."""
     return round(link.buffer_bdp * link.mbps * 1e6 * rtt_ms / (8 * 1e3))
 
 

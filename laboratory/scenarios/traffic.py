@@ -1,4 +1,4 @@
-"""What a scenario may say of its flows: what they send, and by which congestion control."""
+"""The traffic of a scenario's flows, and their congestion control."""
 
 from __future__ import annotations
 
@@ -6,32 +6,32 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from laboratory.scenarios.checked import Checked, NotNegative, Positive, Rate
+from laboratory.scenarios.checked import NotNegative, Positive, Rate, ScenarioPart
 
 
-class Messages(Checked):
-    """Poisson messages."""
+class Messages(ScenarioPart):
+    """Messages at Poisson times."""
 
     kind: Literal["messages"]
     mbps: Rate
     sizes: Literal["web_search", "hadoop"]
 
 
-class Greedy(Checked):
-    """Always something to send."""
+class Greedy(ScenarioPart):
+    """A flow that always has something to send."""
 
     kind: Literal["greedy"]
 
 
-class Video(Checked):
-    """A frame at each tick, unpaced."""
+class Video(ScenarioPart):
+    """Video with a frame at each tick, unpaced."""
 
     kind: Literal["video"]
     mbps: Rate
     frames_per_s: Annotated[float, Field(ge=0.1, le=1000)]
 
 
-class ConstantRate(Checked):
+class ConstantRate(ScenarioPart):
     """Packets at equal gaps."""
 
     kind: Literal["cbr"]
@@ -39,19 +39,19 @@ class ConstantRate(Checked):
     packet_bytes: Annotated[int, Field(ge=1, le=1448)]
 
 
-class Replay(Checked):
+class Replay(ScenarioPart):
     """The statistics of a packet table: its folder (relative to the project's), and its trace."""
 
     kind: Literal["replay"]
     packets: str
-    trace: str | None = None  # may be left out where the folder holds one
+    trace: str | None = None  # name of the trace; may be omitted if the folder holds one
 
 
-class Lognormal(Checked):
+class Lognormal(ScenarioPart):
     """Draws of a lognormal distribution, cut at both ends."""
 
     median: Positive
-    sigma: NotNegative  # of the logarithm
+    sigma: NotNegative  # standard deviation of the logarithm
     least: Annotated[int, Field(ge=1)] = 1
     most: Annotated[int, Field(ge=1, le=100_000_000)]
 
@@ -62,16 +62,16 @@ class Lognormal(Checked):
         return self
 
 
-class Pages(Checked):
+class Pages(ScenarioPart):
     """Web pages at equal intervals; all objects of one are asked for at once, each by a flow of its own."""
 
     kind: Literal["pages"]
     pages: Annotated[int, Field(ge=1, le=2000)]
     first_s: NotNegative
     every_s: Positive
-    objects: Lognormal | None = None  # of a page
+    objects: Lognormal | None = None  # objects of a page
     object_bytes: Lognormal | None = None
-    sizes: list[list[Annotated[int, Field(ge=1, le=100_000_000)]]] | None = None  # of each page, in turn
+    sizes: list[list[Annotated[int, Field(ge=1, le=100_000_000)]]] | None = None  # per page, in turn
 
     @model_validator(mode="after")
     def _sound(self) -> Pages:
@@ -86,14 +86,14 @@ class Pages(Checked):
         return self
 
 
-class RealTime(Checked):
+class RealTime(ScenarioPart):
     """A call: at each tick a frame as large as the congestion control's rate allows, between two rates."""
 
     kind: Literal["real_time"]
     frames_per_s: Annotated[float, Field(ge=1, le=1000)]
     least_mbps: Rate
     most_mbps: Rate
-    start_mbps: Rate | None = None  # of tcp gcc; None: the least
+    start_mbps: Rate | None = None  # first rate of tcp gcc; None: the least
 
     @model_validator(mode="after")
     def _sound(self) -> RealTime:
@@ -109,10 +109,10 @@ Traffic = Annotated[
 ]
 
 
-class Group(Checked):
+class Group(ScenarioPart):
     """Flows that are alike, of one sender to one receiver."""
 
-    flows: Annotated[int, Field(ge=0, le=2000)]  # 0: as if the group were not there
+    flows: Annotated[int, Field(ge=0, le=2000)]  # number of flows; 0: as without the group
     tcp: Literal[
         "dctcp",
         "prague",
@@ -131,6 +131,6 @@ class Group(Checked):
     receiver: str
     start_s: list[NotNegative] = Field(default=[0.0, 1.0], min_length=2, max_length=2)
     dupack_threshold: Annotated[int, Field(ge=3, le=10_000)] | Literal["ncr"] = 3
-    dscp: Annotated[int, Field(ge=0, le=63)] = 0  # of what the sender sends
-    paced: bool = False  # by ns-3; Prague, BBR and Copa pace themselves
+    dscp: Annotated[int, Field(ge=0, le=63)] = 0  # DSCP of the sender's packets
+    paced: bool = False  # whether ns-3 paces; Prague, BBR and Copa pace themselves
     traffic: Traffic

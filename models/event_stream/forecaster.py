@@ -1,4 +1,4 @@
-"""The event stream as a forecaster (docs/EVENTS.md): each event is computed once, a decision asks queries.
+"""The event stream as a forecaster (docs/EVENTS.md): each event is computed once; decisions ask queries.
 
 Shapes: B decisions, L levels of quantiles.
 """
@@ -17,20 +17,20 @@ from models.forecasters.network import NetworkForecaster
 if TYPE_CHECKING:
     from models.event_stream.network import EventPredictor
     from models.forecasters.spread import Spread
-    from models.forecasters.traces import Floats, Part
+    from models.forecasters.traces import Floats, TracePart
     from models.networks.parameters import Level
     from models.training.calibration import Doubles
     from models.training.head import FinetuneParams
 
 PAST_FILE: Final = "past.safetensors"
-SPLIT_SHARE: Final = 0.2  # of a slice: calibrates instead of tuning the head
+SPLIT_SHARE: Final = 0.2  # share of a slice that calibrates instead of tuning the head
 
 
-class EventStream(NetworkForecaster):
-    """The network over events. With `calibration` its quantiles are moved to their levels."""
+class EventStreamForecaster(NetworkForecaster):
+    """A network over events. With `calibration` its quantiles are moved to their levels."""
 
     model: EventPredictor
-    encoder: Callable[[Part, int], Any] | None = None  # another program's, of the same weights
+    encoder: Callable[[TracePart, int], Any] | None = None  # another program's, of the same weights
     Params = EventStreamParams
 
     def __init__(
@@ -40,7 +40,7 @@ class EventStream(NetworkForecaster):
         calibration: str | None = None,
         past: Sequence[Doubles] = (),
     ) -> None:
-        """Take a trained network, and what its levels missed on slices it had not learned from."""
+        """Take a trained network, and the errors of its levels on slices that it had not learned from."""
         from models.training.calibration import newest
 
         super().__init__(model, protocol)
@@ -48,7 +48,7 @@ class EventStream(NetworkForecaster):
 
     @staticmethod
     def course() -> type[Any]:
-        """Return the class that trains it."""
+        """Return the class that trains the network."""
         from models.event_stream.training import EventStreamCourse
 
         return EventStreamCourse
@@ -58,7 +58,7 @@ class EventStream(NetworkForecaster):
         """Return the forecaster of a course that has ended."""
         return cls(course.model, None, params.calibration, course.past())
 
-    def encode(self, part: Part, queue: int = AS_SENT) -> Any:
+    def encode(self, part: TracePart, queue: int = AS_SENT) -> Any:
         """Return what the head reads of a part's decisions; the events are computed once."""
         if self.encoder is not None:
             return self.encoder(part, queue)
@@ -77,13 +77,13 @@ class EventStream(NetworkForecaster):
         return latencies(self._calibrated(), encoded)
 
     def spread(self, encoded: Any) -> Spread | None:
-        """Return quantiles, where it has levels."""
+        """Return quantiles, if the network has levels."""
         from models.forecasters.spread import spread_of
 
         return spread_of(self._calibrated(), encoded)
 
-    def tuned(self, part: Part, how: FinetuneParams) -> Self:
-        """Tune the head; with `calibration`, find what the levels miss as well."""
+    def tuned(self, part: TracePart, how: FinetuneParams) -> Self:
+        """Tune the head; with `calibration`, also measure the levels' errors."""
         from models.training.calibration import missed
 
         if not self.calibration:
@@ -100,7 +100,7 @@ class EventStream(NetworkForecaster):
         return tuned
 
     def multiply_adds(self) -> int:
-        """Return those of a batch: 16 events, of whose last layer only keys and values count, 16 queries."""
+        """Return the multiply-adds of a batch of 16 events and 16 queries."""
         sizes, d = self.model.sizes, self.model.sizes.width
         seen = 2 * d * (sizes.band + 1)  # the band and the sink: scores, then their sum
         after = 2 * d * d + 2 * d * sizes.feed_forward + seen  # query, output, two linear layers
@@ -109,7 +109,7 @@ class EventStream(NetworkForecaster):
         return 2 * int(self.model.horizon) * int(event + query)
 
     def write(self, folder: Path) -> dict[str, Any]:
-        """Write the artifact, without the levels' shifts, and what those are fitted on."""
+        """Write the artifact without the levels' shifts, and the errors that determine them."""
         described = super().write(folder)
         if not self.calibration:
             return described
@@ -121,14 +121,14 @@ class EventStream(NetworkForecaster):
         return {**described, "calibration": self.calibration}
 
     def export(self, folder: Path, level: Level = None) -> None:
-        """Write what is served, its levels moved to where they belong."""
+        """Write the artifact for serving, its levels moved to their place."""
         calibrated = copy.copy(self)
         calibrated.model, calibrated.past = self._calibrated(), ()
-        super(EventStream, calibrated).export(folder, level)
+        super(EventStreamForecaster, calibrated).export(folder, level)
 
     @classmethod
     def read(cls, folder: Path, described: Mapping[str, Any]) -> Self:
-        """Read the artifact, and what the levels missed."""
+        """Read the artifact and the errors of its levels."""
         from models.networks import artifact
 
         found = artifact.load(folder)
@@ -159,4 +159,4 @@ def _read_past(path: Path, levels: int) -> list[Doubles]:
     return past
 
 
-FORECASTERS: Final = {"event-stream": EventStream}
+FORECASTERS: Final = {"event-stream": EventStreamForecaster}

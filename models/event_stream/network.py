@@ -1,7 +1,7 @@
-"""A Transformer over a sender's events: each is computed once, and a decision costs its queries only.
+"""A Transformer over a sender's events: each is computed once, and a decision costs only its queries.
 
 Events (docs/EVENTS.md) pass a causal banded mask: one sees itself and the `band - 1` before it. A query about
-a packet that may be sent sees the `band` events before the decision and no other query; nobody sees a query.
+a packet that may be sent sees the `band` events before the decision and no other query; nothing sees a query.
 Keys and values of an event never change, so a live sender could keep those of the last `band` and add its new
 events at each decision; the answers are those of the whole log at once (tests/event_memory.py).
 
@@ -27,11 +27,11 @@ from torch.nn import functional
 
 from feature_store.packets.schema import HORIZON
 from models.event_stream.parameters import BLOCK
-from models.networks.band_attention import Runs, attend
+from models.networks.band_attention import BandSpans, attend
 from models.networks.query_network import ROW, QueryNetwork
-from models.networks.scaling import ScaledFeature, Target
+from models.networks.scaling import ScaledFeature, TargetScaling
 
-ACK: Final = ROW.index("ack")  # says of an event's row whether it is an ACK
+ACK: Final = ROW.index("ack")  # marks ACKs in an event's row
 SIZE: Final = ROW.index("size_bytes")
 
 
@@ -45,7 +45,7 @@ class EventArchitecture:
     heads: int = 4
     feed_forward: int = 128
     dropout: float = 0.1
-    anchor: str | None = "last_latency_flow_us"  # a query's input that the network corrects, or none
+    anchor: str | None = "last_latency_flow_us"  # input of a query that the network corrects; None: no anchor
 
     def __post_init__(self) -> None:
         sizes = (self.layers, self.band, self.width, self.heads, self.feed_forward)
@@ -56,25 +56,25 @@ class EventArchitecture:
 
     @property
     def reach(self) -> int:
-        """Return the events that a decision sees in all: a band for each layer."""
+        """Return the number of events that a decision sees: a band for each layer."""
         return self.layers * self.band
 
 
 def in_band(place: Tensor, own: Tensor, band: int) -> Tensor:
-    """Return whether an event at `own` sees the one at `place`: itself and the `band - 1` before it."""
+    """Return whether an event at `own` sees the one at `place`: itself or one of the `band - 1` before it."""
     return (place <= own) & (place > own - band)
 
 
 @dataclass
 class Memory:
-    """Keys and values (K or fewer, D) of the last events, by layer: all that a decision sees."""
+    """Keys and values (K or fewer, D) of the last events by layer: all that a decision sees."""
 
     keys: list[Tensor]
     values: list[Tensor]
 
 
 class _Dropout(nn.Dropout):
-    """Dropout that draws 16 bits a number; a random number for each would take a twelfth of a step."""
+    """Dropout that draws 16 bits a number; a float for each would take a twelfth of a step."""
 
     def forward(self, x: Tensor) -> Tensor:
         if not self.training or not self.p:
@@ -98,7 +98,7 @@ class EventLayer(nn.Module):
         self.drop = _Dropout(sizes.dropout)
 
     def keys_and_values(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return keys and values of events (…, D)."""
+        """Return the keys and values of events (…, D)."""
         keys, values = self.key_value(self.norm1(x)).chunk(2, -1)
         return keys, values
 
@@ -115,8 +115,8 @@ class EventLayer(nn.Module):
         )
         return self._after(x, attended.transpose(-3, -2).flatten(-2))
 
-    def of_runs(self, x_RD: Tensor, keys_ED: Tensor, values_ED: Tensor, runs: Runs) -> Tensor:
-        """Return the same for rows that each see a run of keys."""
+    def of_runs(self, x_RD: Tensor, keys_ED: Tensor, values_ED: Tensor, runs: BandSpans) -> Tensor:
+        """Return what `forward` returns, for rows that each see a run of keys."""
         query_RD = self.query(self.norm1(x_RD))
         return self._after(x_RD, attend(query_RD, keys_ED, values_ED, self.sink.squeeze(1), runs))
 
@@ -129,7 +129,7 @@ class EventLayer(nn.Module):
 
 
 class EventPredictor(QueryNetwork):
-    """Latencies of the next H packets from a sender's events and the queries about those packets."""
+    """A network of the next H latencies from a sender's events and the queries about those packets."""
 
     sizes: EventArchitecture
 
@@ -137,7 +137,7 @@ class EventPredictor(QueryNetwork):
         self,
         event_inputs: Sequence[ScaledFeature],
         query_inputs: Sequence[ScaledFeature],
-        target: Target,
+        target: TargetScaling,
         sizes: EventArchitecture | None = None,
         quantiles: Sequence[float] = (),
     ) -> None:
@@ -151,7 +151,7 @@ class EventPredictor(QueryNetwork):
         self.norm = nn.LayerNorm(d)
 
     def encode(self, x_BWF: Tensor) -> Tensor:
-        """Return what the head reads (B, H, D) of raw rows (B, W, F): the last events, then the queries.
+        """Return the head's inputs (B, H, D) for raw rows (B, W, F): the last events, then the queries.
 
         A row of size 0 is padding: the log has fewer events.
         """
@@ -166,7 +166,7 @@ class EventPredictor(QueryNetwork):
             asked_BHD = layer(
                 asked_BHD, keys_BKD[:, -band:], values_BKD[:, -band:], there_BK[:, None, -band:]
             )
-            if after:  # the layers after this one need a band of its events each
+            if after:  # later layers each need a band of its events
                 place_K = torch.arange(x_BKD.shape[1], device=x_BKD.device)
                 seen_BRK = in_band(place_K, place_K[-after * band :, None], band) & there_BK[:, None]
                 x_BKD = layer(x_BKD[:, -after * band :], keys_BKD, values_BKD, seen_BRK)
@@ -178,25 +178,25 @@ class EventPredictor(QueryNetwork):
         return self.answer(self.encode_log(x_GNF, ack_GN, cut_Q, x_QHP), x_QHP)
 
     def encode_log(self, x_GNF: Tensor, ack_GN: Tensor, cut_Q: Tensor, x_QHP: Tensor) -> Tensor:
-        """Return what the head reads (Q, H, D) of decisions in segments of a log.
+        """Return the head's inputs (Q, H, D) for decisions in segments of a log.
 
         Args:
-            x_GNF: raw inputs of the events of segments; none is before a segment's first.
+            x_GNF: raw inputs of the segments' events; a segment has no earlier ones.
             ack_GN: True for an ACK, False for a SEND.
             cut_Q: for each decision, g · N + the number of events of segment g before it, at least 1.
-            x_QHP: raw inputs of its queries.
+            x_QHP: raw inputs of each decision's queries.
         """
         segments, events = ack_GN.shape
         x_GND = self._embed(x_GNF, ack_GN)
         u_RD = self.ask_about(self.query_scaling(x_QHP)).flatten(0, 1)
-        before_Q = (cut_Q - 1) % events + 1  # of the decision's segment
+        before_Q = (cut_Q - 1) % events + 1  # events before it in the decision's segment
         asked = self._runs(cut_Q.repeat_interleave(HORIZON), before_Q.repeat_interleave(HORIZON))
         first = int(before_Q.min())
         for after, layer in zip(reversed(range(len(self.layers))), self.layers, strict=True):
             keys_GND, values_GND = layer.keys_and_values(x_GND)  # type: ignore[operator]
             keys_ED, values_ED = keys_GND.flatten(0, 1), values_GND.flatten(0, 1)
             u_RD = layer.of_runs(u_RD, keys_ED, values_ED, asked)  # type: ignore[operator]
-            if after:  # of the last layer, events need keys and values only
+            if after:  # in the last layer events need only keys and values
                 unseen = max(0, first - after * self.sizes.band)  # events whose outcome no decision sees
                 end_GN = torch.arange(1, segments * events + 1).view(segments, events)[:, unseen:]
                 runs = self._runs(end_GN.flatten(), torch.arange(unseen + 1, events + 1).repeat(segments))
@@ -210,7 +210,7 @@ class EventPredictor(QueryNetwork):
         return Memory(list(nothing), list(nothing))
 
     def read(self, memory: Memory, x_HP: Tensor) -> Tensor:
-        """Return what the head reads (…, H, D) of queries (…, H, P), raw inputs, by what was kept."""
+        """Return the head's inputs (…, H, D) for queries (…, H, P), raw inputs, from the memory."""
         u_HD = self.ask_about(self.query_scaling(x_HP))
         for number, layer in enumerate(self.layers):
             lead = u_HD.shape[:-2]
@@ -224,9 +224,9 @@ class EventPredictor(QueryNetwork):
         scaled_GNF = self.event_scaling(x_GNF)
         return torch.where(ack_GN[..., None], self.ack(scaled_GNF), self.send(scaled_GNF))
 
-    def _runs(self, end_R: Tensor, before_R: Tensor) -> Runs:
-        """Return what rows see that end at an event: a band of the `before_R` of their segment."""
-        return Runs(end_R, before_R.clamp(max=self.sizes.band), self.sizes.band, self.sizes.heads)
+    def _runs(self, end_R: Tensor, before_R: Tensor) -> BandSpans:
+        """Return the spans of rows that end at an event: a band of the `before_R` events of their segment."""
+        return BandSpans(end_R, before_R.clamp(max=self.sizes.band), self.sizes.band, self.sizes.heads)
 
 
 NETWORK: Final = (EventArchitecture, EventPredictor)

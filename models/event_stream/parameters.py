@@ -9,7 +9,7 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 from common.section import Count
 from models.networks.parameters import QueryNetworkParams, check_heads
 
-BLOCK: Final = 64  # events that attention takes at once: a band has a whole number of these
+BLOCK: Final = 64  # events that attention takes at once; a band is a whole number of blocks
 
 
 class EventStreamParams(QueryNetworkParams):
@@ -19,17 +19,17 @@ class EventStreamParams(QueryNetworkParams):
     layers: Annotated[int, Field(ge=1, le=16)]
     """Number of attention layers; a decision sees a band of events for each."""
     band: Annotated[int, Field(ge=BLOCK, le=4032, multiple_of=BLOCK)]
-    """Events that one layer sees."""
+    """Number of events that one layer sees."""
     width: Annotated[int, Field(ge=1, le=1024)]
-    """Numbers that stand for each event and query inside the network."""
+    """Length of the vector of each event and query inside the network."""
     heads: Annotated[int, Field(ge=1, le=64)]
-    """Attention heads; they divide the width."""
+    """Number of attention heads, which must divide the width."""
     feed_forward: Annotated[int, Field(ge=1, le=4096)]
-    """Width of the inner layer between two attention layers."""
+    """Width of the inner layer of each feed-forward block."""
     segments: Count
-    """Segments of a training step."""
+    """Number of segments in a training step."""
     segment_events: Count
-    """Events of a segment whose decisions are targets; what these see comes before them."""
+    """Number of events in a segment whose decisions are targets; earlier events are only seen."""
     calibration: Annotated[Literal["split", "before"] | None, Field(default=None)]
     """Method that moves quantiles to their levels. `split`: the last fifth of the fine-tuning slice, which
     then does not tune the head. `before`: the last slices, as they were forecast before the head learned
@@ -42,7 +42,7 @@ class EventStreamParams(QueryNetworkParams):
 
     @property
     def reach(self) -> int:
-        """Events that a decision sees in all: a band for each layer."""
+        """Return the number of events that a decision sees: a band for each layer."""
         return self.layers * self.band
 
     @field_validator("calibration")

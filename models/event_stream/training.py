@@ -1,4 +1,4 @@
-"""Training of the event stream: segments of a trace's events, with what their decisions see before them.
+"""Training of the event stream on segments of a trace's events, with the earlier events they need.
 
 Several segments make a step. Every SEND of the training slices is a target once an epoch: decisions lie 8
 packets apart, and each epoch begins them at another packet.
@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 
 from feature_store.events.event_stream import AS_SENT
 from feature_store.packets.schema import HORIZON
-from models.event_stream.log import Log, encode_log, segment
+from models.event_stream.log import EventLog, encode_log, segment
 from models.event_stream.network import EventArchitecture, EventPredictor
 from models.event_stream.parameters import EventStreamParams
 from models.forecasters.queries import EVENT_INPUTS, QUERY_INPUTS, Inputs, replayed
-from models.forecasters.traces import Floats, Part
+from models.forecasters.traces import Floats, TracePart
 from models.networks.scaling import ScaledFeature, fit_features, fit_target
 from models.sharp import sharp_changes
 from models.training.calibration import Doubles, missed
@@ -31,21 +31,26 @@ from models.training.query_training import Batch, Course, QueryTrainer, held_out
 
 
 @dataclass(frozen=True)
-class _Taught:
-    """A trace's events, and the decisions that teach in one epoch."""
+class _EpochTargets:
+    """A trace's events, and the decisions that are targets in one epoch."""
 
-    log: Log
+    log: EventLog
     target_BH: torch.Tensor
     weight_BH: torch.Tensor
 
 
 class EventStreamCourse(Course):
-    """An untrained network and its trainer, which has a worker's share of the segments."""
+    """An untrained network and a worker's trainer, with its share of the segments."""
 
     model: EventPredictor
 
     def __init__(
-        self, parts: Sequence[Part], params: EventStreamParams, seed: int, rank: int = 0, workers: int = 1
+        self,
+        parts: Sequence[TracePart],
+        params: EventStreamParams,
+        seed: int,
+        rank: int = 0,
+        workers: int = 1,
     ) -> None:
         """Make an untrained network; the last tenth of each part is held out."""
         learnt, held_out = zip(*(part.held_out() for part in parts), strict=True)
@@ -66,17 +71,19 @@ class EventStreamCourse(Course):
         )
 
     def past(self) -> tuple[Doubles, ...]:
-        """Return what the network's levels missed in what was held out, where that calibrates them."""
+        """Return the errors of the network's levels on the held-out part, if that calibrates them."""
         if not self.params.calibration:
             return ()
         shown = ((encode_log(self.model, log), came_BH) for log, came_BH in self.held_out)
         return (np.concatenate([missed(self.model, encoded, came_BH) for encoded, came_BH in shown]),)
 
 
-def log_of(part: Part, events: Inputs, queries: Inputs, queue: int = AS_SENT, phase: int = 0) -> Log:
+def log_of(
+    part: TracePart, events: Inputs, queries: Inputs, queue: int = AS_SENT, phase: int = 0
+) -> EventLog:
     """Return the events up to a part's end and its queries, with the inputs that the network sees."""
     found = replayed(part, queue, phase=phase)
-    return Log(events.of(found.x_EF), found.ack_E, found.cut_D, queries.of(found.x_DHF))
+    return EventLog(events.of(found.x_EF), found.ack_E, found.cut_D, queries.of(found.x_DHF))
 
 
 def inputs_seen(left_out: Sequence[str]) -> tuple[Inputs, Inputs]:
@@ -96,8 +103,8 @@ def _sizes(params: EventStreamParams) -> EventArchitecture:
     )
 
 
-def _untrained(learnt: Sequence[Part], params: EventStreamParams) -> EventPredictor:
-    """Return a network of random weights whose scaling is fitted to what it will learn from."""
+def _untrained(learnt: Sequence[TracePart], params: EventStreamParams) -> EventPredictor:
+    """Return a network of random weights whose scaling is fitted to its training data."""
     logs = [log_of(part, *inputs_seen(params.left_out)) for part in learnt]
 
     def fitted(inputs: Inputs, rows: Sequence[Floats]) -> tuple[ScaledFeature, ...]:
@@ -112,11 +119,11 @@ def _untrained(learnt: Sequence[Part], params: EventStreamParams) -> EventPredic
 
 
 class _Lesson:
-    """The batches of each epoch; of several workers each has every so many segments of a step."""
+    """The batches of each epoch; with several workers each takes its share of a step's segments."""
 
     def __init__(
         self,
-        learnt: Sequence[Part],
+        learnt: Sequence[TracePart],
         model: EventPredictor,
         params: EventStreamParams,
         seed: int,
@@ -142,7 +149,7 @@ class _Lesson:
         )
 
     def batches(self, epoch: int) -> Iterator[Batch]:
-        """Segments in random order, each beginning at another event than in other epochs."""
+        """Yield segments in random order, each beginning at another event than in other epochs."""
         step, random = self.params.segment_events, np.random.default_rng([self.seed, epoch])
         taught = [self._taught(number, int(self.phases[epoch])) for number in range(len(self.learnt))]
         begins = [
@@ -159,14 +166,14 @@ class _Lesson:
             own = slice(self.rank, None, self.workers)
             yield self._batch(segments[own], torch.from_numpy(signs[own]), known)
 
-    def _taught(self, number: int, phase: int) -> _Taught:
+    def _taught(self, number: int, phase: int) -> _EpochTargets:
         part = self.learnt[number]
         log = log_of(part, *inputs_seen(self.params.left_out), phase=phase)
         first_B = part.first_packets[: len(log.cut_B)] + phase
         packets_BH = first_B[:, None] + np.arange(HORIZON)
         target_N = self.target.apply(_packet_latencies(part)[:, 0])
         target_BH, weight_BH = target_N[packets_BH], self.weights[number][packets_BH]
-        return _Taught(log, torch.from_numpy(target_BH), torch.from_numpy(weight_BH))
+        return _EpochTargets(log, torch.from_numpy(target_BH), torch.from_numpy(weight_BH))
 
     def _batch(self, segments: Sequence[_Segment], signs_GC: torch.Tensor, known: int) -> Batch:
         if not segments:
@@ -189,7 +196,7 @@ class _Lesson:
     def _renamed(
         self, x_NF: torch.Tensor, x_QHP: torch.Tensor, signs_C: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Give codes of flows and receivers other signs: the name of one flow says nothing of other flows."""
+        """Flip signs of the codes of flows and receivers: one flow's name says nothing about other flows."""
         event_codes, query_codes = self.codes
         if len(signs_C):
             x_QHP = x_QHP.clone()
@@ -199,16 +206,16 @@ class _Lesson:
 
 
 class _Segment:
-    """Events of a trace from `begin` on, so many, and the decisions among them."""
+    """Consecutive events of a trace from `begin` on, and the decisions among them."""
 
-    def __init__(self, taught: _Taught, begin: int, events: int) -> None:
+    def __init__(self, taught: _EpochTargets, begin: int, events: int) -> None:
         self.taught, self.begin = taught, begin
         self.decided = slice(*np.searchsorted(taught.log.cut_B, [max(begin, 1), begin + events]))
         self.weight_QH = taught.weight_BH[self.decided]
 
 
-def _packet_latencies(part: Part) -> NDArray[np.float32]:
-    """Return latencies (N, 1) of the packets up to the part's last, µs; NaN: unknown, or before the part."""
+def _packet_latencies(part: TracePart) -> NDArray[np.float32]:
+    """Return latencies (N, 1) in µs of packets up to the part's last; NaN: unknown, or before the part."""
     latency_N = part.packets["latency_us"].cast(float).fill_null(float("nan")).to_numpy().astype(np.float32)
     latency_N[: part.decisions.lo * HORIZON] = np.nan
     return latency_N[:, None]

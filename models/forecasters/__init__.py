@@ -1,4 +1,4 @@
-"""Forecasters: anything that says, of packets about to be sent, when they will have been acknowledged.
+"""Forecasters: anything that predicts when packets about to be sent will have been acknowledged.
 
 All go through one door, `forecaster.py`: packets in, microseconds out. A file here adds one, or a family;
 so does a folder beside this one whose `forecaster.py` has `FORECASTERS`.

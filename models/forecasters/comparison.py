@@ -1,4 +1,4 @@
-"""Scores of one forecaster with one seed on the packets of all test slices: the same for each forecaster.
+"""Score one forecaster with one seed on the packets of all test slices, the same for each forecaster.
 
 Shapes: B decisions, H horizon (8 packets).
 """
@@ -39,41 +39,41 @@ from models.training.head import FinetuneParams
 from models.training.protocol import Slice
 
 FORMS: Final = (TUNED, PRETRAINED)
-TRACE_FLOWS: Final = 2**32  # more than one trace has
-DRAWS_SEED: Final = 1  # of the blocks of time drawn: the same for all, so that differences are paired
+TRACE_FLOWS: Final = 2**32  # more flows than one trace has
+DRAWS_SEED: Final = 1  # seed of the drawn blocks of time: the same for all, so that differences are paired
 
 
 @dataclass(frozen=True)
-class Judging:
-    """How forecasts are judged: of sections `evaluate` and `finetune` of params.yaml."""
+class JudgingParams:
+    """Parameters of judging forecasts, from sections `evaluate` and `finetune` of params.yaml."""
 
-    round_s: float  # that a live round on a minute takes until its head answers
-    false_alarm_rate: float  # at which the recall of late packets is reported
+    round_s: float  # seconds of a live round on a minute until its head answers
+    false_alarm_rate: float  # rate at which the recall of late packets is reported
     finetune: FinetuneParams
 
     def as_json(self) -> dict[str, Any]:
-        """Return it as plain JSON."""
+        """Return the parameters as plain JSON."""
         how = {"round_s": self.round_s, "false_alarm_rate": self.false_alarm_rate}
         return how | {"finetune": self.finetune.model_dump()}
 
 
 @dataclass(frozen=True)
 class HeldOutPackets:
-    """The packets of all test slices: what came of them, and what was visible of each one's flow."""
+    """The packets of all test slices: their outcomes, and the visible latency of each one's flow."""
 
     came_BH: NDArray[np.float64]
-    last_flow_BH: NDArray[np.float64]  # as `acked` shows it: what is late does not depend on who is asked
-    flow_BH: NDArray[np.int64]  # of all traces: no two have the same
-    change: Change  # of latency that counts
+    last_flow_BH: NDArray[np.float64]  # as visible with `acked`: lateness does not depend on the forecaster
+    flow_BH: NDArray[np.int64]  # numbers over all traces: no two flows share one
+    change: Change  # change of latency that counts
     trace_B: NDArray[np.int64]  # number of the trace
     time_ns_B: NDArray[np.int64]
-    waits_BH3: NDArray[np.float64] | None  # classic, L4S in µs; 1 where the packet is movable
+    waits_BH3: NDArray[np.float64] | None  # waits in classic and L4S in µs, and 1 if the packet is movable
     moved_BH2: NDArray[np.bool_]  # whether the packet is movable, and was moved
     explored: float | None  # share of movable packets that were moved at random; None: none were
 
     @classmethod
     def of(cls, traces: Sequence[Trace]) -> HeldOutPackets:
-        """Of some traces, one after the other."""
+        """Return the packets of some traces, one after the other."""
         came, last, flows, numbers, times, waits, moved = [], [], [], [], [], [], []
         changes = {trace.change for trace in traces}
         if len(changes) > 1:
@@ -113,7 +113,7 @@ def _waits(waits: Waits, part: Slice) -> NDArray[np.float64]:
 
 
 def key_of_run(variant: Variant, seed: int, work: str) -> str:
-    """Name of what `run` gives for some work: the same only for the same sizes and code."""
+    """Return the name of `run`'s result for some work: the same only for the same sizes and code."""
     return key_of(variant, seed, work, __name__)
 
 
@@ -122,18 +122,18 @@ def run(
     seed: int,
     traces: Sequence[Trace],
     asked: HeldOutPackets,
-    judging: Judging,
+    judging: JudgingParams,
     say: Say,
     also: Sequence[pl.DataFrame] = (),
     kept: Path | None = None,
 ) -> dict[str, Any]:
     """Fit, tune, predict and score one variant with one seed; plain JSON, without NaN.
 
-    Packet tables of `also` are learned from besides (`lessons`), and not scored. In the folder `kept` is what
-    was fitted before, and is not fitted again (`models.forecasters.kept`).
+    Packet tables of `also` are learned from besides (`lessons`), and not scored. The folder `kept` holds
+        forecasters that were fitted before and need not be fitted again (`models.forecasters.kept`).
 
     Raises:
-        ValueError: there is nothing to learn from, or training diverged; the line names the traces.
+        ValueError: there are no training data, or training diverged; the line names the traces.
     """
     learned = lessons(traces, also)
     with learning_from(part.trace for part in learned):
@@ -186,12 +186,12 @@ def run(
 
 
 def _lateness(said: _Forecasts, asked: HeldOutPackets) -> Floats | None:
-    """How likely each packet is late, (B, H), where the forecaster has quantiles."""
+    """Return the probability that each packet is late, (B, H), if the forecaster has quantiles."""
     return None if said.spread is None else said.spread.above(late_from(asked.last_flow_BH, asked.change))
 
 
 def _by_trace(said: _Forecasts, asked: HeldOutPackets) -> dict[str, list[float | None]]:
-    """The scores that get intervals, of each trace alone."""
+    """Return each trace's scores that get intervals."""
     lateness_BH = _lateness(said, asked)
     found: dict[str, list[float | None]] = {name: [] for name in (*DRAWN, "regret_ms", *RULED)}
     for number in np.unique(asked.trace_B):
@@ -215,7 +215,7 @@ def _by_trace(said: _Forecasts, asked: HeldOutPackets) -> dict[str, list[float |
 
 
 def _f1(us_BH: Floats, asked: HeldOutPackets) -> dict[str, float | None]:
-    """F1 of sharp changes in both variants, from the sender's packet before and from the flow's."""
+    """Return F1 of sharp changes in both variants: from the sender's last packet and from the flow's."""
     known = np.isfinite(asked.came_BH)
     pred_N, came_N, flow_N = us_BH[known], asked.came_BH[known], asked.flow_BH[known]
     trace_N = np.repeat(asked.trace_B, HORIZON)[known.ravel()]  # no change is counted across two traces
@@ -230,10 +230,10 @@ def _f1(us_BH: Floats, asked: HeldOutPackets) -> dict[str, float | None]:
 def _choice(
     classic: Forecast, l4s: Forecast, waits_BH3: Floats, time_ns_B: NDArray[np.int64]
 ) -> tuple[dict[str, Any], dict[str, Floats]]:
-    """Scores of the packets that may be moved, and their draws.
+    """Return the scores of the packets that may be moved, and their draws.
 
-    Each goes where the forecast is less, and stays where they are equal; then, by the rules on how probable
-    it is that the classic queue is faster. Who forecasts one latency is sure.
+    The first rule sends each packet to the queue with the lower forecast, and keeps it if they are equal. The
+        others ask how probable it is that the classic queue is faster; a single latency counts as sure.
     """
     movable = waits_BH3[..., 2] > 0
     faster_BH = classic.us_BH < l4s.us_BH
@@ -250,7 +250,7 @@ def _choice(
 def _explored(
     classic_us_BH: Floats, l4s_us_BH: Floats, asked: HeldOutPackets, share: float
 ) -> dict[str, Any]:
-    """What the same choice gains over never moving, by the packets that were moved at random."""
+    """Return what the same choice gains over never moving, from the packets moved at random."""
     movable = asked.moved_BH2[..., 0]
     time_ns_N = np.repeat(asked.time_ns_B, HORIZON)[movable.ravel()]
     return score_explored(
@@ -265,23 +265,23 @@ def _explored(
 
 @dataclass(frozen=True)
 class _Forecasts(Forecast):
-    """What was forecast of all test slices."""
+    """The forecasts for all test slices."""
 
-    both: tuple[Forecast, Forecast] | None = None  # asked for the classic queue, and for the other
+    both: tuple[Forecast, Forecast] | None = None  # forecasts for the classic queue, and for the other
 
     def of(self, rows: NDArray[np.bool_]) -> _Forecasts:
-        """Return the same of some decisions."""
+        """Return the forecasts of some decisions."""
         some = super().of(rows)
         both = self.both and (self.both[0].of(rows), self.both[1].of(rows))
         return _Forecasts(some.us_BH, some.spread, both)
 
 
 def _walked(
-    fitted: Forecaster, traces: Sequence[Trace], judging: Judging, *, both: bool
+    fitted: Forecaster, traces: Sequence[Trace], judging: JudgingParams, *, both: bool
 ) -> dict[str, _Forecasts]:
-    """Return the forecasts of all test slices, with the head that answers and with that of training.
+    """Return the forecasts of all test slices, by the head that answers and by that of training.
 
-    Both queues are asked for with each round's head only: it doubles the time.
+    Only each round's head is asked for both queues, which doubles the time.
     """
     heads = [tune_heads(fitted, trace, judging.finetune) for trace in traces]
 

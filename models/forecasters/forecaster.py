@@ -1,7 +1,7 @@
-"""The one door: fit on packets, tune on packets, predict packets, save, load, export; whatever is behind it.
+"""The one interface of forecasters: fit and tune on packets, predict packets, save, load, export.
 
-A forecaster is handed a sender's packet table and decisions of 8 packets each. Events, queries or windows are
-its own affair. So any two can be compared, on the same packets with the same knowledge, and any can be
+A forecaster gets a sender's packet table and decisions of 8 packets each; it makes events, queries or windows
+itself. So any two can be compared, on the same packets with the same knowledge, and any can be
 trained, judged and registered.
 
 A kind is found by its name: a folder of `models/` with a file `forecaster.py` that names its kinds in
@@ -33,10 +33,10 @@ from models.forecasters.search import Space
 
 if TYPE_CHECKING:
     from models.forecasters.spread import Spread
-    from models.forecasters.traces import Floats, Part
+    from models.forecasters.traces import Floats, TracePart
     from models.networks.parameters import Level
     from models.sharp import Change
-    from models.training.head import FinetuneParams, Tuning
+    from models.training.head import FinetuneParams, TuningReport
 
 FORMAT: Final = "swiftqueue-forecaster/2"
 DESCRIPTION_FILE: Final = "forecaster.json"
@@ -46,31 +46,31 @@ Say = Callable[[str], None]
 
 
 class Forecaster(ABC):
-    """What every forecaster can do. Instances do not change; `tuned` returns another one."""
+    """The base class of forecasters. Instances do not change; `tuned` returns another one."""
 
     Params: ClassVar[type[Section]]
-    seeded: ClassVar[bool] = True  # False: every training seed gives the same one
-    search: ClassVar[Space] = {}  # how it is trained; its inputs, form and size make the variant
-    tuning: Tuning | None = None  # how its head was tuned, where it was just now
+    seeded: ClassVar[bool] = True  # False: every training seed gives the same forecaster
+    search: ClassVar[Space] = {}  # training parameters to search; inputs, form and size make the variant
+    tuning: TuningReport | None = None  # report of the tuning that made its head, if any
 
     @classmethod
     @abstractmethod
-    def fit(cls, parts: Sequence[Part], params: Any, seed: int, say: Say) -> Self:
-        """Train on parts that were given by `to_learn`.
+    def fit(cls, parts: Sequence[TracePart], params: Any, seed: int, say: Say) -> Self:
+        """Train on parts that came from `to_learn`.
 
         Raises:
-            ValueError: there is nothing to learn from, or training diverged.
+            ValueError: there are no training data, or training diverged.
         """
 
     @abstractmethod
-    def encode(self, part: Part, queue: int = AS_SENT) -> Any:
-        """Return what `answer` needs of a part's decisions: all that tuning leaves as it is.
+    def encode(self, part: TracePart, queue: int = AS_SENT) -> Any:
+        """Return `answer`'s input for a part's decisions: everything that tuning leaves unchanged.
 
-        What a forecaster encoded, each one that was tuned from it can answer.
+        Each forecaster tuned from this one can answer what it encoded.
 
         Args:
-            part: the decisions, and the log that their sender has.
-            queue: that of the packets: 0 classic, 1 l4s, or -1, the one that each was sent in.
+            part: the decisions and their sender's log.
+            queue: queue of the packets: 0 classic, 1 l4s, or -1 for the one that each was sent in.
         """
 
     @abstractmethod
@@ -78,15 +78,15 @@ class Forecaster(ABC):
         """Return latencies in µs (B, H) of encoded decisions."""
 
     def spread(self, encoded: Any) -> Spread | None:
-        """Return quantiles of the latencies that `answer` gives the median of; None where it has none."""
+        """Return quantiles of the latencies, whose median `answer` gives; None without quantiles."""
         return None
 
-    def predict(self, part: Part, queue: int = AS_SENT) -> Floats:
-        """Return latencies in µs (B, H), each from what its sender knew at the decision."""
+    def predict(self, part: TracePart, queue: int = AS_SENT) -> Floats:
+        """Return latencies in µs (B, H), each from its sender's knowledge at the decision."""
         return self.answer(self.encode(part, queue))
 
-    def tuned(self, part: Part, how: FinetuneParams) -> Self:
-        """Return one whose head is tuned on a part given by `to_learn`.
+    def tuned(self, part: TracePart, how: FinetuneParams) -> Self:
+        """Return a forecaster whose head is tuned on a part that came from `to_learn`.
 
         Raises:
             ValueError: tuning diverged.
@@ -99,7 +99,7 @@ class Forecaster(ABC):
         """Return one whose head is tuned on encoded decisions; itself where there is nothing to tune.
 
         Args:
-            encoded: what it, or the one that it was tuned from, encoded.
+            encoded: decisions encoded by it, or by the forecaster that it was tuned from.
             came_BH: latencies in µs; NaN where unknown.
             change: how large a change of latency the loss weights.
             how: how it is tuned.
@@ -108,32 +108,32 @@ class Forecaster(ABC):
         return self
 
     def same_but_head(self, other: Forecaster) -> bool:
-        """Return whether one can answer what the other encoded."""
+        """Return whether each can answer what the other encoded."""
         return type(self) is type(other)
 
     @abstractmethod
     def multiply_adds(self) -> int:
-        """Return multiplications and additions of a batch: 8 SENDs, 8 ACKs, and 8 packets in both queues."""
+        """Return the multiply-adds of a batch: 8 SENDs, 8 ACKs, and 8 packets in both queues."""
 
     @abstractmethod
     def write(self, folder: Path) -> dict[str, Any]:
-        """Write its files into an empty folder; return what `read` needs beside them, as plain JSON."""
+        """Write its files into an empty folder; return the rest of `read`'s input as plain JSON."""
 
     @classmethod
     @abstractmethod
     def read(cls, folder: Path, described: Mapping[str, Any]) -> Self:
-        """Read what `write` wrote.
+        """Read a forecaster that `write` wrote.
 
         Raises:
-            ValueError: it does not fit together; the line says what.
+            ValueError: the files do not fit together; the line says why.
         """
 
     def export(self, folder: Path, level: Level = None) -> None:
-        """Write what is served of it, an artifact, into a folder that is there.
+        """Write the served part, an artifact, into an existing folder.
 
         Args:
-            folder: where to.
-            level: of several quantiles, the one that is served, or `all`; None: the median.
+            folder: folder of the artifact.
+            level: level of the served quantile, or `all`; None: the median.
 
         Raises:
             ValueError: it cannot be served; the line says why.
@@ -145,19 +145,19 @@ class Forecaster(ABC):
 
 @dataclass(frozen=True)
 class Variant:
-    """A kind of forecaster with its sizes."""
+    """A kind of forecaster with its parameters."""
 
-    name: str  # of the section
+    name: str  # name of the section
     kind: type[Forecaster]
     params: Section
 
     @property
     def kind_name(self) -> str:
-        """Return the name of its kind."""
+        """Return the name of the kind."""
         return name_of_kind(self.kind)
 
-    def fit(self, parts: Sequence[Part], seed: int, say: Say = lambda _: None) -> Forecaster:
-        """Train it; raises as `Forecaster.fit`."""
+    def fit(self, parts: Sequence[TracePart], seed: int, say: Say = lambda _: None) -> Forecaster:
+        """Train the variant; raises as `Forecaster.fit`."""
         return self.kind.fit(parts, self.params, seed, say)
 
 
@@ -186,7 +186,7 @@ def kind_named(name: str) -> type[Forecaster]:
     """Return a kind of forecaster.
 
     Raises:
-        ValueError: there is none of that name.
+        ValueError: there is no kind of that name.
     """
     known = kinds()
     if name not in known:
@@ -205,7 +205,7 @@ def _say_names(schema: dict[str, Any]) -> None:
 
 
 class ArchitectureParams(Section):
-    """The forecaster of the loop: trained, judged, registered, served, and tuned in live rounds."""
+    """Parameters that choose the loop's forecaster: trained, judged, registered, served and tuned live."""
 
     section: ClassVar = "architecture"
     name: Annotated[str, AfterValidator(_known), Field(json_schema_extra=_say_names)]
@@ -216,7 +216,7 @@ def chosen(params: Path) -> Variant:
     """Return the forecaster that a parameter file chooses for the loop.
 
     Raises:
-        ValueError: it names none, an unknown one, or its sizes cannot be.
+        ValueError: it names none or an unknown one, or its sizes are invalid.
     """
     name = read(params, ArchitectureParams).name
     kind = kind_named(name)
@@ -224,16 +224,16 @@ def chosen(params: Path) -> Variant:
 
 
 def sections_of_choice(params: Mapping[str, Any]) -> list[str]:
-    """Return those of a parameter file's sections that say which forecaster it chooses, and its sizes."""
+    """Return the sections of a parameter file that choose the forecaster and its sizes."""
     choice = (params.get(ArchitectureParams.section) or {}).get("name")
     return [str(name) for name in (ArchitectureParams.section, choice) if name in params]
 
 
 def variants(path: Path, wanted: Sequence[str] = ()) -> list[Variant]:
-    """Read the sections of a file of variants, or those wanted, in the file's order.
+    """Read all sections, or those wanted, of a file of variants, in the file's order.
 
     Raises:
-        ValueError: the file or a section is missing, or a name or size cannot be; the line names it.
+        ValueError: the file or a section is missing, or a name or size is invalid; the line names it.
     """
     sections = read_all(path)
     if missing := [name for name in wanted if name not in sections]:
@@ -256,9 +256,9 @@ def _variant(path: Path, name: str, values: Any) -> Variant:
 
 
 def save(folder: Path, forecaster: Forecaster, **about: Any) -> None:
-    """Write a fitted forecaster; `folder` appears, or changes, only once everything in it is written.
+    """Write a fitted forecaster; `folder` appears or changes only once it is complete.
 
-    Beside its files stands a description with a digest of each, and what it is `about`, plain JSON.
+    Beside its files stands a description with a digest of each, and `about` as plain JSON.
     """
     with new_folder(folder) as partial:
         write(partial, forecaster, **about)
@@ -290,7 +290,7 @@ def _digest(path: Path) -> str:
 
 
 def check_made_for(described: Mapping[str, Any], schema_hash: str) -> None:
-    """Raise a ValueError of one line where something saved has inputs of another definition."""
+    """Raise a ValueError of one line if a saved model has inputs of another definition."""
     if described["schema_hash"] != schema_hash:
         raise ValueError(
             f"made for inputs {described['schema_hash']}, but this code computes {schema_hash}; train again"
@@ -298,13 +298,14 @@ def check_made_for(described: Mapping[str, Any], schema_hash: str) -> None:
 
 
 def load(folder: Path) -> Forecaster:
-    """Read a saved forecaster, or the artifact of a network as the registry has it.
+    """Read a saved forecaster, or the artifact of a network from the registry.
 
-    No library reads a file whose digest is another: XGBoost's reader may end the process on what was cut.
+    No library reads a file with a wrong digest: XGBoost's reader may end the process on a truncated file.
 
     Raises:
         FileNotFoundError: a file is missing.
-        ValueError: it is damaged, of another format, name, size or definition of inputs; the line says what.
+        ValueError: a file is damaged, or of another format, name, size or definition of inputs; the line says
+            which.
     """
     path = folder / DESCRIPTION_FILE
     if not path.is_file():

@@ -1,6 +1,6 @@
-"""Training and tuning as Ray Train jobs: each resumes where it was killed, with the same result.
+"""Train and tune in Ray Train jobs; each resumes where it was killed, with the same result.
 
-Of a training, gradients are summed over the workers. Of a tuning, the workers share the traces.
+A training sums gradients over the workers. In a tuning, the workers share the traces.
 """
 
 from __future__ import annotations
@@ -24,60 +24,60 @@ from models.training.head import FinetuneParams
 from models.training.query_training import epoch_line
 from models.training.ray_job import report_progress, run_job
 
-READ: Final = ("packets", "split")  # what a worker reads
+READ: Final = ("packets", "split")  # folders that a worker reads
 Say = Callable[[dict[str, Any]], None]
 
 
 @dataclass(frozen=True)
-class Data:
-    """What the stages `extract` and `split` made, and where unfinished work is kept."""
+class StageData:
+    """Outputs of the stages `extract` and `split`, and the folder of unfinished work."""
 
     packets: Path
     split: Path
     state: Path
-    change: Change  # how large a change of latency the loss weights
+    change: Change  # least change of latency that the loss weights
 
     def traces(self) -> dict[str, Trace]:
         """Read the traces; raises as `read_traces`."""
         return read_traces(self.packets, self.split, self.change)
 
     def paths(self) -> dict[str, str]:
-        """Return what a worker is told: absolute paths, and the change."""
+        """Return the paths and change as a worker gets them: absolute, plain JSON."""
         read = {name: str(getattr(self, name).absolute()) for name in READ}
         return read | {"change": json.dumps(self.change.model_dump())}
 
     @classmethod
-    def told(cls, config: Mapping[str, Any]) -> Data:
-        """Return it from what a worker is told."""
+    def told(cls, config: Mapping[str, Any]) -> StageData:
+        """Return the data from a worker's paths."""
         change = Change(**json.loads(config["change"]))
         return cls(Path(config["packets"]), Path(config["split"]), Path(), change)
 
 
 @dataclass(frozen=True)
-class Pretrained:
+class TrainingResult:
     """A trained forecaster and the record of every epoch."""
 
     forecaster: Forecaster
     epochs: list[dict[str, Any]]
-    checkpoints: Path | None = None  # folder of a Ray Train job, to be discarded once the model is saved
+    checkpoints: Path | None = None  # folder of a Ray Train job, removed once the model is saved
 
 
 def pretrain(
-    data: Data, variant: Variant, say: Callable[[str], None], epoch: Say = lambda _: None
-) -> Pretrained:
-    """Train on the pre-training slices of all traces; what is no network is fitted in this process.
+    data: StageData, variant: Variant, say: Callable[[str], None], epoch: Say = lambda _: None
+) -> TrainingResult:
+    """Train on the pre-training slices of all traces; forecasters without a network run in this process.
 
     The job's checkpoints lie in a folder named after a hash of packets, slices, parameters and code: only the
     same work is ever resumed. The caller removes it once the result is saved.
 
     Args:
-        data: what is learned from.
-        variant: kind and sizes; its parameters say seed and workers.
-        say: told a line now and then.
-        epoch: told the record of each epoch.
+        data: traces to learn from.
+        variant: kind and parameters, with the seed and the number of workers.
+        say: called with a line of progress.
+        epoch: called with the record of each epoch.
 
     Raises:
-        ValueError: there is nothing to learn from, or training diverged.
+        ValueError: there are no training data, or training diverged.
     """
     traces = data.traces()
     parts = lessons(list(traces.values()))
@@ -85,7 +85,7 @@ def pretrain(
     seed = int(getattr(params, "seed", 0))
     kind = variant.kind
     if not issubclass(kind, NetworkForecaster):
-        return Pretrained(variant.fit(parts, seed, say), [])
+        return TrainingResult(variant.fit(parts, seed, say), [])
 
     def told(record: dict[str, Any]) -> None:
         if "epoch" not in record:
@@ -104,7 +104,7 @@ def pretrain(
     course = kind.course()(parts, params, seed)
     course.model.load_state_dict(best)
     course.model.eval()
-    return Pretrained(kind.of_course(course, params).taught_by(about(traces)), epochs, storage)
+    return TrainingResult(kind.of_course(course, params).taught_by(about(traces)), epochs, storage)
 
 
 def pretrain_worker(config: dict[str, Any]) -> None:
@@ -112,16 +112,16 @@ def pretrain_worker(config: dict[str, Any]) -> None:
     import ray.train
     import torch
 
-    torch.set_num_threads(1)  # one core per worker; a model this small only loses by more
+    torch.set_num_threads(1)  # one core per worker; more would slow a model this small
     context = ray.train.get_context()
     kind: Any = kind_named(config["kind"])
     params = kind.Params(**config["params"])
-    parts = lessons(list(Data.told(config).traces().values()))
+    parts = lessons(list(StageData.told(config).traces().values()))
     share = context.get_world_rank(), context.get_world_size()
     run_in_job(config, kind.course()(parts, params, params.seed, *share).trainer)
 
 
-def finetune(data: Data, pretrained: Path, params: FinetuneParams, say: Say) -> Path:
+def finetune(data: StageData, pretrained: Path, params: FinetuneParams, say: Say) -> Path:
     """Walk all rounds of all traces in one job, so that its start-up is paid once.
 
     Returns the folder that holds NAME/round-K for all traces and rounds. Rounds that a killed run has
@@ -168,7 +168,7 @@ def finetune_worker(config: dict[str, Any]) -> None:
 
     torch.set_num_threads(1)  # one core per worker
     context = ray.train.get_context()
-    traces = Data.told(config).traces()
+    traces = StageData.told(config).traces()
     how = FinetuneParams(**config["params"])
     rounds_dir, base = Path(config["rounds_dir"]), door.load(Path(config["pretrained"]))
     todo: Mapping[str, int] = config["todo"]
@@ -210,7 +210,7 @@ def _first_missing(folder: Path, trace: Trace) -> int:
 
 
 def figures(record: Mapping[str, Any]) -> dict[str, float]:
-    """Return what a record says of its round, without what it says of the walk."""
+    """Return the figures of a round's record, without those of the walk."""
     return {name: value for name, value in record.items() if name not in ("trace", "round", "rounds")}
 
 

@@ -1,4 +1,4 @@
-"""Fitted forecasters that are kept: what they are scored on can change without training them again."""
+"""Keep fitted forecasters, so that scoring can change without training them again."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from typing import Any
 from common.import_closure import code_hash
 from common.json_file import read_object
 from models.forecasters.forecaster import DESCRIPTION_FILE, Forecaster, Say, Variant, load, save
-from models.forecasters.traces import Part, fingerprint
+from models.forecasters.traces import TracePart, fingerprint
 
 
 def fit(
-    variant: Variant, seed: int, parts: Sequence[Part], say: Say, folder: Path | None = None
+    variant: Variant, seed: int, parts: Sequence[TracePart], say: Say, folder: Path | None = None
 ) -> tuple[Forecaster, float]:
     """Fit a variant, or load it where it was fitted before: the same lessons, parameters, seed and code.
 
-    With a `folder` it is kept there as `VARIANT-SEED`. What is returned was read back, with a folder and
-    without: trees draw other rows after loading when they are tuned, and all must tune the same ones.
+    With a `folder` it is kept there as `VARIANT-SEED`. The result is always read back, with or without a
+        folder: loaded trees draw other rows when they are tuned, and all must tune the same ones.
 
     Returns:
         The forecaster, and the seconds of CPU that fitting it took.
 
     Raises:
         ValueError: as `Forecaster.fit`.
-        OSError: it cannot be written.
+        OSError: the folder cannot be written.
     """
     if folder is None:
         with TemporaryDirectory(prefix="swiftqueue-") as scratch:
@@ -48,9 +48,9 @@ def fit(
 
 
 def key_of(variant: Variant, seed: int, work: str, *modules: str) -> str:
-    """Name of what a variant with a seed gives for some work: the same only for the same sizes and code.
+    """Return the name of a fitted variant and seed for some work: the same only for the same sizes and code.
 
-    The code is that of the variant's kind and of `modules`.
+    The code is the code of the variant's kind and of `modules`.
     """
     content = [variant.kind_name, variant.params.model_dump(), seed, work]
     code = _code_of(variant.kind.__module__, *modules)
@@ -59,12 +59,12 @@ def key_of(variant: Variant, seed: int, work: str, *modules: str) -> str:
 
 @cache
 def _code_of(*modules: str) -> str:
-    """Hash of some code, once: who edits a file while we run does not change our runs."""
+    """Return the hash of some code, computed once: later edits of a file do not change our runs."""
     return code_hash(*modules)
 
 
 def _read(place: Path, key: str) -> tuple[Forecaster, float] | None:
-    """What is kept under that key; None where it is another one, or cannot be read."""
+    """Return the forecaster kept under that key, or None if it is another one or unreadable."""
     try:
         described: dict[str, Any] = read_object(place / DESCRIPTION_FILE)
         return (load(place), float(described["fit_cpu_s"])) if described.get("key") == key else None

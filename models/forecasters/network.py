@@ -1,4 +1,4 @@
-"""What all forecasters that are networks over queries share: training, tuning, answers and files.
+"""The shared base of forecasters that are networks over queries: training, tuning, answers and files.
 
 Their files are an artifact (models/networks/artifact.py): the network that is trained is the one that is
 registered and served.
@@ -13,40 +13,40 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from models.forecasters.forecaster import Forecaster, Say
-from models.forecasters.search import Between, Space
+from models.forecasters.search import LogRange, Space
 from models.networks.parameters import ALL, Level, QueryNetworkParams
 
 if TYPE_CHECKING:
     from models.forecasters.spread import Spread
-    from models.forecasters.traces import Floats, Part
+    from models.forecasters.traces import Floats, TracePart
     from models.networks.query_network import QueryNetwork
     from models.sharp import Change
-    from models.training.head import FinetuneParams, Tuning
+    from models.training.head import FinetuneParams, TuningReport
 
 
 class NetworkForecaster(Forecaster):
-    """A network over queries. A subclass names what trains it, and encodes decisions."""
+    """A network over queries. A subclass names its course and encodes decisions."""
 
     Params: ClassVar[type[QueryNetworkParams]]
-    tuning: Tuning | None = None
+    tuning: TuningReport | None = None
     search: ClassVar[Space] = {
-        "learning_rate": Between(5e-4, 8e-3),
-        "weight_decay": Between(1e-4, 0.3),
+        "learning_rate": LogRange(5e-4, 8e-3),
+        "weight_decay": LogRange(1e-4, 0.3),
         "dropout": (0.0, 0.05, 0.1, 0.2, 0.3),
-        "sharp_weight": Between(1, 10),
+        "sharp_weight": LogRange(1, 10),
     }
 
     def __init__(self, model: QueryNetwork, protocol: Mapping[str, Any] | None = None) -> None:
-        """Take a trained network, and how it was taught: name and lengths of the slices."""
+        """Take a trained network and its protocol: name and lengths of the training slices."""
         self.model, self.protocol = model.eval(), dict(protocol or {})
 
     @staticmethod
     @abstractmethod
     def course() -> type[Any]:
-        """Return the class that trains it: a `Course` of models/training/query_training.py."""
+        """Return the class that trains the network: a `Course` of models/training/query_training.py."""
 
     @classmethod
-    def fit(cls, parts: Sequence[Part], params: Any, seed: int, say: Say) -> Self:
+    def fit(cls, parts: Sequence[TracePart], params: Any, seed: int, say: Say) -> Self:
         """Train in this process on the earlier part of each slice; the last tenth chooses the epoch."""
         from models.training.query_training import epoch_line
 
@@ -60,7 +60,7 @@ class NetworkForecaster(Forecaster):
         return cls(course.model)
 
     def taught_by(self, protocol: Mapping[str, Any]) -> Self:
-        """Return the same, with how it was taught."""
+        """Return the same forecaster with its protocol."""
         other = copy.copy(self)
         other.protocol = dict(protocol)
         return other
@@ -72,7 +72,7 @@ class NetworkForecaster(Forecaster):
         return latencies(self.model, encoded)
 
     def spread(self, encoded: Any) -> Spread | None:
-        """Return quantiles, where it has levels."""
+        """Return quantiles, if the network has levels."""
         from models.forecasters.spread import spread_of
 
         return spread_of(self.model, encoded)
@@ -99,7 +99,7 @@ class NetworkForecaster(Forecaster):
         return {}
 
     def export(self, folder: Path, level: Level = None) -> None:
-        """Write what is served: the same network, of several quantiles with one of them or all."""
+        """Write the network for serving: with one of its quantiles, or all."""
         from models.networks import artifact
 
         artifact.write(

@@ -1,4 +1,4 @@
-"""Rows of decisions (docs/EVENTS.md) for the forecasters over events and queries, and a choice of inputs.
+"""Rows of decisions (docs/EVENTS.md) for forecasters over events and queries, and a choice of inputs.
 
 Shapes: B decisions, H horizon (8 packets), P inputs of a query, F inputs of an event.
 """
@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feature_store.events.event_stream import AS_SENT, INPUTS, EventInput, Events, replay_events
-from models.forecasters.traces import Floats, Part
+from models.forecasters.traces import Floats, TracePart
 
 QUERY_INPUTS: Final = tuple(each for each in INPUTS if each.rows != "events")
 EVENT_INPUTS: Final = tuple(each for each in INPUTS if each.rows != "queries")
@@ -21,18 +21,18 @@ EVENT_INPUTS: Final = tuple(each for each in INPUTS if each.rows != "queries")
 
 @dataclass(frozen=True)
 class Inputs:
-    """Some of the inputs of a row."""
+    """A choice of a row's inputs."""
 
     chosen: tuple[EventInput, ...]
 
     @classmethod
     def without(cls, rows: Sequence[EventInput], left_out: Sequence[str]) -> Inputs:
-        """Return all of `rows` but those named."""
+        """Return all inputs of `rows` but those named."""
         return cls(tuple(each for each in rows if each.name not in left_out))
 
     @classmethod
     def named(cls, names: Sequence[str]) -> Inputs:
-        """Return the inputs of those names, in that order."""
+        """Return the inputs of those names in that order."""
         by_name = {each.name: each for each in INPUTS}
         return cls(tuple(by_name[name] for name in names))
 
@@ -56,10 +56,10 @@ def column(x_BHF: Floats, name: str) -> NDArray[np.float64]:
     return x_BHF[..., [each.name for each in INPUTS].index(name)].astype(np.float64)
 
 
-def replayed(part: Part, queue: int = AS_SENT, *, phase: int = 0) -> Events:
-    """Return the events up to a part's end, and its queries; with a `phase` it decides that much later.
+def replayed(part: TracePart, queue: int = AS_SENT, *, phase: int = 0) -> Events:
+    """Return the events up to a part's end, and its queries; `phase` delays the decisions by packets.
 
-    The events are those that the part's packets tell of: of a part to learn from, none after its end.
+    The events come from the part's packets: a part to learn from has none after its end.
     """
     first_B = part.first_packets + phase
     first_D = first_B[first_B + 8 <= part.packets.height]

@@ -1,4 +1,4 @@
-"""What a search may change of a forecaster, by the parameter's name (`swiftqueue tune`)."""
+"""The parameters of a forecaster that a search may change, by name (`swiftqueue tune`)."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class Between:
-    """A range that values are drawn from evenly in their logarithm; both ends above 0."""
+class LogRange:
+    """A range of log-uniform draws; both ends lie above 0."""
 
     low: float
     high: float
 
 
-Space = Mapping[str, Between | tuple[Any, ...]]  # a tuple: one of these, or the section's own
+Space = Mapping[str, LogRange | tuple[Any, ...]]  # a tuple lists choices beside the section's own value

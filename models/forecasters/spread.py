@@ -1,4 +1,4 @@
-"""More than a mean: quantiles of each packet's latency, and what can be read from them.
+"""Quantiles of each packet's latency, and the probabilities that follow from them.
 
 Shapes: B decisions, H horizon (8 packets), L levels.
 """
@@ -14,11 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from models.networks.parameters import MEDIAN
-from models.networks.prediction import Encoded, Headed, quantiles
+from models.networks.prediction import HeadedNetwork, HeadInputs, quantiles
 from models.networks.scaling import MIN_LATENCY_US
 
-POINTS = 40  # of the other's distribution, that a latency is compared with
-LEAST_SLOPE = 1e-3  # of a tail, in log-latency: quantiles may coincide
+POINTS = 40  # points of the other's distribution that a latency is compared with
+LEAST_SLOPE = 1e-3  # least slope of a tail in log-latency: quantiles may coincide
 
 
 @dataclass(frozen=True)
@@ -30,19 +30,20 @@ class Spread:
 
     @classmethod
     def joined(cls, parts: Sequence[Spread]) -> Spread:
-        """Those of several parts, one after the other."""
+        """Return the quantiles of several parts, one after the other."""
         return cls(parts[0].levels, np.concatenate([part.us_BHL for part in parts]))
 
     @property
     def median_us(self) -> NDArray[np.float32]:
-        """The median (B, H)."""
+        """Return the median (B, H)."""
         return self.us_BHL[..., self.levels.index(MEDIAN)]
 
     def above(self, us_BH: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return the probability (B, H) that a latency is at least so much; NaN where `us_BH` is.
+        """Return the probability (B, H) that a latency is at least `us_BH`; NaN where that is NaN.
 
-        Between two levels it falls linearly in the log-latency. Beyond the last one it falls exponentially,
-        by as much for each unit as between the last two; before the first one likewise.
+        Between two levels it falls linearly in the log-latency. Beyond the last level it falls exponentially,
+        at
+                the rate between the last two; the same holds before the first level.
         """
         at = np.log(np.maximum(us_BH, MIN_LATENCY_US))
         logs = np.log(np.maximum(self.us_BHL.astype(np.float64), MIN_LATENCY_US))
@@ -61,7 +62,7 @@ class Spread:
         return np.where(at < logs[..., 0], before, found)
 
     def quantile_us(self, share: float) -> NDArray[np.float64]:
-        """Return the latency (B, H) that so large a share lies below: what `above` is the inverse of."""
+        """Return the latency (B, H) below which a share of the distribution lies, the inverse of `above`."""
         logs = np.log(np.maximum(self.us_BHL.astype(np.float64), MIN_LATENCY_US))
         first, last = self.levels[0], self.levels[-1]
         if share < first:
@@ -76,17 +77,18 @@ class Spread:
         return np.exp((1 - part) * logs[..., n - 1] + part * logs[..., n])
 
     def sooner_than(self, other: Spread) -> NDArray[np.float64]:
-        """Return the probability (B, H) that a packet comes sooner here than there.
+        """Return the probability (B, H) that a packet's latency is lower here than there.
 
-        As if both latencies were independent. If both were the same quantile of their distributions, the
-        Brier score on `web` would be 0.24 and not 0.19 (docs/results/choice.md).
+        It takes both latencies as independent. With both at the same quantile of their distributions, the
+        Brier
+                score on `web` would be 0.24 and not 0.19 (docs/results/choice.md).
         """
         shares = (np.arange(POINTS) + 0.5) / POINTS
         later = np.stack([self.above(other.quantile_us(share)) for share in shares])
         return 1 - later.mean(0)  # type: ignore[no-any-return]
 
     def scores(self, came_BH: NDArray[np.float64]) -> dict[str, Any]:
-        """Score against what came (NaN: unknown): coverage of each level, pinball error in ms."""
+        """Score against the latencies (NaN: unknown): coverage of each level, pinball error in ms."""
         known = np.isfinite(came_BH)
         if not known.any():
             return {"levels": list(self.levels), "coverage": None, "pinball_ms": None}
@@ -100,6 +102,6 @@ class Spread:
         }
 
 
-def spread_of(model: Headed, encoded: Encoded) -> Spread | None:
-    """Quantiles of encoded decisions; None of a network that gives one latency."""
+def spread_of(model: HeadedNetwork, encoded: HeadInputs) -> Spread | None:
+    """Return the quantiles of encoded decisions; None for a network with one latency."""
     return Spread(model.quantiles, quantiles(model, encoded)) if model.quantiles else None

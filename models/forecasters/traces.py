@@ -1,6 +1,6 @@
-"""Packet tables divided by time: what a forecaster learns from and what it predicts.
+"""Packet tables divided by time into the slices for learning and for predicting.
 
-What it may learn from is cut before it is handed over, so that nothing later can leak into it.
+Training data are cut before a forecaster gets them, so that nothing later can leak into them.
 
 Shapes: B decisions, H horizon (8 packets), N packets.
 """
@@ -23,17 +23,17 @@ from feature_store.events.beginning import NOTHING, Beginning
 from feature_store.packets.schema import HORIZON, read_packets
 from feature_store.packets.truth import Waits
 from models.sharp import PAPERS, Change
-from models.training.protocol import Round, Slice, Slices, together
+from models.training.protocol import Round, Slice, TraceSlices, together
 
 VALIDATION_SHARE: Final = 0.1  # the last tenth, in time, of a training slice chooses the epoch
 Floats = NDArray[np.float32]
 
 
 @dataclass(frozen=True)
-class Part:
-    """Some decisions of a trace, with the sender's log behind them.
+class TracePart:
+    """Some decisions of a trace, with the sender's log before them.
 
-    Decision k is about the packets 8k … 8k + 7 and is taken when the first of them is sent.
+    Decision k is about the packets 8k … 8k + 7, at the time when the first of them is sent.
     """
 
     trace: str
@@ -54,7 +54,7 @@ class Part:
         return np.arange(self.decisions.lo, self.decisions.hi, self.every, dtype=np.int64) * HORIZON
 
     def latencies_us(self, phase: int = 0) -> Floats:
-        """Return what became of the packets decided, (B, H) in µs; NaN where unknown.
+        """Return the latencies of the packets decided, (B, H) in µs; NaN where unknown.
 
         With a `phase` the decisions lie that many packets later, as far as the table goes.
         """
@@ -64,10 +64,10 @@ class Part:
         latency_BH: Floats = latency_N[: len(latency_N) // HORIZON * HORIZON].reshape(-1, HORIZON)
         return latency_BH[:: self.every]
 
-    def to_learn(self) -> Part:
-        """Return what was known when the part ended: no later packet, no latency acknowledged later."""
+    def to_learn(self) -> TracePart:
+        """Return the part as known at its end, without later packets or later ACKs."""
         end = self.decisions.hi * HORIZON
-        if end >= self.packets.height:  # all that there is
+        if end >= self.packets.height:  # the whole table
             return self
         known = pl.col("acked_ns") <= int(self.packets["sent_ns"][end])
         packets = self.packets.head(end).with_columns(
@@ -75,8 +75,8 @@ class Part:
         )
         return replace(self, packets=packets)
 
-    def held_out(self, share: float = VALIDATION_SHARE) -> tuple[Part, Part]:
-        """Divide it by time: what to learn from, as known when that ends, and the last `share`."""
+    def held_out(self, share: float = VALIDATION_SHARE) -> tuple[TracePart, TracePart]:
+        """Divide the part by time: the training part, as known at its end, and the last `share`."""
         lo, hi = self.decisions.lo, self.decisions.hi
         middle = hi - max(1, round((hi - lo) * share))
         earlier = replace(self, decisions=Slice(lo, middle)).to_learn()
@@ -89,24 +89,24 @@ class Trace:
 
     name: str
     packets: pl.DataFrame
-    slices: Slices
+    slices: TraceSlices
     visibility: str = "acked"
     told: str = "all"
-    waits: Waits | None = None  # where they are known
+    waits: Waits | None = None  # None: unknown
     change: Change = PAPERS
     explored: float | None = None  # share of L4S flows' packets that were sent as classic at random
 
-    def to_learn(self, part: Slice) -> Part:
-        """Return a slice to learn from, as it was known when it ended."""
+    def to_learn(self, part: Slice) -> TracePart:
+        """Return a slice to learn from, as known at its end."""
         return self.to_predict(part).to_learn()
 
-    def to_predict(self, part: Slice) -> Part:
+    def to_predict(self, part: Slice) -> TracePart:
         """Return a slice to predict."""
-        return Part(self.name, self.packets, part, self.visibility, self.told, self.change)
+        return TracePart(self.name, self.packets, part, self.visibility, self.told, self.change)
 
 
 def decision_times(packets: pl.DataFrame) -> NDArray[np.int64]:
-    """Return when the batches of 8 of a packet table are decided, (B,); an incomplete last one is not."""
+    """Return the decision times of a packet table's whole batches of 8, (B,)."""
     decided = packets.height // HORIZON * HORIZON
     return packets["sent_ns"].to_numpy()[:decided:HORIZON]
 
@@ -121,7 +121,7 @@ def read_traces(packets: Path, split: Path, change: Change) -> dict[str, Trace]:
 
     Raises:
         FileNotFoundError: a stage has not run.
-        ValueError: tables and division do not fit together; the line names the trace.
+        ValueError: the tables do not match their division; the line names the trace.
     """
     if not split.is_file():
         raise FileNotFoundError(f"{split}: no such file; run the stage `split` first (dvc repro split)")
@@ -131,7 +131,7 @@ def read_traces(packets: Path, split: Path, change: Change) -> dict[str, Trace]:
         for name, described in divided.items():
             table = read_packets(packets, name)
             found[name] = Trace(
-                name, table, Slices.from_json(described, table.height // HORIZON, name), change=change
+                name, table, TraceSlices.from_json(described, table.height // HORIZON, name), change=change
             )
         return found
     except (KeyError, TypeError, AttributeError, OverflowError) as error:
@@ -140,8 +140,8 @@ def read_traces(packets: Path, split: Path, change: Change) -> dict[str, Trace]:
         ) from error
 
 
-def lessons(traces: Sequence[Trace], also: Sequence[pl.DataFrame] = ()) -> list[Part]:
-    """Return what is learned from: the traces' training slices, and other packet tables from end to end.
+def lessons(traces: Sequence[Trace], also: Sequence[pl.DataFrame] = ()) -> list[TracePart]:
+    """Return the training data: the traces' training slices, and other packet tables from end to end.
 
     Raises:
         ValueError: a training slice holds no decision.
@@ -151,13 +151,13 @@ def lessons(traces: Sequence[Trace], also: Sequence[pl.DataFrame] = ()) -> list[
         raise ValueError(f"trace {empty[0]}: its training slice holds no decision; use a longer protocol")
     whole = [Slice(0, table.height // HORIZON) for table in also]
     return own + [
-        Part(name_of(table), table, decisions, traces[0].visibility, traces[0].told, traces[0].change)
+        TracePart(name_of(table), table, decisions, traces[0].visibility, traces[0].told, traces[0].change)
         for table, decisions in zip(also, whole, strict=True)
     ]
 
 
-def fingerprint(parts: Sequence[Part]) -> str:
-    """Return a name for what is learned from: the same only for the same packets, slices and knowledge."""
+def fingerprint(parts: Sequence[TracePart]) -> str:
+    """Return a name of the training data: the same only for the same packets, slices and knowledge."""
     digest = hashlib.sha256()
     for part in parts:
         decided = part.decisions.lo, part.decisions.hi
@@ -167,14 +167,14 @@ def fingerprint(parts: Sequence[Part]) -> str:
 
 
 def within_training(traces: Sequence[Trace]) -> list[Trace]:
-    """Return the traces' training slices alone, their last third to predict: a choice sees no test slice."""
+    """Return the traces' training slices alone, with their last third to predict: no test slice is seen."""
     chosen = []
     for trace in traces:
         lo, hi = trace.slices.pretrain.lo, trace.slices.pretrain.hi
         middle = hi - (hi - lo) // 3
-        # As in the protocols, a fifth of what is trained on tunes.
+        # As in the protocols, a fifth of the training data tunes.
         tune = Slice(max(lo, middle - (hi - lo) // 5), middle)
-        slices = Slices(
+        slices = TraceSlices(
             trace.slices.protocol,
             trace.slices.duration_s,
             Slice(lo, middle),
@@ -186,10 +186,10 @@ def within_training(traces: Sequence[Trace]) -> list[Trace]:
 
 
 def tested(traces: Mapping[str, Trace]) -> list[Trace]:
-    """Return the traces that test something: those that only teach have no round."""
+    """Return the traces with a test slice; others only train."""
     return [trace for trace in traces.values() if trace.slices.rounds]
 
 
 def about(traces: Mapping[str, Trace]) -> dict[str, Any]:
-    """Return the protocol that the tested traces share; where they differ, the names alone."""
+    """Return the protocol that the tested traces share; if they differ, only the names."""
     return together(trace.slices.protocol for trace in tested(traces))

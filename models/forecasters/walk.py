@@ -1,8 +1,8 @@
-"""The one walk forward: heads are tuned round by round, and each test slice is predicted by who answers then.
+"""The walk forward: heads are tuned round by round, and the head in service predicts each test slice.
 
 A forecaster is trained on the pre-training slices of all traces. Round by round its head is tuned on the
-slice before the boundary and predicts the slice after it from when the round has ended; until then the head
-before it does. Beside that stand the same without any tuning, and as if a round took no time.
+slice before the boundary and predicts the slice after it once the round has ended; until then the last head
+does. The same is done without any tuning, and as if a round took no time.
 
 Shapes: B decisions, H horizon (8 packets).
 """
@@ -21,20 +21,20 @@ from feature_store.packets.schema import HORIZON, QUEUES
 from models.forecasters.forecaster import Forecaster
 from models.forecasters.queries import column, replayed
 from models.forecasters.spread import Spread
-from models.forecasters.traces import Part, Trace, decision_times
+from models.forecasters.traces import Trace, TracePart, decision_times
 from models.scoring.baselines import Candidates, send_gap_direction
 from models.scoring.predictions import TracePredictions
 from models.training.head import FinetuneParams
-from models.training.protocol import Answered, answered
+from models.training.protocol import SlicePiece, answered
 
 TUNED, AT_ONCE, PRETRAINED = FORMS = ("tuned", "at_once", "pretrained")
 Floats = NDArray[np.float64]
-Heads = Mapping[int, Forecaster]  # by round; -1: as it was trained
+Heads = Mapping[int, Forecaster]  # head by round; -1: as trained
 
 
 @dataclass(frozen=True)
 class Forecast:
-    """What was forecast of some decisions."""
+    """The forecasts for some decisions."""
 
     us_BH: Floats
     spread: Spread | None = None
@@ -47,7 +47,7 @@ class Forecast:
         return cls(us_BH, Spread.joined(spreads) if len(spreads) == len(parts) else None)
 
     def of(self, rows: NDArray[np.bool_]) -> Forecast:
-        """Return the same of some decisions."""
+        """Return the forecasts of some decisions."""
         spread = self.spread and Spread(self.spread.levels, self.spread.us_BHL[rows])
         return Forecast(self.us_BH[rows], spread)
 
@@ -59,14 +59,14 @@ def tune_heads(
     say: Callable[[int, Forecaster], None] = lambda _, __: None,
     first: int = 0,
 ) -> dict[int, Forecaster]:
-    """Return the heads of a trace by round, each tuned from the one before; -1: as it was trained.
+    """Return the heads of a trace by round, each tuned from the one before; -1 is the head as trained.
 
     Args:
-        base: as it was trained, or after the round before the first one wanted.
-        trace: whose rounds are walked.
-        how: how a head is tuned.
-        say: told each round with its head.
-        first: the first round wanted.
+        base: forecaster as trained, or after the round before `first`.
+        trace: trace whose rounds are walked.
+        how: parameters of the tuning.
+        say: called with each round and its head.
+        first: number of the first round.
 
     Raises:
         ValueError: tuning diverged; the line names the trace.
@@ -80,8 +80,8 @@ def tune_heads(
     return heads
 
 
-def pieces_of(trace: Trace, round_s: float) -> list[list[Answered]]:
-    """Return each round's test slice by whose head answers, where a round on a minute takes so long."""
+def pieces_of(trace: Trace, round_s: float) -> list[list[SlicePiece]]:
+    """Return each round's test slice by the head that answers, given the seconds of a round on a minute."""
     after_s = trace.slices.protocol.answers_after_s(round_s)
     return answered(trace.slices.rounds, decision_times(trace.packets), after_s)
 
@@ -89,7 +89,7 @@ def pieces_of(trace: Trace, round_s: float) -> list[list[Answered]]:
 def forecasts(
     heads: Heads, trace: Trace, round_s: float, queue: int = AS_SENT, forms: Sequence[str] = FORMS
 ) -> dict[str, Forecast]:
-    """Return the forecasts of a trace's test slices, by form; each decision is encoded once for all heads."""
+    """Return the forecasts of a trace's test slices by form; each decision is encoded once for all heads."""
     said: dict[str, list[Forecast]] = {form: [] for form in forms}
     alike = all(head is heads[-1] for head in heads.values())
     for k, some in enumerate(pieces_of(trace, round_s)):
@@ -112,7 +112,7 @@ def _forecast(head: Forecaster, encoded: object) -> Forecast:
 
 @contextmanager
 def learning_from(traces: Iterable[str]) -> Iterator[None]:
-    """Name the traces that are learned from before the line of what fails."""
+    """Prefix a failure's line with the names of the traces that are learned from."""
     try:
         yield
     except ValueError as error:
@@ -128,10 +128,10 @@ def predict_trace(
     """Return the predictions of all test slices of a trace by every method.
 
     Args:
-        trace: what is predicted.
-        methods: the heads of each method, and which form of their forecasts it is.
+        trace: trace to predict.
+        methods: heads of each method, and the form of their forecasts.
         round_s: seconds that a live round on a minute takes.
-        progress: told of each forecaster.
+        progress: called with each forecaster's name.
     """
     tests = [each.test for each in trace.slices.rounds]
     rows = np.concatenate([np.arange(test.lo, test.hi) for test in tests])
@@ -170,12 +170,12 @@ def predict_trace(
     )
 
 
-def _shown(part: Part) -> NDArray[np.float32]:
-    """Return the queries of a part as `acked` shows them: what is late does not depend on who is asked."""
+def _shown(part: TracePart) -> NDArray[np.float32]:
+    """Return a part's queries as visible with `acked`: lateness does not depend on the forecaster."""
     return replayed(replace(part, told="all", visibility="acked")).x_DHF
 
 
-def flows_of(part: Part) -> NDArray[np.int64]:
+def flows_of(part: TracePart) -> NDArray[np.int64]:
     """Return the flow of each packet decided, (B, H)."""
     decided = part.packets[part.decisions.lo * HORIZON : part.decisions.hi * HORIZON]
     return decided["flow_id"].to_numpy().astype(np.int64).reshape(-1, HORIZON)

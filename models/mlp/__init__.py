@@ -1,1 +1,1 @@
-"""Linear layers on a query's inputs: what the sender's state says, without the events behind it."""
+"""Linear layers on a query's inputs: the sender's state without the events behind it."""

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from feature_store.events.event_stream import AS_SENT
 from models.forecasters.network import NetworkForecaster
-from models.forecasters.traces import Part
+from models.forecasters.traces import TracePart
 from models.mlp.parameters import MlpParams
 
 if TYPE_CHECKING:
@@ -14,20 +14,20 @@ if TYPE_CHECKING:
 
 
 class Mlp(NetworkForecaster):
-    """Linear layers on what a decision's queries say."""
+    """Linear layers on the inputs of a decision's queries."""
 
     model: QueryMlp
     Params = MlpParams
 
     @staticmethod
     def course() -> type[Any]:
-        """Return the class that trains it."""
+        """Return the class that trains the network."""
         from models.mlp.training import MlpCourse
 
         return MlpCourse
 
-    def encode(self, part: Part, queue: int = AS_SENT) -> Any:
-        """Return what the head reads of a part's decisions."""
+    def encode(self, part: TracePart, queue: int = AS_SENT) -> Any:
+        """Return the head's inputs for a part's decisions."""
         from models.forecasters.queries import Inputs
         from models.mlp.training import encode_queries, queries
 
@@ -35,7 +35,7 @@ class Mlp(NetworkForecaster):
         return encode_queries(self.model, queries(part, inputs, queue))
 
     def multiply_adds(self) -> int:
-        """Return the multiplications and additions of a batch: 16 queries."""
+        """Return the multiply-adds of a batch: 16 queries."""
         weights = (weight.numel() for weight in self.model.parameters() if weight.dim() == 2)
         return 2 * int(self.model.horizon) * sum(weights)
 

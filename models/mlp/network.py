@@ -13,7 +13,7 @@ from typing import Final
 from torch import Tensor, nn
 
 from models.networks.query_network import QueryNetwork
-from models.networks.scaling import ScaledFeature, Target
+from models.networks.scaling import ScaledFeature, TargetScaling
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class MlpArchitecture:
     layers: int = 2
     width: int = 128
     dropout: float = 0.1
-    anchor: str | None = "expected_latency_us"  # a query's input that the network corrects, or none
+    anchor: str | None = "expected_latency_us"  # input of a query that the network corrects; None: no anchor
 
     def __post_init__(self) -> None:
         if min(self.layers, self.width) < 1 or not 0 <= self.dropout < 1:
@@ -31,7 +31,7 @@ class MlpArchitecture:
 
 
 class QueryMlp(QueryNetwork):
-    """Latencies of the next H packets from the queries about them alone; of raw rows it reads the last H."""
+    """A network of the next H latencies from their queries alone; of raw rows it reads the last H."""
 
     sizes: MlpArchitecture
 
@@ -39,14 +39,14 @@ class QueryMlp(QueryNetwork):
         self,
         event_inputs: Sequence[ScaledFeature],
         query_inputs: Sequence[ScaledFeature],
-        target: Target,
+        target: TargetScaling,
         sizes: MlpArchitecture | None = None,
         quantiles: Sequence[float] = (),
     ) -> None:
         """Make the layers; there are no inputs of events.
 
         Raises:
-            ValueError: there are, or the anchor is not among the inputs.
+            ValueError: there are inputs of events, or the anchor is not among the inputs.
         """
         sizes = sizes or MlpArchitecture()
         if event_inputs:
@@ -58,15 +58,15 @@ class QueryMlp(QueryNetwork):
             self.body.extend([nn.Linear(inner, outer), nn.ReLU(), nn.Dropout(sizes.dropout)])
 
     def encode(self, x_BWF: Tensor) -> Tensor:
-        """Return what the head reads (B, H, D) of raw rows (B, W, F)."""
+        """Return the head's inputs (B, H, D) for raw rows (B, W, F)."""
         return self.encode_queries(x_BWF[:, -self.horizon :, self.query_columns])
 
     def encode_queries(self, x_BHP: Tensor) -> Tensor:
-        """Return what the head reads (B, H, D) of raw queries (B, H, P)."""
+        """Return the head's inputs (B, H, D) for raw queries (B, H, P)."""
         return self.body(self.query_scaling(x_BHP))  # type: ignore[no-any-return]
 
     def scaled(self, x_BHP: Tensor) -> Tensor:
-        """Return latencies (B, H) in scaled target space: what the loss sees."""
+        """Return latencies (B, H) in scaled target space, as the loss sees them."""
         return self.answer(self.encode_queries(x_BHP), x_BHP)
 
 

@@ -17,9 +17,9 @@ class MlpParams(QueryNetworkParams):
     layers: Annotated[int, Field(ge=1, le=16)]
     """Number of linear layers before the head."""
     width: Annotated[int, Field(ge=1, le=1024)]
-    """Outputs of each layer."""
+    """Number of outputs of each layer."""
     batch_size: Count
-    """Decisions of a step, over all workers."""
+    """Number of decisions in a step, over all workers."""
 
     @model_validator(mode="after")
     def _serves_one_level(self) -> Self:

@@ -1,4 +1,4 @@
-"""Training of the linear layers: decisions in random order, each packet at each place of a batch.
+"""Train the linear layers: decisions in random order, each packet at each place of a batch.
 
 Shapes: N decisions of all phases, B decisions of a part, H horizon (8 packets), P inputs of a query.
 """
@@ -14,26 +14,26 @@ import torch
 from feature_store.events.event_stream import AS_SENT
 from feature_store.packets.schema import HORIZON
 from models.forecasters.queries import QUERY_INPUTS, Inputs, replayed
-from models.forecasters.traces import Floats, Part
+from models.forecasters.traces import Floats, TracePart
 from models.mlp.network import MlpArchitecture, QueryMlp
 from models.mlp.parameters import MlpParams
-from models.networks.prediction import Encoded
+from models.networks.prediction import HeadInputs
 from models.networks.scaling import fit_features, fit_target
 from models.sharp import sharp_changes
 from models.training.loss import example_weights
 from models.training.query_training import Batch, Course, QueryTrainer, held_out_error
 
-PHASES: Final = HORIZON  # decisions begin at each packet: every SEND is seen at each place of a batch
+PHASES: Final = HORIZON  # decisions begin at each packet, so every SEND has each place in a batch
 
 
 class MlpCourse(Course):
-    """An untrained network and its trainer, which has a worker's share of the batches."""
+    """An untrained network and a worker's trainer, with its share of the batches."""
 
     Network: ClassVar[type[QueryMlp]] = QueryMlp
     model: QueryMlp
 
     def __init__(
-        self, parts: Sequence[Part], params: MlpParams, seed: int, rank: int = 0, workers: int = 1
+        self, parts: Sequence[TracePart], params: MlpParams, seed: int, rank: int = 0, workers: int = 1
     ) -> None:
         """Make an untrained network; the last tenth of each part is held out."""
         learnt, held_out = zip(*(part.held_out() for part in parts), strict=True)
@@ -57,7 +57,7 @@ class MlpCourse(Course):
 
         def batches(epoch: int) -> Iterator[Batch]:
             random = np.random.default_rng(seed)
-            for _ in range(epoch + 1):  # the orders of earlier epochs are drawn again: a job may be resumed
+            for _ in range(epoch + 1):  # a resumed job draws the orders of earlier epochs again
                 order_N = random.permutation(len(x_NHP))
             for first in range(0, len(order_N), params.batch_size):
                 chosen = order_N[first : first + params.batch_size]
@@ -73,14 +73,14 @@ class MlpCourse(Course):
         self.trainer = QueryTrainer(self.model, batches, steps, validate, params, seed, rank, workers)
 
 
-def queries(part: Part, inputs: Inputs, queue: int = AS_SENT, phase: int = 0) -> Floats:
+def queries(part: TracePart, inputs: Inputs, queue: int = AS_SENT, phase: int = 0) -> Floats:
     """Return the queries (B, H, P) of a part's decisions, with the inputs that the network sees."""
     return inputs.of(replayed(part, queue, phase=phase).x_DHF)
 
 
-def encode_queries(model: QueryMlp, x_BHP: Floats) -> Encoded:
-    """Return what the head reads of raw queries, and the anchor."""
+def encode_queries(model: QueryMlp, x_BHP: Floats) -> HeadInputs:
+    """Return the head's inputs for raw queries, and the anchor."""
     model.eval()
     x = torch.from_numpy(x_BHP)
     with torch.no_grad():
-        return Encoded(model.encode_queries(x), model.anchor_of(x))
+        return HeadInputs(model.encode_queries(x), model.anchor_of(x))

@@ -1,7 +1,7 @@
 """The artifact: a folder of `model.safetensors` + `model.json` (+ `model.onnx`); nothing in it can run code.
 
-It is a network over queries as it is served. Whatever is not exactly right is refused with one line naming
-it: a model that was half written, made for other inputs or trained to NaN must never reach a sender.
+It holds a network over queries for serving. Every fault is refused with one line that names it: a model that
+was half written, made for other inputs or trained to NaN must never reach a sender.
 
 Shapes: B batch, W rows (events, then 8 queries), F inputs of a row.
 """
@@ -35,10 +35,10 @@ from models.networks.files import (
 )
 from models.networks.parameters import MEDIAN, MOST_LEVELS, OLD_SCHEMA_HASH, why_old
 from models.networks.query_network import QueryNetwork
-from models.networks.scaling import ScaledFeature, Target
+from models.networks.scaling import ScaledFeature, TargetScaling
 
 FORMAT: Final = "swiftqueue-artifact/2"
-VISIBILITY: Final = "acked"  # of the latencies that what is served learned from
+VISIBILITY: Final = "acked"  # visibility of the latencies that served networks learned from
 _KEYS: Final = {
     "format",
     "architecture",
@@ -50,12 +50,12 @@ _KEYS: Final = {
     "visibility",
     "protocol",
 }
-# The quantile that a model gives, where it is not the mean: its head is tuned for it. In `protocol`, which
-# says how a model was taught and no reader in C++ looks into.
+# The quantile that a model outputs, if not the mean: its head is tuned for it. It stands in `protocol`, the
+# record of the training, which no reader in C++ looks into.
 _LEVEL: Final = "level"
-# All the quantiles that a model gives: the engine must know how many a latency has.
+# All quantiles that a model outputs: the engine must know how many a latency has.
 LEVELS: Final = "levels"
-# Memory is taken for a network of these sizes before its weights are looked at: 1 GB at most.
+# Memory is allocated for a network of these sizes before its weights are read: 1 GB at most.
 _MOST: Final = {
     "width": 1024,
     "heads": 64,
@@ -73,12 +73,12 @@ EMBEDDINGS: Final = {"send.weight": "features", "ack.weight": "features", "ask_a
 
 @dataclass(frozen=True)
 class Description:
-    """What `model.json` says beyond what the network itself knows (inputs, target, sizes)."""
+    """The content of `model.json` beyond the network itself (inputs, target, sizes)."""
 
-    tokens: int  # W
-    schema_hash: str  # of the definition of rows
-    visibility: str  # acked | previous
-    protocol: Mapping[str, Any] = field(default_factory=dict)  # name and slice lengths in seconds
+    tokens: int  # W, rows of a served question
+    schema_hash: str  # hash of the definition of rows
+    visibility: str  # `acked` or `previous`
+    protocol: Mapping[str, Any] = field(default_factory=dict)  # name, and slice lengths in seconds
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class Artifact:
 
 
 def save(folder: Path, model: QueryNetwork, protocol: Mapping[str, Any]) -> None:
-    """Write the artifact; `folder` appears, or changes, only once everything in it is written.
+    """Write the artifact; `folder` appears or changes only once it is complete.
 
     Raises:
         ValueError: a weight is NaN or infinite.
@@ -100,7 +100,7 @@ def save(folder: Path, model: QueryNetwork, protocol: Mapping[str, Any]) -> None
 
 
 def write(folder: Path, model: QueryNetwork, protocol: Mapping[str, Any]) -> None:
-    """Write the artifact's files into a folder that is there; raises as `save`."""
+    """Write the artifact's files into an existing folder; raises as `save`."""
     state = {name: value.detach().cpu().contiguous() for name, value in model.state_dict().items()}
     check_finite(state, str(folder))
     save_file(state, str(folder / WEIGHTS_FILE))
@@ -108,7 +108,7 @@ def write(folder: Path, model: QueryNetwork, protocol: Mapping[str, Any]) -> Non
 
 
 def read_files(folder: Path) -> dict[str, bytes]:
-    """Return an artifact's files by name, as they travel to where it is needed."""
+    """Return an artifact's files by name, for sending them elsewhere."""
     return {name: (folder / name).read_bytes() for name in (WEIGHTS_FILE, DESCRIPTION_FILE)}
 
 
@@ -117,8 +117,8 @@ def load(folder: Path) -> Artifact:
 
     Raises:
         FileNotFoundError: a file of the artifact is missing.
-        ValueError: another schema hash, a former network, unknown or missing keys or weights, wrong shapes,
-            weights that are NaN, or a truncated file.
+        ValueError: the artifact has another schema hash, a former network, unknown or missing keys or
+            weights, wrong shapes, weights that are NaN, or a truncated file.
     """
     path = folder / DESCRIPTION_FILE
     described = _read_json(path)
@@ -137,8 +137,8 @@ def architecture_in(folder: Path) -> str:
     """Return the name of the network in a folder.
 
     Raises:
-        FileNotFoundError: it holds no artifact.
-        ValueError: it is malformed, or of a network that is not served any more.
+        FileNotFoundError: the folder holds no artifact.
+        ValueError: the artifact is malformed, or its network is not served any more.
     """
     described = _read_json(folder / DESCRIPTION_FILE)
     _check_served(folder / DESCRIPTION_FILE, described)
@@ -149,10 +149,10 @@ def export_onnx(folder: Path) -> Path:
     """Write `model.onnx` beside the weights: input `window` (B, W, F), output `latency_us` (B, H).
 
     Returns:
-        Path of the ONNX file. B is free; W is that of the artifact, F that of a row.
+        The path of the ONNX file. B is free; W comes from the artifact, F from a row.
 
     Raises:
-        ValueError: it gives several quantiles of each latency.
+        ValueError: the network outputs several quantiles of each latency.
     """
     loaded = load(folder)
     if (levels := len(loaded.model.quantiles)) > 1:
@@ -167,7 +167,7 @@ def export_onnx(folder: Path) -> Path:
 def of_level(model: QueryNetwork, level: float | str | None) -> QueryNetwork:
     """Return the same network with a single quantile as its output, the median by default.
 
-    Where levels cross, a forecaster sorts them and this does not.
+    A forecaster sorts levels that cross; this network does not.
 
     Raises:
         ValueError: there is no such level.
@@ -199,7 +199,7 @@ def same_but_head(ours: QueryNetwork, theirs: QueryNetwork) -> bool:
 
 
 def _networks() -> dict[str, tuple[type[Any], type[Any]]]:
-    """Return sizes and class of each network that is served, by its name in `model.json`.
+    """Return sizes and class of each served network by its name in `model.json`.
 
     A folder of `models/` adds one by `NETWORK` in its `network.py`; the name is the folder's, with hyphens.
     """
@@ -257,7 +257,7 @@ def _from_json(described: dict[str, Any]) -> tuple[QueryNetwork, Description, di
     levels = _levels_of(described[LEVELS]) if LEVELS in described else ()
     _exact_keys("window", window, {"tokens", "horizon"})
     _exact_keys("architecture", sizes, {f.name for f in fields(form)})
-    _exact_keys("target", described["target"], {f.name for f in fields(Target)})
+    _exact_keys("target", described["target"], {f.name for f in fields(TargetScaling)})
     for feature in (*described["features"], *described["queries"]):
         _exact_keys("feature", feature, {f.name for f in fields(ScaledFeature)})
     counts = {"features": len(described["queries"])} | ({"events": 1} if described["features"] else {})
@@ -270,7 +270,7 @@ def _from_json(described: dict[str, Any]) -> tuple[QueryNetwork, Description, di
         kept = _seen(every, other)
         sliced[rows], inputs[rows] = kept, [every[place] for place in kept]
     model: QueryNetwork = network(
-        inputs["features"], inputs["queries"], Target(**described["target"]), form(**sizes), levels
+        inputs["features"], inputs["queries"], TargetScaling(**described["target"]), form(**sizes), levels
     )
     if window != {"tokens": model.rows, "horizon": model.horizon}:
         raise ValueError(f"the window must be {model.events} events and {model.horizon} queries")
@@ -287,9 +287,9 @@ def _from_json(described: dict[str, Any]) -> tuple[QueryNetwork, Description, di
 
 
 def _seen(every: Sequence[ScaledFeature], other: str) -> list[int]:
-    """Return the places of the inputs that a row of this kind has.
+    """Return the places of a row's inputs that the network sees.
 
-    Artifacts of before listed all inputs of both kinds of rows, with weights of 0 for those of the `other`.
+    Older artifacts listed all inputs of both kinds of rows, with weights of 0 for those of the `other`.
     """
     rows = {each.name: each.rows for each in INPUTS}
     return [place for place, each in enumerate(every) if rows.get(each.name, other) != other]

@@ -1,7 +1,7 @@
-"""Attention in which each row sees a run of keys, and one more that all see: the sink.
+"""Attention in which each row sees a run of keys and one key that all rows see, the sink.
 
-Own code, since a framework's attention needs the keys of each row gathered and padded, which costs more
-than the products (`swiftqueue bench pretrain`).
+It is our own code, since a framework's attention needs the keys of each row gathered and padded, which costs
+more than the products (`swiftqueue bench pretrain`).
 
 Shapes: R rows, E keys, D width of all heads, A heads, K band.
 """
@@ -33,7 +33,7 @@ _library = native.load(
 )
 
 
-class _Given(ctypes.Structure):
+class _AttentionArguments(ctypes.Structure):
     _fields_ = (
         *((name, c_int64) for name in ("rows", "heads", "width", "band")),
         *((name, c_void_p) for name in ("end", "seen")),
@@ -41,8 +41,8 @@ class _Given(ctypes.Structure):
 
 
 @dataclass(frozen=True)
-class Runs:
-    """Which keys each row sees: the `seen_R` that end before `end_R`, `band` at most."""
+class BandSpans:
+    """The keys that each row sees: the `seen_R` keys before `end_R`, at most `band`."""
 
     end_R: Tensor
     seen_R: Tensor
@@ -50,25 +50,29 @@ class Runs:
     heads: int
 
     def of(self, row_RD: Tensor) -> Any:
-        """As the library takes them."""
+        """Return the spans as the library takes them."""
         width = row_RD.shape[1] // self.heads
         return byref(
-            _Given(len(row_RD), self.heads, width, self.band, self.end_R.data_ptr(), self.seen_R.data_ptr())
+            _AttentionArguments(
+                len(row_RD), self.heads, width, self.band, self.end_R.data_ptr(), self.seen_R.data_ptr()
+            )
         )
 
 
-def attend(query_RD: Tensor, key_ED: Tensor, value_ED: Tensor, sink: Tensor, runs: Runs) -> Tensor:
-    """Values that each row sees (R, D): their mean, weighted by the softmax of its query times their keys.
+def attend(query_RD: Tensor, key_ED: Tensor, value_ED: Tensor, sink: Tensor, runs: BandSpans) -> Tensor:
+    """Return each row's weighted mean of the values that it sees (R, D).
+
+    The weights are the softmax of the row's query times the keys.
 
     Args:
-        query_RD: on the CPU and of 32 bits, as all.
-        key_ED: of what may be seen.
-        value_ED: likewise.
-        sink: its key and value (2, D).
-        runs: which of them each row sees.
+        query_RD: queries, on the CPU and of 32 bits like all tensors.
+        key_ED: keys that rows may see.
+        value_ED: values of these keys.
+        sink: key and value of the sink (2, D).
+        runs: the keys that each row sees.
 
     Raises:
-        ValueError: a run is not one of these keys.
+        ValueError: a run lies outside these keys.
     """
     begin, end, most = (runs.end_R - runs.seen_R).min(), runs.end_R.max(), runs.seen_R.max()
     if begin < 0 or end > len(key_ED) or most > runs.band:
@@ -80,10 +84,10 @@ def attend(query_RD: Tensor, key_ED: Tensor, value_ED: Tensor, sink: Tensor, run
 
 
 class _Products(Function):
-    """Rows times the keys that they see (R, A, K + 1); of those that they do not see, minus infinity."""
+    """The products of rows and the keys that they see (R, A, K + 1); minus infinity for other keys."""
 
     @staticmethod
-    def forward(ctx: Any, row_RD: Tensor, key_ED: Tensor, runs: Runs) -> Tensor:
+    def forward(ctx: Any, row_RD: Tensor, key_ED: Tensor, runs: BandSpans) -> Tensor:
         ctx.runs = runs
         ctx.save_for_backward(row_RD, key_ED)
         return _products(row_RD, key_ED, runs, -torch.inf)
@@ -96,10 +100,10 @@ class _Products(Function):
 
 
 class _Sums(Function):
-    """Sums of the values that rows see (R, D), by weight."""
+    """The weighted sums of the values that rows see (R, D)."""
 
     @staticmethod
-    def forward(ctx: Any, weight_RAK: Tensor, value_ED: Tensor, runs: Runs) -> Tensor:
+    def forward(ctx: Any, weight_RAK: Tensor, value_ED: Tensor, runs: BandSpans) -> Tensor:
         ctx.runs = runs
         ctx.save_for_backward(weight_RAK, value_ED)
         return _sums(weight_RAK, value_ED, runs)
@@ -111,7 +115,7 @@ class _Sums(Function):
         return _products(given_RD, value_ED, runs, 0.0), _spread(weight_RAK, given_RD, value_ED, runs), None
 
 
-def _products(row_RD: Tensor, key_ED: Tensor, runs: Runs, unseen: float) -> Tensor:
+def _products(row_RD: Tensor, key_ED: Tensor, runs: BandSpans, unseen: float) -> Tensor:
     row_RD, key_DE = row_RD.contiguous(), key_ED.t().contiguous()
     found_RAK = torch.full((len(row_RD), runs.heads, runs.band + 1), unseen)
     _library.sq_band_products(
@@ -120,13 +124,13 @@ def _products(row_RD: Tensor, key_ED: Tensor, runs: Runs, unseen: float) -> Tens
     return found_RAK
 
 
-def _sums(weight_RAK: Tensor, value_ED: Tensor, runs: Runs) -> Tensor:
+def _sums(weight_RAK: Tensor, value_ED: Tensor, runs: BandSpans) -> Tensor:
     found_RD = torch.empty(len(weight_RAK), value_ED.shape[1])
     _library.sq_band_sums(runs.of(found_RD), weight_RAK.data_ptr(), value_ED.data_ptr(), found_RD.data_ptr())
     return found_RD
 
 
-def _spread(weight_RAK: Tensor, row_RD: Tensor, like_ED: Tensor, runs: Runs) -> Tensor:
+def _spread(weight_RAK: Tensor, row_RD: Tensor, like_ED: Tensor, runs: BandSpans) -> Tensor:
     found_ED = torch.zeros_like(like_ED)
     _library.sq_band_spread(runs.of(row_RD), weight_RAK.data_ptr(), row_RD.data_ptr(), found_ED.data_ptr())
     return found_ED

@@ -1,4 +1,4 @@
-"""Files of any network: weights that can run no code, and its ONNX form.
+"""Write and read the files of any network: weights that can run no code, and its ONNX form.
 
 Shapes: B batch, W window tokens, F features.
 """
@@ -21,7 +21,7 @@ from common.atomic import new_file
 WEIGHTS_FILE: Final = "model.safetensors"
 DESCRIPTION_FILE: Final = "model.json"
 ONNX_FILE: Final = "model.onnx"
-# Triton's ONNX Runtime of the embedded server and the official containers of the last years load it.
+# The ONNX Runtime of the embedded Triton and of the official containers of recent years loads it.
 ONNX_OPSET: Final = 18
 ONNX_INPUT: Final = "window"
 ONNX_OUTPUT: Final = "latency_us"
@@ -31,8 +31,8 @@ def load_weights(folder: Path, model: torch.nn.Module) -> None:
     """Read the weights in a folder into a network of the same form, and switch its dropout off.
 
     Raises:
-        FileNotFoundError: they are not there.
-        ValueError: they are damaged, of another form, or not finite.
+        FileNotFoundError: the file is missing.
+        ValueError: the weights are damaged, of another form, or not finite.
     """
     path = folder / WEIGHTS_FILE
     if not path.is_file():
@@ -47,10 +47,10 @@ def load_weights(folder: Path, model: torch.nn.Module) -> None:
 
 
 def write_onnx(folder: Path, model: torch.nn.Module, x_BWF: torch.Tensor, output: str) -> Path:
-    """Write `model.onnx` of any network over windows, of which `x_BWF` has the shape; B is free.
+    """Write `model.onnx` of any network over windows shaped like `x_BWF`; B is free.
 
     Raises:
-        ValueError: the exporter gave nothing.
+        ValueError: the exporter returned nothing.
     """
     import onnx
 
@@ -75,12 +75,12 @@ def write_onnx(folder: Path, model: torch.nn.Module, x_BWF: torch.Tensor, output
 
 @contextlib.contextmanager
 def quiet(*loggers: str) -> Iterator[None]:
-    """Keep the exporter's notes on packages we do not use (torchvision, triton) off the screen."""
+    """Suppress the exporter's notes on packages we do not use (torchvision, triton)."""
     levels = {name: logging.getLogger(name).level for name in loggers}
     for name in loggers:
         logging.getLogger(name).setLevel(logging.ERROR)
     try:
-        with warnings.catch_warnings():  # of what PyTorch itself calls and will change
+        with warnings.catch_warnings():  # warnings about PyTorch's own calls
             warnings.simplefilter("ignore", category=FutureWarning)
             warnings.filterwarnings("ignore", "The tensor attributes .* were assigned during export")
             yield
@@ -90,7 +90,7 @@ def quiet(*loggers: str) -> Iterator[None]:
 
 
 def check_state(state: dict[str, torch.Tensor], expected: Mapping[str, torch.Tensor], path: Path) -> None:
-    """Refuse weights of other names, shapes or types than expected, or not finite; the line says which."""
+    """Refuse weights of unexpected names, shapes or types, or not finite; the line says which."""
     if missing := sorted(set(expected) - set(state)):
         raise ValueError(f"{path}: weight {missing[0]} is missing")
     if unknown := sorted(set(state) - set(expected)):

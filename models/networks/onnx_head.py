@@ -1,8 +1,8 @@
-"""The ONNX network of a fine-tuned artifact: its parent's, with the head's weights written anew.
+"""Make the ONNX network of a fine-tuned artifact from its parent's by replacing the head's weights.
 
 Exporting takes PyTorch seconds and the graph is the same every time: fine-tuning changes two linear layers.
-What comes out is what a whole export gives, bit for bit; a test says so, and each push still compares it
-with PyTorch's answer.
+The result equals a whole export bit for bit, as a test shows, and each push still compares it with PyTorch's
+answer.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ HEAD: Final = "head."
 
 
 def export_onnx(folder: Path, parent: Path) -> Path:
-    """Write `model.onnx` beside the weights, from that of `parent` where the two differ in the head alone.
+    """Write `model.onnx` beside the weights, from `parent`'s where the two differ only in the head.
 
-    Any other artifact, or a parent in whose network the head is not found, means a whole export.
+    Any other artifact, or a parent whose head is not found in its network, is exported whole.
     """
     ours, theirs = artifact.load(folder), artifact.load(parent)
     if not (parent / ONNX_FILE).is_file() or not artifact.same_but_head(ours.model, theirs.model):
@@ -44,7 +44,7 @@ def export_onnx(folder: Path, parent: Path) -> Path:
 def put_head(
     network: Any, before: dict[str, NDArray[np.float32]], after: dict[str, NDArray[np.float32]]
 ) -> bool:
-    """Replace the head's tensors in a network; False, and nothing replaced, where one is not found.
+    """Replace the head's tensors in a network; return False, with nothing replaced, if one is not found.
 
     The exporter keeps a tensor under its own name, or folds its transposition into a nameless one.
     """

@@ -1,4 +1,4 @@
-"""Parameters that all networks over queries share, without PyTorch: the command line reads them too."""
+"""Parameters that all networks over queries share; without PyTorch, as the command line reads them too."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from common.section import Above0, Count, Section, near
 from feature_store.events.event_library import INPUTS
 
 MEDIAN = 0.5
-ALL: Final = "all"  # every quantile is served
-MOST_LEVELS: Final = 16  # quantiles that the engine gives (serving/engine/kernel.h)
-Level = float | Literal["all"] | None  # the quantile that is served; None: the median, or the mean
-NEEDED: Final = "size_bytes"  # tells a packet from padding when the scaling is fitted
-ANCHOR_FALLBACK: Final = "last_latency_us"  # the sender's, where the anchor is not visible yet
+ALL: Final = "all"  # serves every quantile
+MOST_LEVELS: Final = 16  # largest number of quantiles in the engine (serving/engine/kernel.h)
+Level = float | Literal["all"] | None  # served quantile; None: the median, or the mean
+NEEDED: Final = "size_bytes"  # input that tells a packet from padding when the scaling is fitted
+ANCHOR_FALLBACK: Final = "last_latency_us"  # the sender's latency, used while the anchor is not visible yet
 
 
 def check_heads(section: str, width: int, heads: int) -> None:
-    """Raise a ValueError of one line where the heads of attention do not divide its width."""
+    """Raise a ValueError of one line if the number of attention heads does not divide the width."""
     if width % heads:
         raise ValueError(
             f"{section}.width is {width}; it must be a multiple of {section}.heads, which is {heads}"
@@ -53,9 +53,9 @@ class QueryNetworkParams(Section):
     seed: Annotated[int, Field(ge=0)] = 1
     """Seed of weights, batches and dropout. `swiftqueue forecasts` and `tune` count their own."""
     workers: Count = 2
-    """Ray Train workers, one core each; each has a share of a step."""
+    """Number of Ray Train workers, one core each; each has a share of a step."""
     epochs: Count
-    """Passes over the training slices; the weights of the best epoch are kept."""
+    """Number of passes over the training slices; the weights of the best epoch are kept."""
     learning_rate: Above0
     """Highest learning rate of AdamW."""
     weight_decay: Annotated[float, Field(ge=0)]
@@ -63,7 +63,7 @@ class QueryNetworkParams(Section):
     sharp_weight: Above0
     """Alpha of the loss: the weight of sharp changes."""
     quantiles: Annotated[list[Annotated[float, Field(gt=0, lt=1)]], Field(default_factory=list)]
-    """Levels of the latencies that it gives, ascending, 0.5 among them; none: the mean log-latency alone."""
+    """Levels of the output quantiles, ascending, with 0.5 among them; none: the mean log-latency alone."""
     served_level: Annotated[Annotated[float, Field(gt=0, lt=1)] | Literal["all"] | None, Field(default=None)]
     """Level of `quantiles` that is served; null: the median, or the mean where there are no quantiles;
     `all`: every quantile (event stream only; the laboratory alone uses them; docs/MODEL.md)."""

@@ -1,4 +1,4 @@
-"""The one way from windows to predicted latencies: batch by batch, in eval mode, on the device of the model.
+"""Predict latencies from windows: batch by batch, in eval mode, on the device of the model.
 
 A row of the answer is a decision: place h is its packet h, in the queue that the packet's own token names. To
 ask for both queues, give the windows of both. The encoder's output is computed once, for however many heads.
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from models.networks.parameters import MEDIAN
-from models.networks.scaling import Target
+from models.networks.scaling import TargetScaling
 from models.networks.torch_scaling import anchored
 
 BATCH: Final = 512  # windows per forward pass
@@ -27,95 +27,95 @@ Floats = NDArray[np.float32]
 
 
 class RawWindows(Protocol):
-    """Raw windows, read as they are needed: an array (B, W, F), in memory or mapped, or what acts so."""
+    """Raw windows read as they are needed: an array (B, W, F), in memory or mapped, or an object like one."""
 
     def __len__(self) -> int:
-        """B."""
+        """Return B."""
 
     def __getitem__(self, part: slice, /) -> Floats:
-        """Some that follow each other."""
+        """Return some consecutive windows."""
 
 
-class Headed(Protocol):
-    """A network whose head can be trained and asked by itself; each of `models/networks` is one."""
+class HeadedNetwork(Protocol):
+    """A network whose head can be trained and applied by itself, such as each of `models/networks`."""
 
     @property
-    def target(self) -> Target:
-        """Scaling of the latency."""
+    def target(self) -> TargetScaling:
+        """Return the scaling of the latency."""
 
     @property
     def head(self) -> nn.Module:
-        """The last layers."""
+        """Return the last layers."""
 
     @property
     def quantiles(self) -> tuple[float, ...]:
-        """Levels of the head's outputs: several (B, H, L), 0.5 among them; one (B, H); none: the mean."""
+        """Return the head's levels: several (B, H, L), 0.5 among them; one (B, H); none: the mean."""
 
     def to_us(self, scaled: Tensor, /) -> Tensor:
-        """Latencies in µs of values in scaled target space."""
+        """Return the latencies in µs of values in scaled target space."""
 
     def eval(self) -> object:
         """Switch dropout off."""
 
 
-class Encoder(Headed, Protocol):
-    """A network over rows: what stands before its head is asked by itself, too."""
+class Encoder(HeadedNetwork, Protocol):
+    """A network over rows whose part before the head can be applied by itself."""
 
     def encode(self, x_BWF: Tensor, /) -> Tensor:
-        """Return what the head reads (B, R, D) of raw rows."""
+        """Return the head's inputs (B, R, D) for raw rows."""
 
     def anchor(self, x_BWF: Tensor, /) -> Tensor:
-        """Return what the head corrects (B, H) of raw rows."""
+        """Return the anchor (B, H) that the head corrects, for raw rows."""
 
     def parameters(self) -> Iterator[nn.Parameter]:
-        """Return its weights."""
+        """Return the network's weights."""
 
 
 @dataclass(frozen=True)
-class Encoded:
-    """Decisions as a head sees them."""
+class HeadInputs:
+    """The head's inputs for some decisions."""
 
     read_BRD: Tensor
-    anchor_BH: Tensor  # in scaled target space: what the head's output is added to
+    anchor_BH: Tensor  # scaled target space; the head's output is added to it
 
 
-def encode(model: Encoder, windows: RawWindows, batch: int = BATCH) -> Iterator[Encoded]:
+def encode(model: Encoder, windows: RawWindows, batch: int = BATCH) -> Iterator[HeadInputs]:
     """Encode windows, `batch` at a time."""
-    model.eval()  # dropout would spoil a cache of it
+    model.eval()  # dropout would spoil cached inputs
     device = next(model.parameters()).device
     for first in range(0, len(windows), batch):
-        # Copied: a memory map is read-only.
+        # The windows are copied: a memory map is read-only.
         x_BWF = torch.from_numpy(np.array(windows[first : first + batch])).to(device)
         with torch.no_grad():
-            part = Encoded(model.encode(x_BWF), model.anchor(x_BWF))
+            part = HeadInputs(model.encode(x_BWF), model.anchor(x_BWF))
         yield part
 
 
-def latencies(model: Headed, encoded: Encoded) -> Floats:
-    """Latencies in µs (B, H) by the head of `model`, of decisions that its own encoder has encoded."""
+def latencies(model: HeadedNetwork, encoded: HeadInputs) -> Floats:
+    """Return latencies in µs (B, H) by the head of `model` for decisions that its own encoder encoded."""
     if len(model.quantiles) > 1:
         return quantiles(model, encoded)[..., model.quantiles.index(MEDIAN)]
     return _latencies(model, encoded).cpu().numpy()
 
 
-def quantiles(model: Headed, encoded: Encoded) -> Floats:
-    """Quantiles in µs (B, H, L), ascending: outputs of neighbouring levels that cross change places.
+def quantiles(model: HeadedNetwork, encoded: HeadInputs) -> Floats:
+    """Return quantiles in µs (B, H, L) in ascending order: outputs of levels that cross are sorted.
 
     Sorting never harms their loss (Chernozhukov, Fernandez-Val and Galichon, Econometrica 78(3), 2010).
     """
     return _latencies(model, encoded).sort(-1).values.cpu().numpy()
 
 
-def answers(model: Headed, encoded: Encoded) -> Tensor:
-    """What the head gives (B, H) or (B, H, L) in scaled target space: levels as they are, unsorted."""
+def answers(model: HeadedNetwork, encoded: HeadInputs) -> Tensor:
+    """Return the head's outputs (B, H) or (B, H, L) in scaled target space, with unsorted levels."""
     with torch.no_grad():
         return anchored(model.head(encoded.read_BRD), encoded.anchor_BH)
 
 
-def _latencies(model: Headed, encoded: Encoded) -> Tensor:
+def _latencies(model: HeadedNetwork, encoded: HeadInputs) -> Tensor:
     return model.to_us(answers(model, encoded))
 
 
 def predict(model: Encoder, windows: RawWindows) -> Floats:
-    """Latencies in µs (B, H) of windows; at least one."""
+    """Return latencies in µs (B, H) of windows; there must be at least one."""
     return np.concatenate([latencies(model, part) for part in encode(model, windows)])

@@ -1,6 +1,6 @@
-"""What all networks that are served share: rows of events and queries in, microseconds out, a tunable head.
+"""The base of all served networks: rows of events and queries in, microseconds out, a tunable head.
 
-A query (docs/EVENTS.md) holds what the sender's log says of one packet that may be sent, for one queue. Each
+A query (docs/EVENTS.md) describes one packet that may be sent, for one queue, by the sender's log. Each
 network has two forms with one set of weights. It is trained on inputs that it sees, event by event. It is
 served without state, from the rows of the last events and of 8 queries in one array.
 
@@ -24,14 +24,14 @@ from torch import Tensor, nn
 from feature_store.events.definition import EVENTS
 from feature_store.packets.schema import HORIZON
 from models.networks.parameters import ANCHOR_FALLBACK
-from models.networks.scaling import ScaledFeature, Target
+from models.networks.scaling import ScaledFeature, TargetScaling
 from models.networks.torch_scaling import Scaling, anchored, scaled_latency, to_us
 
 ROW: Final = tuple(feature.name for feature in EVENTS.features)
 
 
 class QueryHead(nn.Sequential):
-    """The two last linear layers, applied to each query: (…, D) gives (…), or (…, L) of several levels."""
+    """The two last linear layers, applied to each query: (…, D) gives (…), or (…, L) for several levels."""
 
     def __init__(self, width: int, levels: int = 1) -> None:
         super().__init__(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, levels))
@@ -52,21 +52,21 @@ class QueryNetwork(nn.Module):
 
     sizes: Any
     horizon: Final = HORIZON
-    events: int = HORIZON  # K, the last events that a decision sees; the fewest that a row array can have
+    events: int = HORIZON  # K, the last events that a decision sees; a row array needs at least these
 
     def __init__(
         self,
         event_inputs: Sequence[ScaledFeature],
         query_inputs: Sequence[ScaledFeature],
-        target: Target,
+        target: TargetScaling,
         width: int,
         anchor: str | None,
         quantiles: Sequence[float] = (),
     ) -> None:
-        """Make what all networks have.
+        """Make the parts that all networks have.
 
         Raises:
-            ValueError: an input is none of a row's or is named twice, or the anchor is not among the inputs.
+            ValueError: an input is unknown or named twice, or the anchor is not among the inputs.
         """
         super().__init__()
         self.target, self.quantiles = target, tuple(quantiles)
@@ -86,7 +86,7 @@ class QueryNetwork(nn.Module):
 
     @property
     def features(self) -> tuple[ScaledFeature, ...]:
-        """Return the scaling of each input of a row, in its order; one that is not seen has none."""
+        """Return the scaling of each input of a row in order; None for an input that is not seen."""
         seen = {each.name: each for each in (*self.query_inputs, *self.event_inputs)}
         return tuple(seen.get(each.name, ScaledFeature(each.name, each.unit)) for each in EVENTS.features)
 
@@ -97,22 +97,22 @@ class QueryNetwork(nn.Module):
 
     @abstractmethod
     def encode(self, x_BWF: Tensor) -> Tensor:
-        """Return what the head reads (B, H, D) of raw rows (B, W, F): all that the head sees."""
+        """Return the head's inputs (B, H, D) for raw rows (B, W, F)."""
 
     def forward(self, x_BWF: Tensor) -> Tensor:
         """Return latencies in µs (B, H), or (B, H, L), of the queries in raw rows (B, W, F)."""
         return self.to_us(anchored(self.head(self.encode(x_BWF)), self.anchor(x_BWF)))
 
     def answer(self, read_QHD: Tensor, x_QHP: Tensor) -> Tensor:
-        """Return what the head makes of what it reads, plus the anchor, in scaled target space."""
+        """Return the head's output plus the anchor, in scaled target space."""
         return anchored(self.head(read_QHD), self.anchor_of(x_QHP))
 
     def anchor(self, x_BWF: Tensor) -> Tensor:
-        """Return what the head corrects (B, H), of raw rows whose last H are queries, as `anchor_of`."""
+        """Return the anchors (B, H) of raw rows whose last H are queries, as `anchor_of`."""
         return self.anchor_of(x_BWF[:, -self.horizon :, self.query_columns])
 
     def anchor_of(self, x_QHP: Tensor) -> Tensor:
-        """Return what the head corrects (Q, H) in scaled target space; 0, the mean, where none is visible."""
+        """Return the anchors (Q, H) in scaled target space; 0, the mean, where no latency is visible."""
         if not self.anchored:
             return torch.zeros_like(x_QHP[..., 0])
         own_QH = x_QHP[..., self.anchor_index]
@@ -123,16 +123,16 @@ class QueryNetwork(nn.Module):
         return to_us(scaled_QH, self.target)
 
     def scalings(self) -> tuple[ScaledFeature, ...]:
-        """Return every scaling of an input: with the weights, all that decides what rows become."""
+        """Return every input scaling; with the weights they determine all outputs."""
         return (*self.event_inputs, *self.query_inputs)
 
     def encoder_state(self) -> dict[str, Tensor]:
-        """Return every stored tensor but the head's: what tuning must leave bit-identical."""
+        """Return every stored tensor but the head's: tuning must leave these bit-identical."""
         return {name: value for name, value in self.state_dict().items() if not name.startswith("head.")}
 
 
 def _columns(inputs: Sequence[ScaledFeature]) -> list[int]:
-    """Return where inputs stand in a row; whoever reads an artifact finds them by name."""
+    """Return the places of inputs in a row; readers of an artifact find them by name."""
     names = [each.name for each in inputs]
     if unknown := [name for name in names if name not in ROW]:
         raise ValueError(f"no row has the input {unknown[0]}")

@@ -1,4 +1,4 @@
-"""Scaling of inputs and target: fitted on the pre-training slice, stored with the weights (design rule 4).
+"""Scaling of inputs and target, fitted on the pre-training slice and stored with the weights.
 
 Shapes: B batch, W window tokens, F features, H horizon.
 """
@@ -19,9 +19,9 @@ HEAVY_TAILED_UNITS: Final = ("us", "bytes", "packets")  # times, sizes and count
 # An input that hardly varies in the pre-training slice (a constant packet size, say) must not turn a
 # small later change into a huge one: no scale below a tenth of a natural-log unit.
 SCALE_FLOOR: Final = 0.1
-# Divides an input that a network is not to see: nothing that a sender has then changes a digit of a sum.
+# Divisor of an input that a network must not see: no value then changes a digit of a sum.
 UNSEEN_SCALE: Final = 1e30
-MIN_LATENCY_US: Final = 1.0  # the logarithm's floor; captures resolve 1 µs at best
+MIN_LATENCY_US: Final = 1.0  # floor of the logarithm; captures resolve 1 µs at best
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class ScaledFeature:
 
 
 @dataclass(frozen=True)
-class Target:
+class TargetScaling:
     """The latency as the loss sees it: `(transform(latency_us) - shift) / scale`."""
 
     transform: TargetTransform = "log"
@@ -54,7 +54,7 @@ class Target:
         _check_scale("target", self.shift, self.scale)
 
     def apply(self, latency_us: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Target values of latencies in µs; NaN (unknown) stays NaN."""
+        """Return the target values of latencies in µs; NaN (unknown) stays NaN."""
         if self.transform == "log":
             transformed = np.log(np.maximum(latency_us, MIN_LATENCY_US))
         else:
@@ -73,7 +73,7 @@ def transform_of(unit: str) -> FeatureTransform:
 
 
 def unseen(feature: ScaledFeature) -> ScaledFeature:
-    """Scale an input so that the network sees 0, whatever it is; all that reads a scaling can do that."""
+    """Return a scaling by which the network sees 0 whatever the input; every reader supports it."""
     return ScaledFeature(feature.name, feature.unit, scale=UNSEEN_SCALE)
 
 
@@ -86,7 +86,7 @@ def fit_features(
     zeros of heavy-tailed features count like any other value.
 
     Raises:
-        ValueError: the names do not fit the array, or a value is not finite.
+        ValueError: the names do not match the array, or a value is not finite.
     """
     if x_BWF.ndim != 3 or x_BWF.shape[2] != len(names) or len(names) != len(units):
         raise ValueError(f"windows of shape {x_BWF.shape} do not hold the {len(names)} features named")
@@ -108,7 +108,7 @@ def fit_features(
     return tuple(fitted)
 
 
-def fit_target(latency_us: NDArray[np.float32], transform: TargetTransform) -> Target:
+def fit_target(latency_us: NDArray[np.float32], transform: TargetTransform) -> TargetScaling:
     """Fit the target's scaling on the known latencies of the pre-training slice.
 
     Raises:
@@ -117,6 +117,6 @@ def fit_target(latency_us: NDArray[np.float32], transform: TargetTransform) -> T
     known = latency_us[np.isfinite(latency_us)]
     if known.size == 0:
         raise ValueError("cannot fit the target: the pre-training slice holds no known latency")
-    values = Target(transform).apply(known).astype(np.float64)
+    values = TargetScaling(transform).apply(known).astype(np.float64)
     floor = SCALE_FLOOR if transform == "log" else 1.0
-    return Target(transform, round(float(values.mean()), 6), round(max(float(values.std()), floor), 6))
+    return TargetScaling(transform, round(float(values.mean()), 6), round(max(float(values.std()), floor), 6))

@@ -1,4 +1,4 @@
-"""Scaling inside a network: raw inputs to what it sees, and its output to microseconds.
+"""Scaling inside a network: of raw inputs, and of its output to microseconds.
 
 Shapes: B batch, F inputs, H horizon (8 packets), L levels of quantiles.
 """
@@ -12,14 +12,14 @@ from typing import Final
 import torch
 from torch import Tensor, nn
 
-from models.networks.scaling import MIN_LATENCY_US, ScaledFeature, Target
+from models.networks.scaling import MIN_LATENCY_US, ScaledFeature, TargetScaling
 
-PADDING_FEATURE: Final = "size_bytes"  # no packet has size 0: such a row is padding
-MAX_LATENCY_US: Final = 60e6  # nothing above a minute is predicted; keeps exp() finite
+PADDING_FEATURE: Final = "size_bytes"  # no packet has size 0, so such a row is padding
+MAX_LATENCY_US: Final = 60e6  # nothing above a minute is predicted, which keeps exp() finite
 
 
 class Scaling(nn.Module):
-    """Raw inputs (…, F) as a network sees them: transform, shift and scale of each."""
+    """The scaling of raw inputs (…, F): transform, shift and scale of each."""
 
     log_F: Tensor
     shift_F: Tensor
@@ -27,7 +27,7 @@ class Scaling(nn.Module):
 
     def __init__(self, features: Sequence[ScaledFeature]) -> None:
         super().__init__()
-        # Not persistent: model.json is the one place they are stored in.
+        # The buffers are not persistent: only model.json stores these values.
         log = [feature.transform == "log1p" for feature in features]
         self.register_buffer("log_F", torch.tensor(log), persistent=False)
         for part in ("shift", "scale"):
@@ -35,19 +35,19 @@ class Scaling(nn.Module):
             self.register_buffer(f"{part}_F", values, persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Scaled inputs."""
+        """Return scaled inputs."""
         return (torch.where(self.log_F, torch.log1p(x.clamp(min=0)), x) - self.shift_F) / self.scale_F
 
 
-def scaled_latency(latency_us: Tensor, target: Target) -> Tensor:
-    """Latencies in scaled target space; the mean, 0, where one is 0: not visible yet."""
+def scaled_latency(latency_us: Tensor, target: TargetScaling) -> Tensor:
+    """Return latencies in scaled target space; 0, the mean, where a latency is 0: not visible yet."""
     values = latency_us.clamp(min=MIN_LATENCY_US)
     scaled = ((values.log() if target.transform == "log" else values) - target.shift) / target.scale
     return torch.where(latency_us > 0, scaled, torch.zeros_like(scaled))
 
 
-def to_us(scaled: Tensor, target: Target) -> Tensor:
-    """Latencies in µs of values in scaled target space."""
+def to_us(scaled: Tensor, target: TargetScaling) -> Tensor:
+    """Return the latencies in µs of values in scaled target space."""
     values = scaled * target.scale + target.shift
     if target.transform == "log":
         return values.clamp(math.log(MIN_LATENCY_US), math.log(MAX_LATENCY_US)).exp()
@@ -55,5 +55,5 @@ def to_us(scaled: Tensor, target: Target) -> Tensor:
 
 
 def anchored(out: Tensor, anchor_BH: Tensor) -> Tensor:
-    """A head's output (B, H) or (B, H, L) with the anchor that it corrects."""
+    """Return a head's output (B, H) or (B, H, L) plus the anchor that it corrects."""
     return out + (anchor_BH[..., None] if out.dim() > anchor_BH.dim() else anchor_BH)

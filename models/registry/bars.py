@@ -2,12 +2,12 @@
 
 Three bars, each on all figures that the gate of a model computes:
 
-    champion   not worse by more than a margin; 95 % sure of it
-    reference  likewise, by a smaller margin: a version that nothing moves, so small losses cannot add up
-    naive      never below what needs no model, but for a tie
+    champion   not worse by more than a margin, with 95 % confidence
+    reference  not worse by more than a smaller margin; it stays the same, so small losses cannot add up
+    naive      never below a baseline without a model, except for a tie
 
-Where the champion is below one of the last two itself, a challenger that is settled better than it passes
-that bar: the way up is never barred.
+If the champion itself is below one of the last two, a challenger that is surely better than the champion
+passes that bar: the way up is never barred.
 
 Shapes: R draws of the bootstrap.
 """
@@ -21,7 +21,7 @@ from typing import Final, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-TIE: Final = 0.005  # of a figure: calm traffic is what the last value says, and so is a good model
+TIE: Final = 0.005  # difference in a figure: in calm traffic a good model equals the last value
 SURE: Final = 95.0  # percent, one-sided
 NO_CHAMPION: Final = "no champion yet"
 Floats = NDArray[np.float64]
@@ -29,7 +29,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Verdict:
-    """The decision and why."""
+    """The decision and its reason."""
 
     passed: bool
     reason: str
@@ -38,29 +38,29 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Gain:
-    """What a predictor gains over another in one figure; below zero it loses."""
+    """The gain of a predictor over another in one figure; it is negative for a loss."""
 
     figure: str
     ours: float
     other: float
-    gain: float  # absolute of what is best at 1, relative of an error
+    gain: float  # absolute for figures that are best at 1, relative for an error
     margin: float
-    low: float | None  # it gains more than that, at SURE percent; None: too little for an interval
-    high: float | None  # and less than that, likewise
+    low: float | None  # lower bound of the gain at SURE percent; None: too few data for an interval
+    high: float | None  # upper bound of the gain at SURE percent, or None
 
     @property
     def inferior(self) -> bool:
-        """Whether it may lose more than the margin."""
+        """Return whether it may lose more than the margin."""
         return (self.gain if self.low is None else self.low) < -self.margin
 
     @property
     def below(self) -> bool:
-        """Whether it loses, and is no tie."""
+        """Return whether it loses by more than a tie."""
         return self.gain < -TIE
 
     @property
     def better(self) -> bool:
-        """Whether that it gains is settled."""
+        """Return whether the gain is settled."""
         return self.gain > self.margin if self.low is None else self.low > 0
 
     def __str__(self) -> str:
@@ -68,19 +68,19 @@ class Gain:
         return f"{self.figure} {self.ours:.3f} against {self.other:.3f}{least}"
 
 
-Scored = TypeVar("Scored")
+ScoreTable = TypeVar("ScoreTable")
 _Scored = TypeVar("_Scored", contravariant=True)
 
 
-class Compare(Protocol[_Scored]):
-    """What a gate makes of two predictors: the gains of the first in each figure that counts."""
+class GainRule(Protocol[_Scored]):
+    """A gate's comparison of two predictors: the gains of the first in each figure that counts."""
 
     def __call__(self, ours: _Scored, other: _Scored, /, *, strict: bool = False) -> Sequence[Gain]:
-        """Compare; `strict`: by the reference's smaller margin."""
+        """Return the gains; `strict` applies the reference's smaller margin."""
 
 
 def ends(gain_R: Floats) -> tuple[float | None, float | None]:
-    """Interval of a gain from its draws; none where no draw is finite."""
+    """Return the interval of a gain from its draws; None without a finite draw."""
     finite_R = gain_R[np.isfinite(gain_R)]
     if not finite_R.size:
         return None, None
@@ -88,19 +88,21 @@ def ends(gain_R: Floats) -> tuple[float | None, float | None]:
     return float(low), float(high)
 
 
-def losers(challenger: Scored, naive: Mapping[str, Scored], gains: Compare[Scored]) -> tuple[str, ...]:
-    """Naive baselines that do better in a figure, if only by a tie."""
+def losers(
+    challenger: ScoreTable, naive: Mapping[str, ScoreTable], gains: GainRule[ScoreTable]
+) -> tuple[str, ...]:
+    """Return the naive baselines that do better in a figure, even by less than a tie."""
     return tuple(name for name, one in naive.items() if any(g.gain < 0 for g in gains(challenger, one)))
 
 
 def decide(
-    challenger: Scored,
-    champion: Scored | None,
-    naive: Mapping[str, Scored],
-    gains: Compare[Scored],
+    challenger: ScoreTable,
+    champion: ScoreTable | None,
+    naive: Mapping[str, ScoreTable],
+    gains: GainRule[ScoreTable],
     *,
     why_not: str,
-    reference: Scored | None = None,
+    reference: ScoreTable | None = None,
     few: str = "",
 ) -> Verdict:
     """Decide, by the bars above.
@@ -109,11 +111,11 @@ def decide(
         challenger: the new version.
         champion: the served version on the same data, or None if there are no figures of it.
         naive: the naive baselines.
-        gains: compares two of them.
-        why_not: why there are no figures of a champion (`no champion yet`, or why it cannot run here), or of
-            a reference.
+        gains: function that compares two score tables.
+        why_not: reason for missing figures of a champion (`no champion yet`, or why it cannot run here), or
+            of a reference.
         reference: the version whose bar does not move; None where it is the champion itself, or gone.
-        few: what is too little to judge by, in words that are put behind the reason.
+        few: words about data that are too few to judge by, appended to the reason.
     """
     below = {name: [g for g in gains(challenger, other) if g.below] for name, other in naive.items()}
     loses_to = losers(challenger, naive, gains)

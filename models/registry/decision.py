@@ -1,9 +1,9 @@
-"""The gate's decision about a version, signed: what a registry says of a version is believed only so.
+"""The gate's decision about a version, signed: a registry's word counts only with our signature.
 
 The signature (HMAC-SHA256) lies beside the decision as a tag of the version. It covers the model's name, the
-version, what its files are, the decision, and which version is the gate's reference, so no other version can
-have it and no file can be another. The key never goes to the registry: `var/secrets/gate`, or the file that
-SWIFTQUEUE_GATE_KEY names, where several machines decide.
+version, the hashes of its files, the decision and the gate's reference version, so it fits no other version
+and no other file. The key never goes to the registry: `var/secrets/gate`, or the file that
+SWIFTQUEUE_GATE_KEY names if several machines decide.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from common.state import secret, state_dir
 
 KEY_VARIABLE: Final = variable("gate_key")
 SHORTEST_KEY: Final = 32  # bytes
-CONTENT_TAG: Final = "content_sha256"  # of weights and description: two versions with one are one model
+CONTENT_TAG: Final = "content_sha256"  # hash of weights and description: equal hashes are one model
 FILES_TAG: Final = "files_sha256"  # JSON: SHA-256 of each file by its name
-REFERENCE_TAG: Final = "reference_version"  # the gate's fixed bar: the version that its encoder came with
+REFERENCE_TAG: Final = "reference_version"  # the gate's fixed bar: the version with which the encoder came
 DECISION_TAG: Final = "gate"
 REASON_TAG: Final = "gate_reason"
 SIGNATURE_TAG: Final = "gate_signature"
@@ -34,19 +34,19 @@ ANEW: Final = (
 
 
 def signature(model: str, version: int, tags: Mapping[str, str]) -> str:
-    """Signature of the decision that the tags hold, in hex.
+    """Return the signature of the decision that the tags hold, in hex.
 
     Raises:
         OSError: the key cannot be read, or others may read it; the message says what to do.
     """
     signed = [CONTENT_TAG, FILES_TAG, "schema_hash", DECISION_TAG]
-    signed += [REFERENCE_TAG] if REFERENCE_TAG in tags else []  # older versions name none
+    signed += [REFERENCE_TAG] if REFERENCE_TAG in tags else []  # older versions name no reference
     text = json.dumps([model, version, *(tags.get(name, "") for name in signed)])
     return hmac.new(_key(), text.encode(), hashlib.sha256).hexdigest()
 
 
 def unsigned(model: str, version: int, tags: Mapping[str, str]) -> str:
-    """Why the decision in the tags is not ours, in one line; empty if it is.
+    """Return why the tags' decision is not ours, in one line; empty if it is.
 
     Raises:
         OSError: as `signature`.
@@ -63,7 +63,7 @@ def unsigned(model: str, version: int, tags: Mapping[str, str]) -> str:
 
 
 def refusal(model: str, version: int, tags: Mapping[str, str]) -> str:
-    """Why a version may not be served, in one line; empty if the gate passed it and we signed that.
+    """Return why a version may not be served, in one line; empty if the gate passed it and we signed.
 
     Raises:
         OSError: as `signature`.
@@ -77,7 +77,7 @@ def refusal(model: str, version: int, tags: Mapping[str, str]) -> str:
 
 
 def key_exists() -> bool:
-    """Whether there is a key to check with, so that asking makes none."""
+    """Return whether there is a key to check with; this makes none."""
     return bool(settings().gate_key or settings().secrets) or (state_dir() / "secrets" / "gate").is_file()
 
 

@@ -1,6 +1,6 @@
-"""How a trained model becomes a version: judged beside champion and reference, signed, made challenger.
+"""Make a trained model a version: judge it beside champion and reference, sign it, make it challenger.
 
-What a model's figures are, and what it is judged on, is the stage's; this is the same for all models.
+The stage chooses a model's figures and the data that judge it; this part is the same for all models.
 """
 
 from __future__ import annotations
@@ -15,37 +15,37 @@ from typing import Any, Generic, Protocol, TypeVar
 from models.registry.bars import NO_CHAMPION, Verdict
 from models.registry.decision import REFERENCE_TAG
 from models.registry.lineage import RETRAIN, DataSet, content_hash, dvc_hashes, git_commit
-from models.registry.registry import CHALLENGER, CHAMPION, ITSELF, REPLACED_TAG, Decision, Registry
+from models.registry.registry import CHALLENGER, CHAMPION, ITSELF, REPLACED_TAG, GateDecision, Registry
 from models.registry.store import RegistryError
 
-Scored = TypeVar("Scored")
+ScoreTable = TypeVar("ScoreTable")
 _Scored = TypeVar("_Scored", contravariant=True)
 
 
 class Judge(Protocol[_Scored]):
-    """A gate, with the naive baselines in it."""
+    """A gate with the naive baselines in it."""
 
     def __call__(
         self, challenger: _Scored, champion: _Scored | None, why_not: str, reference: _Scored | None, /
     ) -> Verdict:
-        """Decide; `models/registry/bars.py` says what each of them is."""
+        """Decide; `models/registry/bars.py` explains the arguments."""
 
 
 @dataclass(frozen=True)
-class Entered(Generic[Scored]):
-    """A version, new or found again, and how it was judged."""
+class Registration(Generic[ScoreTable]):
+    """A version, new or found again, and its verdict."""
 
     model: str
     version: int
     content: str
     verdict: Verdict
-    champion: int | None  # that it was judged against
-    scores: Mapping[str, Scored]  # of challenger, and of champion and reference where there are any
+    champion: int | None  # version number of the champion in the comparison
+    scores: Mapping[str, ScoreTable]  # by `challenger`, `champion` and `reference`, if there are any
 
     def record(
         self, margin: Mapping[str, float], figures: Mapping[str, Any], **named: str | int
     ) -> dict[str, Any]:
-        """Return it as JSON, with the gate's margins, everybody's figures, and what it is made of."""
+        """Return it as JSON, with the gate's margins, all figures, and the names of its parts."""
         verdict = asdict(self.verdict) | {"loses_to": list(self.verdict.loses_to)}
         gate = {"champion": self.champion, "margin": dict(margin), "figures": dict(figures)}
         return {
@@ -58,13 +58,14 @@ class Entered(Generic[Scored]):
 
 
 def champion_to_beat(registry: Registry) -> tuple[int | None, str]:
-    """The version to be judged against; None with the reason where none may be served."""
+    """Return the version to judge against, or None with the reason why none may be served."""
     version = registry.alias(CHAMPION)
     if version is None:
         return None, NO_CHAMPION
     if not (why := registry.refusal(version)):
         return version, ""
-    # In a registry of before decisions were signed no version is a champion any more, and this is the first.
+    # In a registry from before decisions were signed no version is a champion any more, and this is the
+    # first.
     signed = any(registry.decided(one) for one in registry.versions())
     return None, f"the alias {CHAMPION} is not followed: {why}" if signed else NO_CHAMPION
 
@@ -73,37 +74,37 @@ def enter(
     registry: Registry,
     source: Path,
     *,
-    score: Callable[[Path], Scored],
-    judge: Judge[Scored],
+    score: Callable[[Path], ScoreTable],
+    judge: Judge[ScoreTable],
     complete: Callable[[Path], Any],
     tags: Mapping[str, str],
     params: Mapping[str, str],
-    metrics: Callable[[Mapping[str, Scored]], Mapping[str, float]],
+    metrics: Callable[[Mapping[str, ScoreTable]], Mapping[str, float]],
     headline: Callable[[], Mapping[str, float]] = dict,
     data: Sequence[DataSet] = (),
     reports: Path | None = None,
     lock: Path | None = None,
     tuned_from: int | None = None,
-) -> Entered[Scored]:
-    """Register an artifact (or find it again), judge it, point `challenger` at it.
+) -> Registration[ScoreTable]:
+    """Register an artifact (or find it again), judge it, and point `challenger` at it.
 
-    One that served and fails now keeps its decision, and is no challenger.
+    A version that served and fails now keeps its decision, and is no challenger.
 
     Args:
-        registry: of the model.
-        source: the artifact's folder, an output of another stage: it is not written to.
-        score: figures of the artifact in a folder; a ValueError where it cannot be judged here.
+        registry: registry of the model.
+        source: the artifact's folder, an output of another stage, which is not changed.
+        score: returns the scores of the artifact in a folder; a ValueError if it cannot be judged here.
         judge: the gate.
-        complete: adds to a copy of the artifact what a version has beside it, `model.onnx` first.
-        tags: lineage of this model, beside commit, parent, reference and where its encoder comes from.
-        params: of the run.
-        metrics: figures of the gate as metrics of the run.
-        headline: further metrics of a new version.
-        data: what a new version was trained and judged on; inputs of its run.
+        complete: adds the other files of a version to a copy of the artifact, `model.onnx` first.
+        tags: lineage of this model, beside commit, parent, reference and the encoder's origin.
+        params: parameters of the run.
+        metrics: returns the gate's figures as metrics of the run.
+        headline: returns further metrics of a new version.
+        data: data sets that trained and judged a new version; inputs of its run.
         reports: folder whose files are logged to a new version's run.
-        lock: `dvc.lock`; the hashes of what the stages made become tags of a new version's run.
-        tuned_from: the champion that it is judged against and has the encoder of, where a round made it;
-            None: it has its own, and is judged against whatever champion there is.
+        lock: `dvc.lock`; the hashes of the stages' outputs become tags of a new version's run.
+        tuned_from: the champion whose encoder a round's version shares, and that it is judged against;
+                None: it has its own encoder, and is judged against the current champion.
 
     Raises:
         ValueError: the artifact itself cannot be judged.
@@ -113,7 +114,7 @@ def enter(
     content = content_hash(source)
     version = registry.find(content)
 
-    def score_version(of: int) -> Scored:
+    def score_version(of: int) -> ScoreTable:
         with tempfile.TemporaryDirectory() as temporary:
             return score(registry.fetch(of, Path(temporary)))
 
@@ -127,16 +128,16 @@ def enter(
         try:
             if (bar := registry.reference(champion)) != champion:
                 scores["reference"] = score_version(bar)
-        except (RegistryError, ValueError) as error:  # somebody removed it, or it is of an older program
+        except (RegistryError, ValueError) as error:  # removed by somebody, or written by an older program
             why_not = f"reference {bar} cannot be judged here: {error}"
     verdict = judge(scores["challenger"], scores.get("champion"), why_not, scores.get("reference"))
     if champion is not None and champion == version:
         verdict = Verdict(True, "it is the champion already", verdict.loses_to)
-    judged = Decision(verdict.passed, verdict.reason, champion)
-    stands = False  # a decision of before: what served may still be gone back to
+    judged = GateDecision(verdict.passed, verdict.reason, champion)
+    stands = False  # an earlier decision: a rollback may still use a version that served
     if version is None:
         with tempfile.TemporaryDirectory() as temporary:
-            # Completed in a copy: the artifact is an output of another stage, which DVC guards.
+            # A copy is completed: the artifact is an output of another stage, which DVC guards.
             whole = Path(shutil.copytree(source, Path(temporary) / "artifact"))
             complete(whole)
             version = registry.add(
@@ -160,11 +161,11 @@ def enter(
             registry.decide(version, judged)
     if version != champion and not stands:
         registry.set_alias(CHALLENGER, version)
-    return Entered(registry.model, version, content, verdict, champion, scores)
+    return Registration(registry.model, version, content, verdict, champion, scores)
 
 
 def inherited(registry: Registry, champion: int) -> dict[str, str]:
-    """Tags of a version that has a champion's encoder: its reference, and the re-train it comes from, if any.
+    """Return the tags of a version with a champion's encoder: its reference, and any re-train it comes from.
 
     Raises:
         RegistryError: there is no such version.
@@ -174,14 +175,14 @@ def inherited(registry: Registry, champion: int) -> dict[str, str]:
 
 
 def _hashes(lock: Path | None) -> dict[str, str]:
-    """Return the hashes of what the stages made, as tags of a run."""
+    """Return the hashes of the stages' outputs, as tags of a run."""
     hashes = {} if lock is None else dvc_hashes(lock)
     # MLflow takes no `=` in a tag's name, which `data/packets/trace=NAME` has.
     return {f"dvc.{path.replace('=', ':')}": md5 for path, md5 in hashes.items()}
 
 
 def told(record: Mapping[str, Any]) -> str:
-    """Say how it went, of a record."""
+    """Describe a record's outcome in words."""
     version, verdict = record["version"], record["gate"]
     outcome = "passed" if verdict["passed"] else "FAILED"
     line = f"version {version} {outcome} the gate: {verdict['reason']}"

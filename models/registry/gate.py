@@ -1,11 +1,11 @@
 """The gate of the latency model: may a challenger take the champion's place?
 
-It is judged on packets that neither it nor the champion has learned from: the newest seconds, and those that
-judged the rounds before. The rule and its bars are those of `bars.py`; the figures are the average precision
-of late packets and the log-error, with a paired block bootstrap over seconds.
+It is judged on packets that neither it nor the champion has learned from: the newest seconds, and the slices
+that judged earlier rounds. `bars.py` has the rule and its bars; the figures are the average precision of late
+packets and the log-error, with a paired block bootstrap over seconds.
 
     reference  the version with which the champion's encoder came (the stages', or the last full re-train's).
-               It stays the same however many heads follow
+               It stays the same for all heads that follow
     naive      the last visible latency of the sender, the flow or the queue
 
 Shapes: B decisions, F features, H horizon (8 packets), N packets of known latency, S those of them whose flow
@@ -36,91 +36,91 @@ from models.scoring.metrics import (
 )
 from models.sharp import PAPERS, Change
 
-AP_MARGIN: Final = 0.02  # absolute, of average precision
-LOG_MARGIN: Final = 0.02  # relative, of the log-error
-REFERENCE_MARGIN: Final = 0.01  # of either: smaller, because nothing moves this bar up again
-LEAST_SECONDS: Final = 5  # fewer have no interval worth the name: the figures themselves are compared
+AP_MARGIN: Final = 0.02  # absolute margin of average precision
+LOG_MARGIN: Final = 0.02  # relative margin of the log-error
+REFERENCE_MARGIN: Final = 0.01  # margin of either figure: smaller, because nothing moves this bar up again
+LEAST_SECONDS: Final = 5  # with fewer seconds there is no interval: the figures themselves are compared
 # Late packets come in episodes; with fewer of them one episode decides, so average precision is left out.
 LEAST_LATE: Final = 50
 LEAST_LATE_SECONDS: Final = 5
 LATE: Final = "average precision of late packets"
 LOG: Final = "log-error"
-SEED: Final = 1  # of the draws: the same for all that are judged together
+SEED: Final = 1  # seed of the draws: the same for all predictors judged together
 
 
 @dataclass(frozen=True)
-class HeldOut:
-    """What judges: decisions in time order and what came."""
+class HeldOutDecisions:
+    """The judging data: decisions in time order and the packets' latencies."""
 
     candidates_BHF: NDArray[np.float32]  # tokens of the packets about to be sent
     y_BH: NDArray[np.float32]  # µs; NaN where unknown
     decision_ns_B: Ints
     features: tuple[str, ...]
-    change: Change = PAPERS  # from which on a packet is late
+    change: Change = PAPERS  # least change from which a packet is late
 
     @property
     def candidates(self) -> Candidates:
-        """Tokens of the packets about to be sent."""
+        """Return the queries of the packets about to be sent."""
         return Candidates(self.candidates_BHF, self.features)
 
     @cached_property
     def known_BH(self) -> Bools:
-        """Packets of known latency."""
+        """Return which packets have a known latency."""
         return np.isfinite(self.y_BH)
 
     @cached_property
     def y_N(self) -> Floats:
-        """Their latencies, µs."""
+        """Return the known latencies in µs."""
         return self.y_BH[self.known_BH].astype(np.float64)
 
     @cached_property
     def last_N(self) -> Floats:
-        """The last visible latency of each one's flow, µs."""
+        """Return the last visible latency in µs of each known packet's flow."""
         return self.candidates.column("last_latency_flow_us")[self.known_BH]
 
     def margin_N(self, us_N: Floats) -> Floats:
-        """How far a latency (µs) of each known packet would lie above its flow's; late from 1 on."""
+        """Return how far latencies (µs) of known packets would lie above their flow's; late from 1 on."""
         return late_margin(us_N, self.last_N, self.change)
 
     @cached_property
     def referred_N(self) -> Bools:
-        """Whether there was one: no other packet can be late."""
+        """Return whether each one's flow has a visible latency; no other packet can be late."""
         return np.isfinite(self.margin_N(self.y_N))
 
     @cached_property
     def late_S(self) -> Bools:
-        """Which packets were late."""
+        """Return which packets were late."""
         return self.margin_N(self.y_N)[self.referred_N] >= 1
 
     @cached_property
     def draws(self) -> tuple[Ints, Floats]:
-        """Second (N,) of each packet, and how often each draw takes each second (R, seconds)."""
+        """Return each packet's second (N,), and how often each draw takes each second (R, seconds)."""
         block_B, draws = block_draws(self.decision_ns_B, SEED)
         return np.repeat(block_B, self.y_BH.shape[1]).reshape(self.y_BH.shape)[self.known_BH], draws
 
 
 @dataclass(frozen=True)
 class Figures:
-    """How well a predictor does; None where it cannot be computed."""
+    """The figures of a predictor; None where one cannot be computed."""
 
-    average_precision: float | None  # of late packets
+    average_precision: float | None  # figure of late packets
     log_mae: float | None  # mean |ln predicted - ln true|
     mae_ms: float | None
     n: int  # packets of known latency
     n_late: int
-    seconds: int = 0  # that they are from
-    late_seconds: int = 0  # of these, with a late packet
+    seconds: int = 0  # number of seconds that they come from
+    late_seconds: int = 0  # number of these seconds with a late packet
 
     def as_metrics(self, prefix: str) -> dict[str, float]:
-        """The figures that exist, by metric name."""
+        """Return the figures that exist, by metric name."""
         return {f"{prefix}.{k}": float(v) for k, v in asdict(self).items() if v is not None}
 
 
 @dataclass(frozen=True)
-class Scored:
-    """A predictor's figures, and those under each draw of the bootstrap; NaN where a draw leaves none.
+class ScoreTable:
+    """A predictor's figures, and their values under each draw of the bootstrap; NaN for an empty draw.
 
-    None were drawn for a naive baseline: a challenger is not to be below it, however little is known.
+    A naive baseline has no draws: a challenger must never be below it, however few the data.
     """
 
     figures: Figures
@@ -128,11 +128,11 @@ class Scored:
     log_mae_R: Floats
 
 
-def score(pred_BH: NDArray[Any], held_out: HeldOut, *, drawn: bool = True) -> Scored:
-    """Figures of predicted latencies (µs); without `drawn` no bootstrap.
+def score(pred_BH: NDArray[Any], held_out: HeldOutDecisions, *, drawn: bool = True) -> ScoreTable:
+    """Return the scores of predicted latencies (µs); `drawn` adds the bootstrap.
 
     Raises:
-        ValueError: a prediction is no finite number.
+        ValueError: a prediction is not a finite number.
     """
     pred_N = np.asarray(pred_BH, np.float64)[held_out.known_BH]
     if not np.isfinite(pred_N).all():
@@ -142,7 +142,7 @@ def score(pred_BH: NDArray[Any], held_out: HeldOut, *, drawn: bool = True) -> Sc
     y_N, referred_N, late_S = held_out.y_N, held_out.referred_N, held_out.late_S
     none_R = np.zeros(0)
     if not y_N.size:
-        return Scored(Figures(None, None, None, 0, 0), none_R, none_R)
+        return ScoreTable(Figures(None, None, None, 0, 0), none_R, none_R)
     second_N, draws = held_out.draws
     curve = precision_recall(late_S, held_out.margin_N(pred_N)[referred_N])
     log_N = np.abs(np.log(np.maximum(pred_N, 1.0)) - np.log(np.maximum(y_N, 1.0)))  # 1 µs: resolution
@@ -156,20 +156,20 @@ def score(pred_BH: NDArray[Any], held_out: HeldOut, *, drawn: bool = True) -> Sc
         late_seconds=int(np.unique(second_N[referred_N][late_S]).size),
     )
     if not drawn:
-        return Scored(figures, none_R, none_R)
+        return ScoreTable(figures, none_R, none_R)
     packets_R, errors_R = (
         draws @ np.bincount(second_N, weight_N, minlength=draws.shape[1])
         for weight_N in (np.ones_like(log_N), log_N)
     )
-    return Scored(
+    return ScoreTable(
         figures,
         average_precision_draws(curve, late_S, second_N[referred_N], draws),
         np.divide(errors_R, packets_R, out=np.full_like(errors_R, np.nan), where=packets_R > 0),
     )
 
 
-def score_naive(held_out: HeldOut, otherwise_us: float) -> dict[str, Scored]:
-    """Figures of the last visible latency of the sender, the flow and the queue."""
+def score_naive(held_out: HeldOutDecisions, otherwise_us: float) -> dict[str, ScoreTable]:
+    """Return the scores of the last visible latency of the sender, the flow and the queue."""
     return {
         method: score(last_visible(held_out.candidates, method, otherwise_us), held_out, drawn=False)
         for method in LAST_VISIBLE
@@ -177,11 +177,11 @@ def score_naive(held_out: HeldOut, otherwise_us: float) -> dict[str, Scored]:
 
 
 def judge(
-    challenger: Scored,
-    champion: Scored | None,
-    naive: Mapping[str, Scored],
+    challenger: ScoreTable,
+    champion: ScoreTable | None,
+    naive: Mapping[str, ScoreTable],
     why_not: str,
-    reference: Scored | None = None,
+    reference: ScoreTable | None = None,
 ) -> Verdict:
     """Decide, by the bars above.
 
@@ -189,10 +189,10 @@ def judge(
         challenger: the new version.
         champion: the served version on the same packets, or None if there are no figures of it.
         naive: the naive baselines.
-        why_not: why there are no figures of a champion (`no champion yet`, or why it cannot run here), or of
-            a reference.
-        reference: the version that the champion's encoder came with; None where it is the champion itself, or
-            cannot be had.
+        why_not: reason for missing figures of a champion (`no champion yet`, or why it cannot run here), or
+            of a reference.
+        reference: the version that the champion's encoder came with; None if it is the champion itself, or
+                unavailable.
     """
     if challenger.figures.log_mae is None:
         loses_to = bars.losers(challenger, naive, _gains)
@@ -201,20 +201,20 @@ def judge(
     return bars.decide(challenger, champion, naive, _gains, why_not=why_not, reference=reference, few=few)
 
 
-def inferior(ours: Scored, other: Scored) -> str:
-    """Words for where a version may be worse than another by more than the margin; empty if nowhere."""
+def inferior(ours: ScoreTable, other: ScoreTable) -> str:
+    """Return in words where a version may be worse than another by more than the margin; empty if nowhere."""
     return ", ".join(str(gain) for gain in _gains(ours, other) if gain.inferior)
 
 
-def surely_worse(ours: Scored, other: Scored) -> dict[str, float]:
-    """By how much at least a version is worse than another in each figure in which that is settled."""
+def surely_worse(ours: ScoreTable, other: ScoreTable) -> dict[str, float]:
+    """Return the least loss of a version against another in each figure where a loss is settled."""
     return {
         gain.figure: -gain.high for gain in _gains(ours, other) if gain.high is not None and gain.high < 0
     }
 
 
-def _gains(ours: Scored, other: Scored, *, strict: bool = False) -> list[Gain]:
-    """What `ours` gains over another in each figure that both have and that counts."""
+def _gains(ours: ScoreTable, other: ScoreTable, *, strict: bool = False) -> list[Gain]:
+    """Return the gains of `ours` over another in each figure that both have and that counts."""
     ap_margin, log_margin = (REFERENCE_MARGIN, REFERENCE_MARGIN) if strict else (AP_MARGIN, LOG_MARGIN)
     one, two = ours.figures, other.figures
     drawn = one.seconds >= LEAST_SECONDS and other.log_mae_R.size > 0
@@ -223,7 +223,7 @@ def _gains(ours: Scored, other: Scored, *, strict: bool = False) -> list[Gain]:
         ends = bars.ends(ours.average_precision_R - other.average_precision_R) if drawn else (None, None)
         gain = one.average_precision - two.average_precision
         found.append(Gain(LATE, one.average_precision, two.average_precision, gain, ap_margin, *ends))
-    if one.log_mae is not None and two.log_mae:  # 0: it knows all, as an oracle in a test
+    if one.log_mae is not None and two.log_mae:  # 0: an oracle in a test
         ends = bars.ends(1 - ours.log_mae_R / other.log_mae_R) if drawn else (None, None)
         gain = 1 - one.log_mae / two.log_mae
         found.append(Gain(LOG, one.log_mae, two.log_mae, gain, log_margin, *ends))
@@ -235,7 +235,7 @@ def _enough_late(figures: Figures) -> bool:
 
 
 def _few(figures: Figures) -> str:
-    """What is too few to judge by, in words; empty if nothing is."""
+    """Return in words which data are too few to judge by; empty if none are."""
     said = []
     if figures.seconds < LEAST_SECONDS:
         said.append(f"{figures.seconds} s judge, too few for an interval ({LEAST_SECONDS})")

@@ -1,4 +1,4 @@
-"""Where a model comes from: the commit of the code and the DVC hashes of the data it was made with."""
+"""The origin of a model: the commit of the code, and the DVC hashes of its data."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from typing import Final
 import yaml
 
 UNKNOWN: Final = "unknown"
-# What the stages write of tracked files, as `git status` takes paths. A version's tags have the hashes in it.
+# Tracked files that the stages write, as paths for `git status`. A version's tags have the hashes in them.
 RECORDS: Final = ("dvc.lock", "data/evaluation")
-RETRAIN: Final = "retrain."  # tags of a version whose encoder a full re-train made
-ORIGIN: Final = ("dvc.", RETRAIN)  # tags by which an older program's versions have the same encoder
-MLFLOW_TYPES: Final = {  # of a column, by Polars' name of its type; any other is read as text
+RETRAIN: Final = "retrain."  # prefix of tags of a version whose encoder a full re-train made
+ORIGIN: Final = ("dvc.", RETRAIN)  # prefixes of an older program's tags that depend on the encoder
+MLFLOW_TYPES: Final = {  # type of a column by Polars' name of its type; others are read as text
     **dict.fromkeys(("Int8", "Int16", "Int32", "UInt8", "UInt16"), "integer"),
     **dict.fromkeys(("Int64", "UInt32"), "long"),
     **{"Float32": "float", "Float64": "double", "Boolean": "boolean"},
@@ -25,30 +25,30 @@ MLFLOW_TYPES: Final = {  # of a column, by Polars' name of its type; any other i
 
 
 def origin(tags: Mapping[str, str]) -> dict[str, str]:
-    """Tags that say where a version's encoder comes from."""
+    """Return the tags that name the origin of a version's encoder."""
     return {name: value for name, value in tags.items() if name.startswith(ORIGIN)}
 
 
 @dataclass(frozen=True)
 class DataSet:
-    """A data set of a run: what MLflow shows as its input."""
+    """A data set of a run, which MLflow shows as its input."""
 
     name: str
-    source: str  # its path in the project
-    digest: str  # DVC's MD5; of files that DVC does not know, one of their names and sizes
+    source: str  # path in the project
+    digest: str  # DVC's MD5; without one, a digest of file names and sizes
     use: str  # `training` or `testing`
     rows: int | None
-    columns: Mapping[str, str]  # MLflow's type by name
+    columns: Mapping[str, str]  # MLflow's type by column name
 
 
 def packet_sets(packets: Path, traces: Iterable[str], lock: Path, use: str = "training") -> list[DataSet]:
     """Describe the packet tables of some traces; a trace without a table has no entry.
 
     Args:
-        packets: folder of the tables.
-        traces: their names.
+        packets: folder of the packet tables.
+        traces: names of the traces.
         lock: `dvc.lock`; the project's folder is its parent.
-        use: what a run does with them.
+        use: `training` or `testing`.
     """
     import polars as pl
 
@@ -68,12 +68,12 @@ def packet_sets(packets: Path, traces: Iterable[str], lock: Path, use: str = "tr
 
 
 def folder_set(folder: Path, lock: Path) -> DataSet:
-    """Describe what a folder holds as one data set, for a stage that has no packet tables."""
+    """Describe a folder as one data set, for a stage without packet tables."""
     return DataSet(folder.name, *_where_and_what(folder, lock), "training", None, {})
 
 
 def _where_and_what(folder: Path, lock: Path) -> tuple[str, str]:
-    """Path of a folder in the project, and its digest."""
+    """Return the path of a folder in the project, and its digest."""
     source = os.path.relpath(folder, lock.parent)
     if known := dvc_hashes(lock).get(source):
         return source, known
@@ -82,9 +82,9 @@ def _where_and_what(folder: Path, lock: Path) -> tuple[str, str]:
 
 
 def git_commit(folder: Path) -> str:
-    """Commit checked out in `folder`, with `+dirty` if its sources differ; `unknown` where git does not say.
+    """Return the commit checked out in `folder`, with `+dirty` if its sources differ; else `unknown`.
 
-    What `dvc repro` writes is no source: on another machine the same sources give it other last digits.
+    Outputs of `dvc repro` are not sources: on another machine the same sources give other last digits.
     """
     try:
         commit = _git(folder, "rev-parse", "HEAD")
@@ -103,7 +103,7 @@ def _git(folder: Path, *arguments: str) -> str:
 
 
 def dvc_hashes(lock: Path) -> dict[str, str]:
-    """MD5 by path of every output that `dvc.lock` knows; empty without one (a run outside DVC).
+    """Return the MD5 by path of every output in `dvc.lock`; empty without one (a run outside DVC).
 
     Raises:
         ValueError: the file is malformed.
@@ -120,8 +120,8 @@ def dvc_hashes(lock: Path) -> dict[str, str]:
 
 
 def content_hash(artifact: Path) -> str:
-    """SHA-256 of an artifact's description and weights: two artifacts with one hash are one model."""
-    # Here, because it brings PyTorch, which `swiftqueue status` can do without.
+    """Return the SHA-256 of an artifact's description and weights: one hash means one model."""
+    # Imported here, because it brings PyTorch, which `swiftqueue status` does not need.
     from models.networks.files import DESCRIPTION_FILE, WEIGHTS_FILE
 
     digest = hashlib.sha256()

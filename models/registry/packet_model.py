@@ -1,4 +1,4 @@
-"""A trained model that predicts from a packet table: for `import swiftqueue`, and for MLflow's `pyfunc`.
+"""A trained model that predicts from a packet table, for `import swiftqueue` and MLflow's `pyfunc`.
 
 Importing it loads none of the libraries behind it.
 """
@@ -16,32 +16,32 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Floats = NDArray[np.float32]
-    Predicted = Callable[[pl.DataFrame], Floats]  # µs of the packets of whole batches, in send order
+    Predicted = Callable[[pl.DataFrame], Floats]  # latencies in µs of whole batches, in send order
 
 PREDICTED: Final = "predicted_us"  # the column that `Model.predict` adds
 EXAMPLE_PACKETS: Final = 32
 EXAMPLE_RTT_NS: Final = 20_000_000
-NULLABLE: Final = ("acked_ns", "latency_us")  # of packets without an acknowledgement
+NULLABLE: Final = ("acked_ns", "latency_us")  # columns that are null for packets without an acknowledgement
 
 
 class Model:
-    """A trained predictor; `swiftqueue.load_model` gives one."""
+    """A trained predictor, as `swiftqueue.load_model` returns it."""
 
     def __init__(self, description: dict[str, Any], predicted: Predicted) -> None:
         self._description, self._predicted = description, predicted
 
     @property
     def description(self) -> dict[str, Any]:
-        """What the files of the model say beside its weights: its form, inputs, and how it was taught."""
+        """Return the model files' description: form, inputs and training."""
         return dict(self._description)
 
     def predict(self, packets: pl.DataFrame) -> pl.DataFrame:
-        """Forecast the latency of each packet of a trace from what its sender knew before it was sent.
+        """Predict the latency of each packet of a trace from its sender's knowledge before it was sent.
 
         Eight packets are decided at once, at the send time of the first.
 
         Args:
-            packets: one whole trace, N rows in send order, as `read_capture` gives it.
+            packets: one whole trace, N rows in send order, as `read_capture` returns it.
 
         Returns:
             The same N rows with one more column, `predicted_us` (microseconds, float32); null in an
@@ -62,7 +62,7 @@ def read_model(folder: Path) -> Model:
 
     Raises:
         FileNotFoundError: a file is missing.
-        ValueError: it is damaged or of another format; the line says what.
+        ValueError: a file is damaged or of another format; the line says which.
     """
     from common.json_file import read_object
     from models.forecasters import forecaster
@@ -79,17 +79,17 @@ def read_model(folder: Path) -> Model:
         import numpy as np
 
         from feature_store.packets.schema import HORIZON
-        from models.forecasters.traces import Part
+        from models.forecasters.traces import TracePart
         from models.training.protocol import Slice
 
-        part = Part("trace", packets, Slice(0, packets.height // HORIZON), **knows)
+        part = TracePart("trace", packets, Slice(0, packets.height // HORIZON), **knows)
         return fitted.predict(part).ravel() if len(part) else np.empty(0, np.float32)
 
     return Model(described, predicted)
 
 
 class PacketTableModel:
-    """What MLflow's `pyfunc` calls: a packet table as a pandas frame, and each packet's latency."""
+    """MLflow's `pyfunc` of a model: a packet table as a pandas frame in, each packet's latency out."""
 
     def __init__(self, folder: Path) -> None:
         self._model = read_model(folder)
@@ -99,7 +99,7 @@ class PacketTableModel:
 
         Args:
             packets: the columns of a packet table (docs/PACKETS.md); `acked_ns` and `latency_us` may be null.
-            params: MLflow's; there are none.
+            params: required by MLflow's interface; unused.
 
         Raises:
             ValueError: the rows are not one whole trace in send order, or a column has another type.

@@ -1,4 +1,4 @@
-"""Sections of params.yaml that say which model is registered, served and kept: one for each model."""
+"""Sections of params.yaml about registering, serving and keeping models, one for each model."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from common.state import experiment_name
 
 
 class RegisteredParams(Section):
-    """What every registered model needs."""
+    """Parameters of every registered model."""
 
     model_name: Annotated[str, Field(min_length=1)]
-    """Its name there, and in Triton."""
+    """Name of the model in the registry and in Triton."""
     keep_versions: Annotated[int, Field(ge=2)]
-    """Served versions kept in Triton's repository; a rollback needs two."""
+    """Number of served versions kept in Triton's repository; a rollback needs two."""
     experiments: bool
     """Whether an experiment (`dvc exp run`) registers its model, too."""
 
     def why_nothing(self) -> str:
-        """Return why nothing is registered now; empty where something is."""
+        """Return why nothing is registered now; empty if a model is."""
         if (name := experiment_name()) and not self.experiments:
             return f"experiment {name} registers nothing: {self.section}.experiments is false"
         return ""
 
 
 class RegisterParams(RegisteredParams):
-    """Which model goes into the registry."""
+    """Parameters of registering the latency model."""
 
     section: ClassVar = "register"
     trace: Annotated[str, Field(min_length=1)]
@@ -36,10 +36,10 @@ class RegisterParams(RegisteredParams):
 
 
 class RateRegisterParams(RegisteredParams):
-    """Which network that forecasts rates goes into the registry (docs/RATE.md)."""
+    """Parameters of registering a network that forecasts rates (docs/RATE.md)."""
 
     section: ClassVar = "rate_register"
     network: Literal["transformer", "lstm"]
-    """Its kind."""
+    """Kind of the network."""
     seed: Annotated[int, Field(ge=1, le=2**31)]
-    """Its seed, one of `rate_train.seeds`."""
+    """Training seed of the network, one of `rate_train.seeds`."""

@@ -1,10 +1,10 @@
 """The model registry (MLflow): versions with lineage tags, and the aliases champion and challenger.
 
 A version is the artifact (safetensors, JSON, ONNX) beside an `MLmodel` file with the signature; no pickle.
-Which store that is says models/registry/store.py.
+models/registry/store.py chooses the store.
 
-What a registry answers is not trusted: a version's files and the gate's decision about it count only as we
-signed them (models/registry/decision.py), and an answer that makes no sense is a RegistryError.
+A registry's answers are not trusted: a version's files and the gate's decision count only with our signature
+(models/registry/decision.py), and a malformed answer is a RegistryError.
 """
 
 from __future__ import annotations
@@ -37,28 +37,28 @@ from models.registry.store import (
 EXPERIMENT: Final = "swiftqueue"
 CHAMPION: Final = "champion"  # the served version
 CHALLENGER: Final = "challenger"  # the version that may take its place
-ITSELF: Final = "itself"  # REFERENCE_TAG of the version that an encoder came with
-LIVE: Final = "live"  # tag `protocol` of a version that a round made
-REPLACED_TAG: Final = "replaced_version"  # of a version that served: the champion before it, or "none"
+ITSELF: Final = "itself"  # value of REFERENCE_TAG for the version with which an encoder came
+LIVE: Final = "live"  # tag `protocol` of a round's version
+REPLACED_TAG: Final = "replaced_version"  # tag of a version that served: the champion before it, or "none"
 PAGE: Final = 1000  # versions in one answer
 ABOUT: Final = (
     f"The alias `{CHAMPION}` is the version that is served, `{CHALLENGER}` the newest that the gate judged. "
     "The description of a version says how it was judged, and its run has parameters, data sets and figures."
-)  # of every registered model, on its page
+)  # shown on the page of every registered model
 
 _VERSION: Final = re.compile(r"[1-9][0-9]{0,8}")
 
 
 @dataclass(frozen=True)
-class Decision:
-    """What the gate said of a version."""
+class GateDecision:
+    """The gate's decision about a version."""
 
     passed: bool
     reason: str
-    champion: int | None  # that it was judged against
+    champion: int | None  # version of the champion that it was judged against
 
     def tags(self) -> dict[str, str]:
-        """Return it as tags of a version."""
+        """Return the decision as tags of a version."""
         return {
             decision.DECISION_TAG: decision.PASSED if self.passed else decision.FAILED,
             decision.REASON_TAG: self.reason,
@@ -67,7 +67,7 @@ class Decision:
 
 
 def described(tags: Mapping[str, str]) -> str:
-    """Return what a version's page says of it: the gate's decision, its reason, and where it comes from."""
+    """Return the text of a version's page: the gate's decision, its reason, and the version's origin."""
     passed = tags.get(decision.DECISION_TAG) == decision.PASSED
     reason = tags.get(decision.REASON_TAG) or "no reason"
     said = f"**The gate {'passed' if passed else 'refused'} it**: {reason}."
@@ -79,7 +79,7 @@ def described(tags: Mapping[str, str]) -> str:
 
 
 def _unless_gone(delete: Callable[[str], Any], what: str) -> None:
-    """Delete something that may have been deleted before."""
+    """Delete an object that may be gone already."""
     from mlflow.exceptions import MlflowException
 
     try:
@@ -90,7 +90,7 @@ def _unless_gone(delete: Callable[[str], Any], what: str) -> None:
 
 
 def _number(version: Any) -> int:
-    """Number of a version as the registry writes it."""
+    """Return the number of a version as the registry writes it."""
     if not _VERSION.fullmatch(str(version)):
         raise RegistryError(f"the registry {redacted(tracking_uri())} names a version {str(version)[:30]!r}")
     return int(version)
@@ -104,7 +104,7 @@ class Registry:
         self._client = connect()
 
     def find(self, content: str) -> int | None:
-        """Newest version with this content hash; one whose decision we did not sign is none."""
+        """Return the newest version with this content hash whose decision we signed, or None."""
         known = self.tags_by_version(f" and tags.{CONTENT_TAG} = '{content}'")
         signed = (
             version
@@ -114,11 +114,11 @@ class Registry:
         return max(signed, default=None)
 
     def versions(self) -> list[int]:
-        """All versions, ascending."""
+        """Return all versions, ascending."""
         return sorted(self.tags_by_version())
 
     def tags_by_version(self, condition: str = "") -> dict[int, dict[str, str]]:
-        """Tags of all versions, or of those that a further condition (MLflow's filter) holds for."""
+        """Return the tags of all versions, or of those that meet MLflow's filter `further`."""
         known: dict[int, dict[str, str]] = {}
         token: str | None = ""
         with clear_errors("search"):
@@ -134,17 +134,18 @@ class Registry:
         return known
 
     def aliases(self) -> dict[str, int]:
-        """Every alias and its version."""
+        """Return every alias and its version."""
         with clear_errors("aliases"):
             found = self._client.search_registered_models(f"name = '{self.model}'", max_results=1)
             named = found[0].aliases.items() if found else ()
             return {str(name): _number(version) for name, version in named}
 
     def remove(self, version: int) -> None:
-        """Remove a version and its tags; delete its run and its logged model. One half removed goes, too.
+        """Remove a version with its tags, its run and its logged model, even if it is half removed.
 
-        What lies on the disk of them goes with `mlflow gc` (models/registry/retention.py). MLflow keeps two
-        rows of each version for ever.
+        `mlflow gc` frees their files (models/registry/retention.py). MLflow keeps two rows of each version
+        for
+                ever.
         """
         with clear_errors(f"removal of version {version}"):
             found = self._client.get_model_version(self.model, str(version))
@@ -154,25 +155,25 @@ class Registry:
                 (self._client.delete_run, found.run_id),
             ):
                 _unless_gone(delete, what)
-            for name in found.tags:  # MLflow keeps those of a deleted version
+            for name in found.tags:  # MLflow keeps the tags of a deleted version
                 self._client.delete_model_version_tag(self.model, str(version), name)
             self._client.delete_model_version(self.model, str(version))
 
     def alias(self, name: str) -> int | None:
-        """Version that an alias points to; whether it may be served says serving/deploy/champion.py."""
+        """Return the version of an alias; serving/deploy/champion.py decides whether it may be served."""
         from mlflow.exceptions import MlflowException
 
         with clear_errors(f"alias {name}"):
             try:
                 return _number(self._client.get_model_version_by_alias(self.model, name).version)
             except MlflowException as error:
-                # Unknown model or alias; which code says so depends on the store.
+                # The model or alias is unknown; the error's code depends on the store.
                 if error.error_code in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
                     return None
                 raise
 
     def set_alias(self, name: str, version: int) -> None:
-        """Point an alias to a version, away from any other."""
+        """Point an alias to a version."""
         with clear_errors(f"alias {name}"):
             self._client.set_registered_model_alias(self.model, name, str(version))
 
@@ -183,7 +184,7 @@ class Registry:
                 self._client.delete_registered_model_alias(self.model, name)
 
     def tags(self, version: int) -> dict[str, str]:
-        """Tags of a version.
+        """Return the tags of a version.
 
         Raises:
             RegistryError: there is no such version.
@@ -194,7 +195,7 @@ class Registry:
             return {str(name): str(value) for name, value in tags.items()}
 
     def reference(self, version: int) -> int:
-        """The version that a version's encoder came with: the stages' own, or a full re-train's.
+        """Return the version with which a version's encoder came: the stages' own, or a full re-train's.
 
         Raises:
             RegistryError: there is no such version, or its tag makes no sense.
@@ -205,12 +206,12 @@ class Registry:
             return _number(named)
         if REFERENCE_TAG in tags or tags.get("protocol") != LIVE:
             return version
-        # A round of an older program made it, which named none.
+        # A round of an older program made it and named no reference.
         alike = (v for v, other in self.tags_by_version().items() if origin(other) == origin(tags))
         return min(alike, default=version)
 
     def refusal(self, version: int) -> str:
-        """Why a version may not be served, in one line; empty if the gate passed it and we signed that.
+        """Return why a version may not be served, in one line; empty if the gate passed it and we signed.
 
         Raises:
             RegistryError: there is no such version.
@@ -219,14 +220,14 @@ class Registry:
         return decision.refusal(self.model, version, self.tags(version))
 
     def decided(self, version: int) -> bool:
-        """Whether there is a decision about a version that we signed, whichever it is."""
+        """Return whether we signed a decision about a version, whichever it is."""
         return not decision.unsigned(self.model, version, self.tags(version))
 
-    def decide(self, version: int, judged: Decision) -> None:
+    def decide(self, version: int, judged: GateDecision) -> None:
         """Replace the decision about a version and sign it.
 
         Raises:
-            RegistryError: the one before was not ours, so that nobody knows what its files are.
+            RegistryError: the last decision was not ours, so its files are unknown.
 
         """
         tags = self.tags(version)
@@ -239,7 +240,7 @@ class Registry:
             self._client.update_model_version(self.model, str(version), described(decided))
 
     def registered(self, version: int) -> float:
-        """When a version was registered, in seconds since the epoch.
+        """Return when a version was registered, in seconds since the epoch.
 
         Raises:
             RegistryError: there is no such version.
@@ -257,11 +258,11 @@ class Registry:
     def fetch(self, version: int, folder: Path) -> Path:
         """Copy a version's artifact (safetensors, JSON, ONNX, INPUTS_FILE if it has one) into `folder`.
 
-        Nothing reads a file before its SHA-256 is found to be that of the signed decision.
+        No file is read before its SHA-256 matches the signed decision.
 
         Raises:
-            RegistryError: there is no such version, its decision is not ours, or a file is missing, damaged
-                or another.
+            RegistryError: there is no such version, its decision is not ours, or a file is missing or
+                differs.
 
         """
         import mlflow
@@ -273,7 +274,7 @@ class Registry:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory() as temporary:
             for name, expected in hashes.items():
-                # By name: what else a registry holds there, or leads us to, is not ours to copy.
+                # The files are copied by name: other files of the registry are not ours.
                 with clear_errors(f"download of {name} of version {version}"):
                     uri = self._client.get_model_version_download_uri(self.model, str(version))
                     source = Path(mlflow.artifacts.download_artifacts(f"{uri}/{name}", dst_path=temporary))
@@ -290,7 +291,7 @@ class Registry:
         self,
         artifact: Path,
         *,
-        judged: Decision,
+        judged: GateDecision,
         tags: Mapping[str, str],
         params: Mapping[str, str],
         metrics: Mapping[str, float],
@@ -302,11 +303,11 @@ class Registry:
 
         Args:
             artifact: folder holding the ARTIFACT_FILES and, if it is known, INPUTS_FILE.
-            judged: what the gate says of it; it is signed.
-            tags: of the run and of the version, beside its hashes and the decision.
-            params: of the run.
-            metrics: of the run; finite numbers.
-            run_tags: of the run alone.
+            judged: the gate's decision, which is signed.
+            tags: tags of the run and the version, beside its hashes and the decision.
+            params: parameters of the run.
+            metrics: metrics of the run; finite numbers.
+            run_tags: tags of the run alone.
             data: data sets of the run.
             reports: folder whose files are logged to the run (metrics, plots, report).
 
@@ -317,7 +318,7 @@ class Registry:
         tags = {**tags, **judged.tags(), **hashes(artifact)}
         with (
             clear_errors("registration"),
-            # Tags in one call with the run; what can go in one call does, since each waits for the disk.
+            # The tags go in one call with the run: as few calls as possible, since each waits for the disk.
             mlflow.start_run(
                 experiment_id=experiment(self._client, EXPERIMENT), tags={**(run_tags or {}), **tags}
             ) as run,
@@ -354,7 +355,7 @@ class Registry:
         return number
 
     def _describe_model(self, interface: str) -> None:
-        """Make the registered model where there is none, and say on its page what its versions are."""
+        """Make the registered model if it is missing, with a page that describes its versions."""
         said = f"{interface} {ABOUT}"
         found = self._client.search_registered_models(f"name = '{self.model}'", max_results=1)
         if not found:

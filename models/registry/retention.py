@@ -1,4 +1,4 @@
-"""Which versions of the registry stay, so that it does not grow with the rounds."""
+"""Choose the versions of the registry that stay, so that it does not grow with the rounds."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from models.registry.lineage import origin
 from models.registry.registry import CHAMPION, ITSELF, REPLACED_TAG, Registry
 from models.registry.store import RegistryError, clear_errors, local_store, tracking_uri
 
-BUDGET_S: Final = 10.0  # of one pruning: where there are thousands, the next round goes on
-GRACE: Final = "1d"  # so long what was deleted can be restored, on MLflow's page too
+BUDGET_S: Final = 10.0  # seconds of one pruning; the next round continues
+GRACE: Final = "1d"  # time in which deleted versions can be restored, on MLflow's page too
 GC_TIMEOUT_S: Final = 600.0
 LINKS: Final = (REPLACED_TAG, "parent_version")
 
 
 def spare(versions: Mapping[int, Mapping[str, str]], aliases: Mapping[str, int], keep: int) -> list[int]:
-    """Versions that may go, oldest first.
+    """Return the versions that may be removed, oldest first.
 
-    The last `keep` stay, those with an alias, so many generations of the champion's ancestors and of what it
-    replaced, and the gate's reference: the version that the champion's encoder came with.
+    The last `keep` stay, versions with an alias, some generations of the champion's ancestors and of the
+        versions it replaced, and the gate's reference: the version that the champion's encoder came with.
 
     Args:
-        versions: the tags of each.
-        aliases: the version of each.
-        keep: see there.
+        versions: tags by version.
+        aliases: version by alias.
+        keep: number of newest versions that stay.
     """
     stay = {*sorted(versions)[-keep:], *aliases.values()}
     champion = aliases.get(CHAMPION)
@@ -41,14 +41,14 @@ def spare(versions: Mapping[int, Mapping[str, str]], aliases: Mapping[str, int],
         named = versions[champion].get(REFERENCE_TAG, "")
         if named.isdecimal():
             stay.add(int(named))
-        elif named != ITSELF:  # a round of an older program made it, which named none
+        elif named != ITSELF:  # a round of an older program named no reference
             came_from = origin(versions[champion])
             stay.add(min(version for version, tags in versions.items() if origin(tags) == came_from))
     return sorted(versions.keys() - stay)
 
 
 def prune(registry: Registry, keep: int, budget_s: float = BUDGET_S) -> list[int]:
-    """Remove what may go, as much of it as the time allows, and return it.
+    """Remove the versions that may go, as many as time allows, and return them.
 
     Raises:
         RegistryError: the registry does not answer.
@@ -63,15 +63,15 @@ def prune(registry: Registry, keep: int, budget_s: float = BUDGET_S) -> list[int
 
 
 def collect_garbage(older_than: str = "") -> int:
-    """Free what deleted runs and models of the local store hold, by `mlflow gc`; return how many went.
+    """Free the files of deleted runs and models of the local store by `mlflow gc`; return their number.
 
-    Of a store elsewhere nothing is freed: its operator calls `mlflow gc`, which needs the database.
+    It frees nothing in a remote store: its operator calls `mlflow gc`, which needs the database.
 
     Args:
-        older_than: how long ago it was deleted, as `mlflow gc` takes it; empty means GRACE.
+        older_than: least time since the deletion, as `mlflow gc` takes it; empty means GRACE.
 
     Raises:
-        RegistryError: it failed, or did not end.
+        RegistryError: `mlflow gc` failed, or did not end.
     """
     uri, artifacts = local_store()
     if tracking_uri() != uri:
@@ -84,7 +84,7 @@ def collect_garbage(older_than: str = "") -> int:
         line = (done.stderr.strip().splitlines() or [f"ended with {done.returncode}"])[-1]
         raise RegistryError(f"mlflow gc: {redacted(line)}")
     gone = re.findall(r"with ID ([A-Za-z0-9-]+) has been permanently deleted", done.stdout)
-    for name in gone:  # it leaves their folders, empty
+    for name in gone:  # `mlflow gc` leaves their folders empty
         for folder in (artifacts / name, artifacts / "models" / name):
             with suppress(OSError):
                 folder.rmdir()
@@ -94,7 +94,7 @@ def collect_garbage(older_than: str = "") -> int:
 def _chain(
     versions: Mapping[int, Mapping[str, str]], version: int, link: str, generations: int
 ) -> Iterator[int]:
-    """A version and those before it; one that is gone, or a circle, ends it."""
+    """Yield a version and those before it, until one is missing or a circle closes."""
     for _ in range(generations + 1):
         if version not in versions:
             return

@@ -1,4 +1,4 @@
-"""Runs of the stages in MLflow: parameters of their model, data sets, metrics by step, and what they made.
+"""Log the stages' runs in MLflow: parameters, data sets, metrics by step, and outputs.
 
 They lie in an experiment apart from the versions' runs, those of a variant nested under one run. A store that
 does not answer stops no training: a line says that its run is not logged.
@@ -33,11 +33,11 @@ from models.registry.store import (
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
-MOST_NAMED: Final = 3  # traces
-WORKSPACE: Final = "workspace"  # the variant of the working folder, as DVC calls it
-PARENT_TAG: Final = "mlflow.parentRunId"  # MLflow nests runs by it
-VARIANT_TAG: Final = "variant_key"  # a hash of name and parameters, of the run that the stages are under
-DATA_SECTIONS: Final = ("extract", "split", "change")  # of every run
+MOST_NAMED: Final = 3  # traces named in a run's name
+WORKSPACE: Final = "workspace"  # the working folder's variant, as DVC calls it
+PARENT_TAG: Final = "mlflow.parentRunId"  # tag by which MLflow nests runs
+VARIANT_TAG: Final = "variant_key"  # tag of the stages' parent run: a hash of name and parameters
+DATA_SECTIONS: Final = ("extract", "split", "change")  # sections of every run
 STAGE_SECTIONS: Final = ("finetune", "evaluate", "register")  # in the order of the stages that read them
 
 
@@ -45,7 +45,7 @@ class StageRun:
     """A run that takes figures and files."""
 
     def __init__(self, name: str) -> None:
-        """Nothing is logged before it is opened."""
+        """Make a run that logs nothing until it is opened."""
         self.name = name
         self._client: MlflowClient | None = None
         self._id = self._parent = ""
@@ -53,13 +53,13 @@ class StageRun:
     def open(
         self, variant: str, every: Mapping[str, str], own: Mapping[str, str], tags: Mapping[str, str]
     ) -> None:
-        """Make the run in the store, under that of its variant, which is made where it is missing.
+        """Make the run in the store under its variant's run, which is made if it is missing.
 
         Args:
-            variant: its name.
+            variant: name of the variant.
             every: all parameters of the model; with the name they tell variants apart.
             own: parameters of this run.
-            tags: of this run.
+            tags: tags of this run.
         """
         client = connect()
         where = experiment(client, TRAINING)
@@ -75,13 +75,13 @@ class StageRun:
         log_params(client, self._id, own)
 
     def takes(self, data: Iterable[DataSet]) -> None:
-        """Log data sets as what it learned from or was tested on."""
+        """Log data sets as the run's training or test data."""
         if self._client is not None:
             with self.tried():
                 log_data(self._client, self._id, data)
 
     def keep(self, path: Path, folder: str | None = None) -> None:
-        """Log a file, or what a folder holds, as the run's artifacts."""
+        """Log a file, or a folder's content, as the run's artifacts."""
         if self._client is not None:
             log = self._client.log_artifacts if path.is_dir() else self._client.log_artifact
             with self.tried():
@@ -98,7 +98,7 @@ class StageRun:
                 self._client.log_batch(self._id, metrics=entities)
 
     def close(self, status: str) -> None:
-        """Say how the work ended: FINISHED or FAILED."""
+        """Mark the run FINISHED or FAILED."""
         if self._client is not None:
             with self.tried():
                 for run in (self._id, self._parent):
@@ -106,7 +106,7 @@ class StageRun:
 
     @contextmanager
     def tried(self) -> Iterator[None]:
-        """Say in a line what goes wrong with the store in the block, and ask it no more."""
+        """Catch the store's errors in the block, print a line, and use it no more."""
         try:
             with clear_errors("logging"):
                 yield
@@ -116,7 +116,7 @@ class StageRun:
 
 
 def own_sections(params: Mapping[str, Any], stage: str) -> dict[str, Any]:
-    """Return the sections that a stage's model comes from: none of other networks, of rates, or of LFQ."""
+    """Return the sections that a stage's model depends on, without other networks', rates' and LFQ's."""
     last = STAGE_SECTIONS.index(stage) + 1 if stage in STAGE_SECTIONS else 0
     names = (*DATA_SECTIONS, *sections_of_choice(params), *STAGE_SECTIONS[:last])
     return {name: params[name] for name in names if name in params}
@@ -126,13 +126,13 @@ def own_sections(params: Mapping[str, Any], stage: str) -> dict[str, Any]:
 def stage_run(
     stage: str, *, traces: Sequence[str], params: Mapping[str, Any], seed: int
 ) -> Iterator[StageRun]:
-    """Log what is done in the block as a run: what it is of stands in its name and tags.
+    """Log the work of the block as a run, described by its name and tags.
 
     Args:
-        stage: which stage works.
+        stage: name of the stage.
         traces: names of the traces that it works on.
         params: all sections of params.yaml.
-        seed: of the stage.
+        seed: seed of the stage.
 
     """
     chosen = str((params.get("architecture") or {}).get("name", ""))

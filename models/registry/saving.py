@@ -1,4 +1,4 @@
-"""The files of a version: the artifact's own, and what MLflow keeps beside them; no pickle."""
+"""Write the files of a version: the artifact's own, and MLflow's beside them; no pickle."""
 
 from __future__ import annotations
 
@@ -14,19 +14,17 @@ from models.registry.decision import CONTENT_TAG, FILES_TAG
 from models.registry.lineage import content_hash
 
 ARTIFACT_FILES: Final = ("model.safetensors", "model.json", "model.onnx")
-INPUTS_FILE: Final = (
-    "inputs.npy"  # beside them: a sample (N, F) of the inputs that the encoder was trained on
-)
+INPUTS_FILE: Final = "inputs.npy"  # a sample (N, F) of the inputs that the encoder was trained on
 
 
 def save_model(artifact: Path, folder: Path, model: Any, run_id: str, tags: Mapping[str, str]) -> str:
-    """Write what MLflow keeps of a version: its loader with a signature, and our own files beside it.
+    """Write MLflow's files of a version: its loader with a signature, and our own files beside it.
 
-    `mlflow.pyfunc.load_model` predicts from a packet table; of a network that takes something else it is the
-    exported network.
+    `mlflow.pyfunc.load_model` predicts from a packet table; for a network with other inputs it loads the
+        exported network.
 
     Returns:
-        What the version takes and gives, in a sentence.
+        A sentence about the version's inputs and outputs.
     """
     import mlflow.onnx
     import mlflow.pyfunc
@@ -74,7 +72,7 @@ def save_model(artifact: Path, folder: Path, model: Any, run_id: str, tags: Mapp
 
 
 def predicts_packets(artifact: Path) -> bool:
-    """Return whether an artifact is a forecaster's, which predicts from a packet table."""
+    """Return whether an artifact belongs to a forecaster, which predicts from a packet table."""
     from models.forecasters.forecaster import kind_named
     from models.networks.artifact import architecture_in
 
@@ -86,24 +84,24 @@ def predicts_packets(artifact: Path) -> bool:
 
 
 def _files(artifact: Path) -> list[str]:
-    """Names of the files of an artifact that a version keeps."""
+    """Return the names of the files of an artifact that a version keeps."""
     return [*ARTIFACT_FILES, *([INPUTS_FILE] if (artifact / INPUTS_FILE).is_file() else [])]
 
 
 def hashes(artifact: Path) -> dict[str, str]:
-    """Tags that say what an artifact's files are."""
+    """Return the tags with the hashes of an artifact's files."""
     files = {name: sha256(artifact / name) for name in _files(artifact)}
     return {CONTENT_TAG: content_hash(artifact), FILES_TAG: json.dumps(files)}
 
 
 def sha256(file: Path) -> str:
-    """SHA-256 of a file, in hexadecimal digits."""
+    """Return the SHA-256 of a file, in hexadecimal digits."""
     with file.open("rb") as content:
         return hashlib.file_digest(content, "sha256").hexdigest()
 
 
 def _signature(network: Any) -> Any:
-    """MLflow's signature of an ONNX network; a free dimension is -1."""
+    """Return MLflow's signature of an ONNX network; a free dimension is -1."""
     import numpy as np
     from mlflow.models import ModelSignature
     from mlflow.types import Schema, TensorSpec

@@ -1,4 +1,4 @@
-"""The MLflow store: which one it is, how it is asked, and what is said where it does not answer.
+"""The MLflow store: its address, the calls to it, and the errors when it does not answer.
 
 By default it is a SQLite file and a folder under `var/mlflow`, otherwise what MLFLOW_TRACKING_URI names.
 """
@@ -23,51 +23,51 @@ from models.registry.lineage import DataSet
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
-PARAMS_BATCH: Final = 100  # in one call: as many as MLflow takes
+PARAMS_BATCH: Final = 100  # parameters in one call, MLflow's limit
 TRAINING: Final = "swiftqueue-training"  # the experiment of the stages' runs
-USER: Final = "swiftqueue"  # of the MLflow server that `up` starts
+USER: Final = "swiftqueue"  # user name at the MLflow server that `up` starts
 DATABASE: Final = "mlflow.db"
 PASSWORD: Final = "mlflow"  # noqa: S105 - the name of its file under `var/secrets`
 
 
 class RegistryError(OSError):
-    """The registry does not answer or has not what was asked for; the message says what to do."""
+    """The error of a registry that does not answer or lacks an object; the message says what to do."""
 
 
 def local_store() -> tuple[str, Path]:
-    """Address of the default store, and the folder of its artifacts."""
+    """Return the address of the default store, and the folder of its artifacts."""
     folder = state_dir() / "mlflow"
     return f"sqlite:///{folder / DATABASE}", folder / "artifacts"
 
 
 def tracking_uri() -> str:
-    """Where the registry is: MLFLOW_TRACKING_URI, or the SQLite file under `var/mlflow`."""
+    """Return the address of the registry: MLFLOW_TRACKING_URI, or the SQLite file under `var/mlflow`."""
     return settings().mlflow_tracking_uri or local_store()[0]
 
 
 def registry_exists() -> bool:
-    """Whether there can be anything to read: a tracking URI is set, or the local store was made."""
+    """Return whether there can be a registry: a tracking URI is set, or the local store was made."""
     return settings().mlflow_tracking_uri is not None or (state_dir() / "mlflow" / DATABASE).is_file()
 
 
 def connect() -> MlflowClient:
-    """Connect to the store; the local one is made where it is missing.
+    """Connect to the store; a missing local one is made.
 
     Raises:
-        RegistryError: it does not answer.
-        OSError: the local one cannot be made.
+        RegistryError: the store does not answer.
+        OSError: the local store cannot be made.
 
     """
     uri = tracking_uri()
     os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
-    # A server that does not answer is an error within seconds, not after MLflow's minutes of retries.
+    # A silent server becomes an error within seconds, not after MLflow's minutes of retries.
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "3")
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "30")
-    os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")  # it may hold a password
+    os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")  # the address may hold a password
     import mlflow
     from mlflow.entities.model_registry import RegisteredModel
 
-    for name in ("mlflow", "alembic"):  # lines about tables made and updated
+    for name in ("mlflow", "alembic"):  # they log tables made and updated
         logging.getLogger(name).setLevel(logging.WARNING)
     if uri == local_store()[0]:
         private_dir(local_store()[1].parent)
@@ -77,14 +77,15 @@ def connect() -> MlflowClient:
     _choose(address)
 
     class Client(mlflow.MlflowClient):  # type: ignore[misc]  # MLflow has no types
-        """MLflow's client without its look at a registered model before each change of it or of a version.
+        """MLflow's client without its look at the registered model before each change.
 
-        It looks whether the model is a prompt, and reads all versions for that, those deleted long ago too:
-        2.7 s where there are 105,000, a year's. Who wants to know of a model searches for it.
+        MLflow checks that the model is no prompt, and reads all versions for that, deleted ones too: 2.7 s
+        for a
+            year's 105,000. Search for a model to learn about it.
         """
 
         def get_registered_model(self, name: str) -> Any:
-            """Return a model of that name, which is no prompt, with nothing else that is known of it."""
+            """Return a model of that name that is no prompt, without its other attributes."""
             return RegisteredModel(name)
 
     with clear_errors("connecting"):
@@ -92,24 +93,22 @@ def connect() -> MlflowClient:
 
 
 def experiment(client: MlflowClient, name: str) -> str:
-    """Id of an experiment, made on first use."""
+    """Return the id of an experiment, made on first use."""
     if found := client.get_experiment_by_name(name):
         return str(found.experiment_id)
     local = tracking_uri() == local_store()[0]
-    location = local_store()[1].as_uri() if local else None  # else the server's own default
+    location = local_store()[1].as_uri() if local else None  # None: the server's own default
     return str(client.create_experiment(name, artifact_location=location))
 
 
 @contextmanager
 def clear_errors(what: str) -> Iterator[None]:
-    """Make whatever goes wrong in the block, named `what`, a RegistryError of one line."""
+    """Turn any error in the block, named `what`, into a RegistryError of one line."""
     try:
         yield
     except RegistryError:
         raise
-    except (
-        Exception
-    ) as error:  # MLflow's own, and whatever its client raises for an answer that makes no sense
+    except Exception as error:  # MLflow's own errors, and its client's for a malformed answer
         raise RegistryError(
             f"{what} failed at the registry {redacted(tracking_uri())}: {_line(error)}"
         ) from error
@@ -124,10 +123,10 @@ def _line(error: Exception) -> str:
 
 
 def _with_password(uri: str) -> str:
-    """Return the address of the server that `up` started with its password; any other address as it is.
+    """Return the address of the server that `up` started with its password; other addresses unchanged.
 
-    Whoever set credentials in the environment keeps these. Ours are not put there: programs that we start, or
-    that come after us, may ask another server.
+    Credentials in the environment take precedence. Ours are not put there: programs that we start, or later
+        code, may ask another server.
     """
     names = ("MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN")
     if any(os.environ.get(name) for name in names) or not is_own_server(uri):
@@ -139,7 +138,7 @@ def _with_password(uri: str) -> str:
 
 
 def is_own_server(uri: str) -> bool:
-    """Whether an address without credentials is that of the MLflow server which `up` started here."""
+    """Return whether an address without credentials is that of the MLflow server started by `up`."""
     try:
         record = json.loads((state_dir() / "mlflow" / "server.json").read_text())
         parts = urlsplit(uri)
@@ -152,8 +151,8 @@ def is_own_server(uri: str) -> bool:
 def _choose(uri: str) -> None:
     """Point MLflow to a store without its side effect on the environment.
 
-    It would set two variables: what the user chose could not be told from our default any more, and programs
-    that we start would find a password there.
+    It would set two variables: the user's choice could not be told from our default any more, and programs
+        that we start would find a password there.
     """
     import mlflow
 
@@ -168,7 +167,7 @@ def _choose(uri: str) -> None:
 
 
 def log_data(client: MlflowClient, run_id: str, data: Iterable[DataSet]) -> None:
-    """Log data sets as a run's inputs; MLflow keeps one row of each, however many runs have it."""
+    """Log data sets as a run's inputs; MLflow keeps one row for each, whatever the number of runs."""
     from mlflow.entities import Dataset, DatasetInput, InputTag
     from mlflow.types import ColSpec, Schema
 
@@ -185,7 +184,7 @@ def log_data(client: MlflowClient, run_id: str, data: Iterable[DataSet]) -> None
 
 
 def log_params(client: MlflowClient, run_id: str, params: Mapping[str, str]) -> None:
-    """Log a run's parameters, as many in a call as MLflow takes."""
+    """Log a run's parameters in batches of MLflow's limit."""
     from mlflow.entities import Param
 
     pairs = list(params.items())
@@ -194,7 +193,7 @@ def log_params(client: MlflowClient, run_id: str, params: Mapping[str, str]) -> 
 
 
 def flat(values: Any, prefix: str = "") -> dict[str, Any]:
-    """Leaves of nested mappings as `section.key`."""
+    """Return the leaves of nested mappings by `section.key`."""
     if not isinstance(values, Mapping):
         return {prefix: values}
     leaves: dict[str, Any] = {}
@@ -204,12 +203,12 @@ def flat(values: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def texts(values: Mapping[str, Any]) -> dict[str, str]:
-    """Leaves of nested parameters as MLflow keeps them."""
+    """Return the leaves of nested parameters as MLflow stores them."""
     return {name: str(value)[:500] for name, value in flat(values).items()}
 
 
 def numbers(values: Mapping[str, Any]) -> dict[str, float]:
-    """Leaves of nested figures that are finite numbers."""
+    """Return the leaves of nested figures that are finite numbers."""
     return {
         name: float(value)
         for name, value in flat(values).items()

@@ -16,7 +16,7 @@ from common.section import Section, near
 from feature_store.events.event_stream import AS_SENT, INPUTS, event_schema_hash
 from models.forecasters.forecaster import Forecaster, Say, check_made_for
 from models.forecasters.queries import QUERY_INPUTS, replayed
-from models.forecasters.traces import Floats, Part
+from models.forecasters.traces import Floats, TracePart
 from models.scoring.baselines import SENDER, Candidates, repeated
 
 LATENCIES: Final = tuple(
@@ -26,11 +26,11 @@ NAMES: Final = tuple(each.name for each in INPUTS)
 
 
 class RepeatedParams(Section):
-    """A baseline that repeats a latency that the sender knows."""
+    """Parameters of a baseline that repeats a latency known to the sender."""
 
     section: ClassVar = "repeated"
     input: Annotated[str, Field(json_schema_extra={"enum": list(LATENCIES)})]
-    """Latency that is repeated, an input of a query; `mean8_…` is smoothed as in RFC 6298."""
+    """Latency to repeat, an input of a query; `mean8_…` is smoothed as in RFC 6298."""
 
     @field_validator("input")
     @classmethod
@@ -40,25 +40,25 @@ class RepeatedParams(Section):
         return name
 
 
-class Repeated(Forecaster):
-    """The latency named; where there is none yet the sender's, or the training slices' median."""
+class RepeatedLatency(Forecaster):
+    """A forecaster that repeats the named latency; else the sender's, or the training slices' median."""
 
     Params = RepeatedParams
     seeded = False
 
     def __init__(self, params: RepeatedParams, median_us: float) -> None:
-        """Take the name, and what stands in where nothing is visible."""
+        """Take the name, and the latency in µs to use where nothing is visible."""
         self.params, self.median_us = params, median_us
 
     @classmethod
-    def fit(cls, parts: Sequence[Part], params: RepeatedParams, seed: int, say: Say) -> Self:
-        """Find the median."""
+    def fit(cls, parts: Sequence[TracePart], params: RepeatedParams, seed: int, say: Say) -> Self:
+        """Compute the median of the training slices."""
         came_N = np.concatenate([part.latencies_us().ravel() for part in parts])
         if not np.isfinite(came_N).any():
             raise ValueError("no latency is known in the training slices")
         return cls(params, float(np.nanmedian(came_N)))
 
-    def encode(self, part: Part, queue: int = AS_SENT) -> Candidates:
+    def encode(self, part: TracePart, queue: int = AS_SENT) -> Candidates:
         """Return the queries of the packets decided."""
         return Candidates(replayed(part, queue).x_DHF, NAMES)
 
@@ -67,11 +67,11 @@ class Repeated(Forecaster):
         return repeated(encoded, self.params.input, self.median_us).astype(np.float32)
 
     def multiply_adds(self) -> int:
-        """Return 0."""
+        """Return 0: there are no products."""
         return 0
 
     def write(self, folder: Path) -> dict[str, Any]:
-        """Write nothing but the median."""
+        """Write the median."""
         known = {"median_us": self.median_us, "params": self.params.model_dump()}
         return {**known, "schema_hash": event_schema_hash()}
 
@@ -82,4 +82,4 @@ class Repeated(Forecaster):
         return cls(RepeatedParams(**described["params"]), float(described["median_us"]))
 
 
-FORECASTERS: Final = {"repeated": Repeated}
+FORECASTERS: Final = {"repeated": RepeatedLatency}

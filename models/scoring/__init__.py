@@ -1,4 +1,4 @@
-"""How good a forecast is: walk-forward predictions of every method, their scores, and what a reader sees.
+"""Scores of forecasts: walk-forward predictions of every method, their figures, and the report.
 
 `predictions` predicts, `metrics` defines the scores, `evaluation` applies them; the rest shows the outcome.
 """

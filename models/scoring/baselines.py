@@ -1,4 +1,4 @@
-"""Baselines that a predictor must beat: they repeat what the query of a packet about to be sent knows.
+"""Baselines that a predictor must beat, made from the queries of packets about to be sent.
 
 Shapes: `B` decisions, `H` horizon (8 packets), `F` inputs.
 """
@@ -18,13 +18,13 @@ LAST_VISIBLE: Final = {
     "last_flow": "last_latency_flow_us",
     "last_queue": "last_latency_queue_us",
 }
-SENDER: Final = {  # the sender's own latency, which stands in, by the first word of a latency's name
+SENDER: Final = {  # the sender's own latency, a fallback, by the first word of a latency's name
     "last": "last_latency_us",
     "mean8": "mean8_latency_us",
     "mean2": "mean2_latency_us",
     "expected": "last_latency_us",
 }
-GAP_US: Final = 20_000.0  # a queue drains while nothing is sent: predict a drop from this send gap on
+GAP_US: Final = 20_000.0  # a queue drains while nothing is sent, so a longer send gap predicts a drop
 
 
 @dataclass(frozen=True)
@@ -32,19 +32,19 @@ class Candidates:
     """The queries of the packets about to be sent."""
 
     x_BHF: NDArray[np.float32]  # raw units
-    names: tuple[str, ...]  # of the F inputs
+    names: tuple[str, ...]  # names of the F inputs
 
     def column(self, name: str) -> Floats:
-        """Return one input, (B, H); a ValueError names an input that they do not have."""
+        """Return one input, (B, H); a missing input raises a ValueError that names it."""
         if name not in self.names:
             raise ValueError(f"queries have no input {name!r} (they have {', '.join(self.names)})")
         return self.x_BHF[..., self.names.index(name)].astype(np.float64)
 
 
 def repeated(candidates: Candidates, name: str, otherwise_us: float) -> Floats:
-    """Repeat a latency of the query; (B, H) in µs.
+    """Repeat a latency of the query, (B, H) in µs.
 
-    Where there is none of that flow or queue, the sender's; where there is none at all, `otherwise_us`.
+    A missing latency of the flow or queue is replaced by the sender's, and that by `otherwise_us`.
     """
     sender = candidates.column(SENDER[name.split("_")[0]])
     sender = np.where(sender > 0, sender, otherwise_us)

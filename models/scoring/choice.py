@@ -1,4 +1,4 @@
-"""Scores of the choice between two queues: where both waits are known, or where packets were explored.
+"""Score the choice between two queues, where both waits are known or packets were explored.
 
 Shapes: N packets, R draws of blocks of time.
 """
@@ -15,20 +15,20 @@ from feature_store.packets.schema import QUEUES
 from models.scoring.intervals import over_time
 from models.scoring.metrics import EPISODE_NS, Bools, Floats, Ints, block_draws, mae_draws
 
-RULES = (0.25, 0.4, 0.5, 0.6, 0.75)  # probabilities from which a packet is moved
-PACKET_US = 480.0  # of 1,500 bytes at 25 Mbit/s: queues that differ by less are as good as each other
+RULES = (0.25, 0.4, 0.5, 0.6, 0.75)  # least probabilities at which the rules move a packet
+PACKET_US = 480.0  # time of 1,500 bytes at 25 Mbit/s; a smaller difference between the queues does not count
 
 
 def score_choice(
     classic_N: NDArray[np.bool_], classic_us_N: Floats, l4s_us_N: Floats, time_ns_N: Ints, seed: int
 ) -> tuple[dict[str, Any], Floats | None]:
-    """Score who chose the classic queue: regret is the wait in the chosen queue less that in the shorter.
+    """Score a choice of the classic queue; regret is the chosen queue's wait less the shorter one's.
 
-    Beside it stand the regrets of never moving and of always moving, and how often the shorter queue was
-    chosen where the two differ by a packet's time or more. Packets whose waits are NaN are left out.
+    The scores include the regrets of never moving and of always moving, and how often the shorter queue was
+        chosen where the two differ by a packet's time or more. Packets whose waits are NaN are left out.
 
     Returns:
-        The scores, and the mean regret in ms of each draw of blocks of time (R,); None: no packet is known.
+        The scores, and the mean regret in ms of each draw of blocks of time (R,); None if no packet is known.
     """
     known = np.isfinite(classic_us_N) & np.isfinite(l4s_us_N)
     if not known.any():
@@ -52,10 +52,10 @@ def score_choice(
 
 
 def movable_and_moved(packets: pl.DataFrame) -> tuple[Bools, Bools]:
-    """Which packets (N,) of a table a sender may move, and which were: of L4S flows, those sent as classic.
+    """Return which packets (N,) of a table a sender may move, and which were moved.
 
-    A flow is L4S where most of its packets went there. The table does not say why a packet was moved: where a
-    controller moves some, what it moved is no exploration, and `score_explored` would be wrong.
+    A flow is L4S if most of its packets went there; those of its packets sent as classic were moved. The
+        table does not say why: a controller's moves are no exploration, and `score_explored` would be wrong.
     """
     l4s = packets.select(
         (pl.col("queue") == QUEUES[1]).alias("l4s"),
@@ -70,25 +70,25 @@ def score_explored(
 ) -> dict[str, Any]:
     """Estimate what a choice gains over never moving, from packets that were moved at random.
 
-    A packet tells of a choice that would have sent it where it went; it counts by the inverse of the chance
-    of going there (Horvitz, Thompson 1952; normalised by the weights, as Hajek). Where both waits are known,
-    this estimates `never_ms` less `regret_ms`. One packet does not tell the shorter of two waits, so regret
-    itself cannot be had. That a moved packet delays others is left out, as there.
+    A packet counts if the choice would have sent it where it went, with the inverse of the probability of
+        going there (Horvitz, Thompson 1952; normalised by the weights, as Hajek). The result estimates
+        `never_ms` less `regret_ms`. One packet does not tell the shorter of two waits, so regret itself is
+        unknown. Delays of other packets by a moved one are ignored, as there.
 
     Args:
-        classic_N: what the choice would have sent to the classic queue.
-        moved_N: what was sent there, at random.
-        us_N: the latency that came, µs; NaN: unknown, left out.
-        share: of packets moved, by which they were drawn.
-        time_ns_N: of the decisions.
-        seed: of the draws of blocks of time.
+        classic_N: packets that the choice would have sent to the classic queue.
+        moved_N: packets that were sent there at random.
+        us_N: latencies in µs; NaN: unknown, left out.
+        share: probability with which packets were moved.
+        time_ns_N: times of the decisions in ns.
+        seed: seed of the draws of blocks of time.
 
     Returns:
-        `n`, `n_told` (moved packets that tell of the choice's moves), `gain_ms` and its interval; None where
-        nothing tells.
+        `n`, `n_told` (moved packets that tell of the choice's moves), `gain_ms` and its interval; None if
+            no packet counts.
 
     Raises:
-        ValueError: the share is no chance.
+        ValueError: the share is not between 0 and 1.
     """
     if not 0 < share < 1:
         raise ValueError(f"the share of explored packets is {share:g}; it must be above 0, below 1")
@@ -120,11 +120,11 @@ def score_sooner(
 ) -> tuple[dict[str, Any], dict[str, Floats]]:
     """Score the probability that the classic queue is the shorter one.
 
-    Its Brier score, and for each of `RULES` the regret of whoever moves what is that probable; beside it the
-    Brier score of always saying how often it is. Packets whose waits are NaN are left out.
+    The scores are its Brier score, the Brier score of the base rate, and for each of `RULES` the regret of
+        moving the packets above that probability. Packets whose waits are NaN are left out.
 
     Returns:
-        The scores, and of each rule's regret, by its name, the draws of blocks of time (R,).
+        The scores, and the draws of blocks of time (R,) of each rule's regret by its name.
     """
     known = np.isfinite(classic_us_N) & np.isfinite(l4s_us_N)
     if not known.any():
@@ -145,9 +145,9 @@ def score_sooner(
 
 
 def rule_name(rule: float) -> str:
-    """Name of the regret of a rule."""
+    """Return the name of a rule's regret."""
     return f"regret_at_{100 * rule:.0f}_ms"
 
 
 RULED: Final = tuple(map(rule_name, RULES))
-EVEN: Final = rule_name(0.5)  # of the rule that the others are compared with
+EVEN: Final = rule_name(0.5)  # name of the rule that the others are compared with

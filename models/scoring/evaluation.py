@@ -1,8 +1,7 @@
 """`scores.json`: the scores of every method by trace, pooled, per round and on the last test slice.
 
-Each entry of a method says protocol, seed, visibility (`acked`: that of its training) and number of packets
-beside its figures. Shapes: `B`
-windows, `H` horizon (8 packets).
+Each entry of a method has protocol, seed, visibility (`acked`, as in its training) and number of packets
+beside its figures. Shapes: `B` windows, `H` horizon (8 packets).
 """
 
 from __future__ import annotations
@@ -33,12 +32,12 @@ from models.training.protocol import together
 HEADLINE_METHODS: Final = (FINETUNED, PRETRAINED, TREES, "last_flow")
 HEADLINE_LATE: Final = ("average_precision", "recall_at_false_alarms")
 HEADLINE_ERROR: Final = ("mae_ms", "p99_ms")
-REGRET: Final = "regret_ms"  # of the choice between the queues
-DIGITS: Final = 4  # of a committed figure
-VISIBILITY: Final = "acked"  # of all that is scored here; `previous`: `swiftqueue forecasts`
+REGRET: Final = "regret_ms"  # regret of the choice between the queues
+DIGITS: Final = 4  # digits of a committed figure
+VISIBILITY: Final = "acked"  # visibility of all scores here; `swiftqueue forecasts` also has `previous`
 VARIANTS: Final = ("prediction_change", "truth_change")
-SHARP: Final = {"sharp": False, "sharp_by_flow": True}  # whether the packet before is that of the flow
-TRACE_OFFSET_NS: Final = 10**16  # keeps the time blocks of pooled traces apart: no trace lasts 115 days
+SHARP: Final = {"sharp": False, "sharp_by_flow": True}  # whether the packet before is the flow's
+TRACE_OFFSET_NS: Final = 10**16  # offset between pooled traces' time blocks: no trace lasts 115 days
 
 
 def evaluate(
@@ -48,7 +47,7 @@ def evaluate(
     false_alarm_rate: float,
     round_s: float,
 ) -> dict[str, Any]:
-    """Score all methods: the content of `scores.json`, plain JSON without NaN.
+    """Score all methods; return the content of `scores.json`, plain JSON without NaN.
 
     `traces` and `all` are nested trace → method → visibility → score; `all` pools the packets of all traces.
     `last_slice` is the last round's test slice alone.
@@ -91,9 +90,9 @@ def evaluate(
 
 
 def headline(scores: Mapping[str, Any]) -> dict[str, Any]:
-    """What `dvc metrics` shows: late packets, error and regret under `acked`, all traces, of four methods.
+    """Return the figures for `dvc metrics`: late packets, error and regret of four methods, all traces.
 
-    Rounded, since it is committed: in the digits beyond, machines differ.
+    They are rounded, since they are committed and machines differ in further digits.
     """
     pooled = scores["all"]
     late = pooled[FINETUNED]["acked"]["late"]
@@ -119,7 +118,7 @@ def _published(value: float | None) -> float | None:
 def _score(
     part: Sequence[TracePredictions], *, seed: int, false_alarm_rate: float
 ) -> dict[str, dict[str, Any]]:
-    """Scores of all methods over the test slices of some traces, with intervals.
+    """Return the scores of all methods over the test slices of some traces, with intervals.
 
     `finetuned_minus_this` holds 95 % intervals of the differences from the fine-tuned model, paired: both
     are scored on the same draws of blocks of time. Where zero is inside, the order of the two is not settled.
@@ -162,9 +161,9 @@ def _score(
 def _choice(
     part: Sequence[TracePredictions], method: str, times: Sequence[Ints], seed: int
 ) -> tuple[dict[str, Any], Floats | None]:
-    """Score where a method would send the packets that may be moved, of the traces whose truth is known.
+    """Score a method's choice of queue for the packets that may be moved, in traces with known waits.
 
-    A packet goes where its forecast is less, and stays where both are equal.
+    A packet goes to the queue with the lower forecast, and stays where both are equal.
     """
     classic, waits, sent = [], [], []
     for p, time_ns_B in zip(part, times, strict=True):
@@ -188,7 +187,7 @@ def _difference(
     name: str,
     blocks: int,
 ) -> list[float] | None:
-    """95 % interval of what the fine-tuned model's figure is above a method's."""
+    """Return the 95 % interval of the fine-tuned model's figure less a method's."""
     group = {"average_precision": "late", "mae_ms": "error", REGRET: "choice"}[name]
     ours, theirs = (scores[each][group][name] for each in (FINETUNED, method))
     if ours is None or theirs is None:
@@ -202,7 +201,7 @@ def _sharp(p: TracePredictions, us_BH: Floats, *, by_flow: bool) -> dict[str, An
 
 
 def _send_gap(part: Sequence[TracePredictions], *, by_flow: bool) -> dict[str, Any]:
-    """Sharp changes by the send-gap rule, which gives a direction: both variants are the same."""
+    """Score the send-gap rule on sharp changes; it gives a direction, so both variants are the same."""
     scored = []
     for p in part:
         known = np.isfinite(p.y_BH)
@@ -214,7 +213,7 @@ def _send_gap(part: Sequence[TracePredictions], *, by_flow: bool) -> dict[str, A
 
 
 def _by_round(p: TracePredictions, false_alarm_rate: float) -> list[dict[str, Any]]:
-    """Headline figures of each round's test slice, by method."""
+    """Return the headline figures of each round's test slice by method."""
     slices = []
     for k in range(int(p.round_B.max()) + 1):
         rows = p.round_B == k

@@ -3,8 +3,8 @@
 A seed is one draw of all random choices of a scenario, and the only thing that differs between the runs of a
 control, so the seeds are the independent observations; packets of one run are not.
 
-A change is one of geometric means: twice as much in one seed and half as much in another is no change, and no
-interval reaches below -100 %.
+Changes compare geometric means: a doubling in one seed and a halving in another is no change, and no interval
+reaches below -100 %.
 
 Shapes: S seeds, T traces, R draws of blocks of time.
 """
@@ -20,47 +20,49 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-LEAST_TRACES: Final = 3  # two say next to nothing of how traces differ
+LEAST_TRACES: Final = 3  # two traces say almost nothing about how traces differ
 LEVEL: Final = 0.95
 MOST_SEEDS: Final = 999
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean over `n` seeds; `low` and `high` are None where one seed says nothing about the spread."""
+    """A mean over `n` seeds; `low` and `high` are None if one seed says nothing about the spread."""
 
     mean: float
     low: float | None
     high: float | None
     n: int
-    error: float = math.nan  # standard error of the mean; of a change: of the logarithm of its ratio
-    is_change: bool = False  # relative, of geometric means
+    error: float = math.nan  # standard error of the mean; for a change: of the logarithm of its ratio
+    is_change: bool = False  # whether it is a relative change of geometric means
 
     def chance(self, limit: float, *, below: bool) -> float:
-        """Chance of such a mean, or one farther away, if the truth were `limit` (Student's one-sided test).
+        """Return the probability of such a mean, or one farther away, if the truth were `limit`.
+
+        The test is Student's, one-sided.
 
         Args:
-            limit: what is tested.
-            below: whether the mean is to be below it, else above.
+            limit: the tested value.
+            below: whether the mean should be below the limit, else above.
         """
         from scipy.special import stdtr  # type: ignore[import-untyped]
 
         if math.isinf(self.error):
             return 1.0
         away = self._above(limit) * (-1 if below else 1)
-        if not self.error > 0:  # every seed says the same, or there is one
+        if not self.error > 0:  # every seed has the same value, or there is one seed
             return 0.0 if away > 0 and self.n > 1 else 1.0
         return float(stdtr(self.n - 1, -away / self.error))
 
     def bound(self, *, upper: bool) -> float | None:
-        """One-sided 95 % bound of the mean; None where there is no interval."""
+        """Return the one-sided 95 % bound of the mean; None without an interval."""
         if self.n < 2 or not math.isfinite(self.error):
             return None
         away = half_width(self.n - 1, one_sided=True) * self.error * (1 if upper else -1)
         return math.expm1(math.log1p(self.mean) + away) if self.is_change else self.mean + away
 
     def seeds_to_leave(self, limit: float) -> int:
-        """How many seeds such an interval needs to leave `limit` out; `MOST_SEEDS` stands for more too."""
+        """Return the number of seeds for such an interval to leave `limit` out, at most `MOST_SEEDS`."""
         if math.isinf(self.error):
             return MOST_SEEDS
         if not self.error > 0:
@@ -70,28 +72,28 @@ class Estimate:
         return next(needed, MOST_SEEDS)
 
     def _above(self, limit: float) -> float:
-        """How far the mean is above `limit`, on the scale of `error`."""
+        """Return how far the mean is above `limit`, on the scale of `error`."""
         return math.log1p(self.mean) - math.log1p(limit) if self.is_change else self.mean - limit
 
     def below(self, limit: float) -> bool:
-        """Whether the whole interval is below `limit`."""
+        """Return whether the whole interval is below `limit`."""
         return self.high is not None and self.high < limit
 
     def above(self, limit: float) -> bool:
-        """Whether the whole interval is above `limit`."""
+        """Return whether the whole interval is above `limit`."""
         return self.low is not None and self.low > limit
 
 
 @functools.lru_cache(maxsize=1024)
 def half_width(freedom: float, *, one_sided: bool = False) -> float:
-    """Half an interval of Student's t with so many degrees of freedom, in standard errors."""
+    """Return half an interval of Student's t with so many degrees of freedom, in standard errors."""
     from scipy.special import stdtrit
 
     return float(stdtrit(freedom, LEVEL if one_sided else (1 + LEVEL) / 2))
 
 
 def estimate(values: Sequence[float]) -> Estimate | None:
-    """Mean and interval of one value per seed; None where there is none."""
+    """Return the mean and interval of one value per seed; None if there is none."""
     n = len(values)
     if n == 0:
         return None
@@ -104,10 +106,10 @@ def estimate(values: Sequence[float]) -> Estimate | None:
 
 
 def paired_change(ours: Mapping[int, float], base: Mapping[int, float]) -> Estimate | None:
-    """Relative change of geometric means from `base` to `ours` (0.1 is 10 % more), by the seeds both have.
+    """Return the relative change of geometric means from `base` to `ours` (0.1 is 10 % more).
 
-    Pairing takes out what the seeds have in common: the traffic that was offered. A seed whose base is 0 has
-    no change. Where a seed has nothing left, so has the geometric mean, and nothing is known of its spread.
+    Pairing by the seeds of both removes the shared part: the offered traffic. A seed whose base is 0 has no
+        change. If a seed's value is 0, the geometric mean is 0 too, and its spread is unknown.
     """
     seeds = [seed for seed in sorted(set(ours) & set(base)) if base[seed] > 0]
     if any(ours[seed] <= 0 for seed in seeds):
@@ -121,7 +123,7 @@ def paired_change(ours: Mapping[int, float], base: Mapping[int, float]) -> Estim
 
 
 def corrected(chances: Sequence[float]) -> list[float]:
-    """Chances corrected for how many were asked together (Holm 1979): each at most 1, in the order given."""
+    """Return chances corrected for their number (Holm 1979), each at most 1, in the given order."""
     order = sorted(range(len(chances)), key=lambda i: chances[i])
     found = [0.0] * len(chances)
     most = 0.0
@@ -132,10 +134,10 @@ def corrected(chances: Sequence[float]) -> list[float]:
 
 
 def over_time(figure: float | None, draws_R: NDArray[Any], blocks: int) -> list[float] | None:
-    """95 % interval of a figure of one run, as its draws of blocks of time vary; None where nothing is known.
+    """Return the 95 % interval of one run's figure from its draws of blocks of time, or None.
 
-    About the figure itself, with as many degrees of freedom as there are blocks, less one: percentiles of the
-    draws of a few blocks are too narrow.
+    It lies around the figure itself and has as many degrees of freedom as there are blocks, less one:
+        percentiles of the draws of a few blocks are too narrow.
     """
     if figure is None:
         return None
@@ -145,21 +147,21 @@ def over_time(figure: float | None, draws_R: NDArray[Any], blocks: int) -> list[
 def over_all(
     by_seed_S: Sequence[float], draws_SR: NDArray[Any], blocks: int, by_trace_ST: NDArray[Any]
 ) -> list[float] | None:
-    """95 % interval of a mean over training seeds, of which seeds, time and traces vary.
+    """Return the 95 % interval of a mean over training seeds, with the variance of seeds, time and traces.
 
-    The variance of the mean is that of the seeds, and the larger of those of time and of traces: how traces
-    differ holds what time does within them, and their number is small. Traces count from three on; with fewer
-    the interval is about these traces. One seed says nothing of seeds: then the interval is about that one.
-    Degrees of freedom by Welch and Satterthwaite.
+    The variance of the mean is that of the seeds plus the larger of those of time and of traces: differences
+        of traces include those of time within them, and traces are few. Traces count from three on; with
+        fewer the interval is about these traces. With one seed the interval is about that seed. Degrees of
+        freedom follow Welch and Satterthwaite.
 
     Args:
         by_seed_S: the figure, or a paired difference, by seed.
-        draws_SR: the same under each draw of blocks of time, the same blocks for every seed; NaN: none.
-        blocks: of time, that were drawn from.
-        by_trace_ST: the same of each trace alone; T may be 0.
+        draws_SR: the figure under each draw of blocks of time, the same blocks for every seed; NaN: none.
+        blocks: number of blocks of time that were drawn from.
+        by_trace_ST: the figure of each trace alone; T may be 0.
 
     Returns:
-        Its ends; None where there are no two blocks.
+        The interval's ends; None with fewer than two blocks.
     """
     mean_R = np.mean(draws_SR, axis=0)
     finite_R = mean_R[np.isfinite(mean_R)]

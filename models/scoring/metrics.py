@@ -1,7 +1,7 @@
 """Scores of latency predictions: late packets, absolute error, sharp changes.
 
 Shapes: `B` windows, `H` horizon (8 packets), `N` packets in send order, `R` bootstrap replicates.
-Latencies are microseconds; scores report milliseconds. What cannot be computed is `None`, never NaN.
+Latencies are microseconds; scores report milliseconds. Undefined figures are `None`, never NaN.
 """
 
 from __future__ import annotations
@@ -31,34 +31,34 @@ class PrecisionRecall(NamedTuple):
     """Counts at every distinct threshold, from the strictest to the most lenient."""
 
     order: Ints  # packets by falling score
-    ends: Ints  # in that order, the last packet alarmed at each threshold
-    true_positives: Ints  # at each threshold
+    ends: Ints  # index of the last packet alarmed at each threshold, in that order
+    true_positives: Ints  # count at each threshold
     positives: int
     negatives: int
 
     @property
     def false_positives(self) -> Ints:
-        """False alarms, per threshold."""
+        """Return the number of false alarms per threshold."""
         return self.ends + 1 - self.true_positives
 
     @property
     def precision(self) -> Floats:
-        """Share of alarms that are right, per threshold."""
+        """Return the share of alarms that are right per threshold."""
         return self.true_positives / (self.ends + 1)
 
     @property
     def recall(self) -> Floats:
-        """Share of positives that raise an alarm, per threshold; there must be a positive."""
+        """Return the share of positives with an alarm per threshold; there must be a positive."""
         return self.true_positives / self.positives
 
     def average_precision(self) -> float | None:
-        """Sum of precision times the step in recall; None without a positive."""
+        """Return the sum of precision times the step in recall; None without a positive."""
         if not self.positives:
             return None
         return float(np.diff(self.true_positives, prepend=0) @ self.precision / self.positives)
 
     def recall_at(self, rate: float) -> float | None:
-        """Highest recall with at most `rate` false alarms per negative; None without a positive."""
+        """Return the highest recall with at most `rate` false alarms per negative, or None."""
         if not self.positives:
             return None
         return float(np.max(self.recall[self.false_positives <= rate * self.negatives], initial=0.0))
@@ -72,14 +72,14 @@ class Replicates(NamedTuple):
 
     average_precision: Floats
     mae_ms: Floats
-    blocks: int  # of time, that were drawn from
+    blocks: int  # number of blocks of time that were drawn from
 
 
 DRAWN: Final = ("average_precision", "mae_ms")
 
 
 class ChangeCounts(NamedTuple):
-    """How often a sharp change was there, was predicted, and was predicted in the right direction."""
+    """Counts of sharp changes: true ones, predicted ones, and those predicted in the right direction."""
 
     true: int
     predicted: int
@@ -98,7 +98,7 @@ class ChangeCounts(NamedTuple):
 
 
 def late_margin(latency_us: NDArray[Any], last_us: NDArray[Any], change: Change = PAPERS) -> Floats:
-    """How far a latency lies above the last visible one of its flow; late from 1 on (DESIGN, definitions).
+    """Return how far a latency lies above the last visible one of its flow; it is late from 1 on.
 
     With the paper's change `min((t - l) / 20 ms, (t / l - 1) / 20 %)`: both hold exactly from 1 on.
     `last_us` that is not above zero means that no latency of the flow is visible: the margin is NaN.
@@ -110,7 +110,7 @@ def late_margin(latency_us: NDArray[Any], last_us: NDArray[Any], change: Change 
 
 
 def late_from(last_us: NDArray[Any], change: Change = PAPERS) -> Floats:
-    """The least latency (µs) that is late; NaN where no latency of the flow is visible."""
+    """Return the least latency in µs that is late; NaN where no latency of the flow is visible."""
     last = np.asarray(last_us, dtype=np.float64)
     return np.where(last > 0, last + np.maximum(change.least_us, change.least_share * last), np.nan)
 
@@ -126,7 +126,7 @@ def precision_recall(positive_N: Bools, score_N: Floats) -> PrecisionRecall:
 
 
 def score_errors(pred_N: Floats, y_N: Floats) -> dict[str, Any]:
-    """Mean and percentiles of the absolute error (ms), and the mean error of the log-latency."""
+    """Return mean and percentiles of the absolute error (ms), and the mean error of the log-latency."""
     names = ("mae_ms", "p50_ms", "p90_ms", "p99_ms", "log_mae")
     if not y_N.size:
         return dict.fromkeys(names)
@@ -137,7 +137,7 @@ def score_errors(pred_N: Floats, y_N: Floats) -> dict[str, Any]:
 
 
 def score_changes(true_N: NDArray[np.int8], predicted_N: NDArray[np.int8]) -> dict[str, Any]:
-    """Precision, recall and F1 of sharp changes with direction: all, rises and drops apart.
+    """Return precision, recall and F1 of sharp changes with direction: all, rises and drops apart.
 
     A change predicted in the wrong direction is a false alarm and a miss.
     """
@@ -154,7 +154,7 @@ def score_changes(true_N: NDArray[np.int8], predicted_N: NDArray[np.int8]) -> di
 
 
 def pool_changes(scored: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Pool what `score_changes` gave for several traces: no change is counted across two traces."""
+    """Pool the counts of several traces from `score_changes`: no change is counted across traces."""
     names = ("n_true", "n_predicted", "n_right")
     return {
         part: ChangeCounts(*(sum(s[part][n] for s in scored) for n in names)).summary()
@@ -165,7 +165,7 @@ def pool_changes(scored: Sequence[dict[str, Any]]) -> dict[str, Any]:
 def block_draws(time_ns_B: Ints, seed: int, block_ns: int = SECOND_NS) -> tuple[Ints, Floats]:
     """Draw blocks of time with replacement (seeded): a block bootstrap.
 
-    Gives the block number of each window, (B,), and how often each draw takes each block, (R, blocks).
+    Return the block number of each window, (B,), and how often each draw takes each block, (R, blocks).
     """
     blocks, block_B = np.unique(time_ns_B // block_ns, return_inverse=True)
     rng = np.random.default_rng(seed)
@@ -174,7 +174,7 @@ def block_draws(time_ns_B: Ints, seed: int, block_ns: int = SECOND_NS) -> tuple[
 
 
 def mae_draws(pred_N: Floats, y_N: Floats, block_N: Ints, draws: Floats) -> Floats:
-    """Mean absolute error (ms) of each draw of blocks, (R,); NaN for a draw without a packet."""
+    """Return the mean absolute error (ms) of each draw of blocks, (R,); NaN for a draw without a packet."""
     blocks = draws.shape[1]
     error = draws @ np.bincount(block_N, np.abs(pred_N - y_N) / 1e3, minlength=blocks)
     packets = draws @ np.bincount(block_N, minlength=blocks).astype(np.float64)
@@ -184,7 +184,7 @@ def mae_draws(pred_N: Floats, y_N: Floats, block_N: Ints, draws: Floats) -> Floa
 def average_precision_draws(
     curve: PrecisionRecall, positive_N: Bools, block_N: Ints, draws: Floats
 ) -> Floats:
-    """Average precision of each draw of blocks, (R,); NaN for a draw without a positive.
+    """Return the average precision of each draw of blocks, (R,); NaN for a draw without a positive.
 
     Only thresholds at which recall steps matter, so packets are counted per (block, step): a draw is then
     one row of a small matrix product. Steps are taken in chunks, which bounds memory on long traces.
@@ -219,7 +219,7 @@ def score_predictions(
 ) -> dict[str, Any]:
     """Score predicted latencies (µs) of windows in time order against the true ones (NaN where unknown).
 
-    `last_flow_BH` is the last latency of each packet's flow visible at the decision (zero or NaN: none).
+    `last_flow_BH` holds the last latency of each packet's flow visible at the decision (zero or NaN: none).
     Packets of unknown latency are not scored; those of a flow without a visible latency cannot be late:
     `late` leaves them out and counts them.
 
@@ -249,10 +249,11 @@ def score_with_replicates(
     lateness_BH: NDArray[Any] | None = None,
     change: Change = PAPERS,
 ) -> tuple[dict[str, Any], Replicates | None]:
-    """Score as `score_predictions`, and give the bootstrap's replicates too if there is `time_ns_B`.
+    """Score like `score_predictions`, and return the bootstrap's replicates too if there is `time_ns_B`.
 
-    Average precision and mean absolute error get seeded 95 % intervals then, over time alone. `lateness_BH`
-    ranks packets by how likely each is late, where the method says so; else the prediction's margin does.
+    Average precision and mean absolute error then get seeded 95 % intervals, over time alone. `lateness_BH`
+        ranks packets by their probability of being late if the method has it; else the prediction's margin
+        does.
     """
     if not (np.shape(pred_BH) == np.shape(y_BH) == np.shape(last_flow_BH)):
         shapes = ", ".join(str(np.shape(a)) for a in (pred_BH, y_BH, last_flow_BH))
@@ -305,7 +306,7 @@ def score_sharp(
 ) -> dict[str, Any]:
     """Score both variants: the predicted change from the last prediction, and from the last true latency.
 
-    The packet before is the sender's; with `flow_N`, the flow of each packet, it is the flow's.
+    The packet before is the sender's, or with `flow_N`, the flow of each packet, the flow's.
     """
     later_M, before_M = successive(y_N.size, flow_N)
     true_M = change_direction(y_N[later_M], y_N[before_M], change)
@@ -318,7 +319,7 @@ def score_sharp(
 
 
 def successive(packets: int, flow_N: NDArray[Any] | None = None) -> tuple[Ints, Ints]:
-    """Pairs of successive packets, of the sender or, with `flow_N`, of each flow: the later, the earlier."""
+    """Return pairs of successive packets of the sender or, with `flow_N`, each flow: later, then earlier."""
     order = np.arange(packets) if flow_N is None else np.argsort(flow_N, kind="stable")
     later_M, before_M = order[1:], order[:-1]
     if flow_N is None:

@@ -1,4 +1,4 @@
-"""How every plot looks: its axes, and SVG that can be read on light and dark pages alike."""
+"""The look of every plot: its axes, and SVG that can be read on light and dark pages alike."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 DPI: Final = 110
-INK: Final = "#7d858c"  # of an SVG's text and lines: contrast 3.8 on white, 5.0 on #0d1117
+INK: Final = "#7d858c"  # colour of an SVG's text and lines: contrast 3.8 on white, 5.0 on #0d1117
 _GRID: Final = "#868e9630"
 _SVG: Final[dict[str, Any]] = {
     **dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), INK),
@@ -24,7 +24,7 @@ _SVG: Final[dict[str, Any]] = {
 
 
 def grid(rows: int, columns: int, width: float, height: float) -> tuple[Figure, list[list[Axes]]]:
-    """Return a figure of so many inches and its axes, row by row."""
+    """Return a figure of the given size in inches and its axes, row by row."""
     figure = Figure(figsize=(width, height), layout="constrained")
     axes_by_row: list[list[Axes]] = figure.subplots(rows, columns, squeeze=False).tolist()
     for row in axes_by_row:
@@ -37,7 +37,7 @@ def grid(rows: int, columns: int, width: float, height: float) -> tuple[Figure, 
 
 
 def svg(draw: Callable[[], Figure]) -> bytes:
-    """Return what `draw` makes as SVG: transparent, of middle tones, the same bytes each time."""
+    """Return the drawing of `draw` as SVG: transparent, of middle tones, the same bytes each time."""
     out = io.BytesIO()
     with mpl.rc_context(_SVG):
         draw().savefig(out, format="svg", transparent=True, metadata={"Date": None, "Creator": None})

@@ -19,22 +19,22 @@ from models.sharp import change_direction
 RECALL_POINTS: Final = np.linspace(0.01, 1, 100)
 AROUND: Final = 40  # packets shown before and after a sharp change
 SHOWN: Final = (FINETUNED, TREES, "last_flow")  # methods drawn around sharp changes
-MOST_CHANGES: Final = 5_000  # averaged per direction: enough for a smooth line
+MOST_CHANGES: Final = 5_000  # changes averaged per direction: enough for a smooth line
 EXAMPLES: Final = 3  # single changes drawn per direction
 NS_PER_S: Final = 1_000_000_000
 
 
-class Change(NamedTuple):
+class SharpChange(NamedTuple):
     """One sharp change: latencies (ms) of the packets around it, by method, and the true ones."""
 
     trace: str
-    packet: int  # of the test slices, in send order
+    packet: int  # number among the test slices' packets, in send order
     rise: bool
     lines: dict[str, Floats]
 
 
 def precision_recall_table(predictions: Sequence[TracePredictions]) -> pl.DataFrame:
-    """Precision at each recall, per method, with the base rate; empty without a late packet."""
+    """Return the precision at each recall, per method, with the base rate; empty without a late packet."""
     last = np.concatenate([p.last_flow_BH.ravel() for p in predictions])
     change = predictions[0].change
     margin = late_margin(np.concatenate([p.y_BH.ravel() for p in predictions]), last, change)
@@ -51,7 +51,7 @@ def precision_recall_table(predictions: Sequence[TracePredictions]) -> pl.DataFr
 
 
 def error_by_horizon_table(predictions: Sequence[TracePredictions]) -> pl.DataFrame:
-    """Mean absolute error (ms) by the packet's place in its batch of 8, per method."""
+    """Return the mean absolute error (ms) by the packet's place in its batch of 8, per method."""
     y_BH = np.concatenate([p.y_BH for p in predictions])
     columns: dict[str, object] = {"place": np.arange(1, y_BH.shape[1] + 1)}
     for method in METHODS:
@@ -61,7 +61,7 @@ def error_by_horizon_table(predictions: Sequence[TracePredictions]) -> pl.DataFr
 
 
 def score_over_time_table(p: TracePredictions) -> pl.DataFrame:
-    """Error (ms, mean) of each method per second of one trace's tests; `fine_tuned` marks a new head."""
+    """Return each method's mean error (ms) per second of one trace's tests; `fine_tuned` marks a new head."""
     second_B = (p.decision_ns_B - p.decision_ns_B[0]) // NS_PER_S
     known = np.isfinite(p.y_BH)
     sums = {m: np.where(known, np.abs(p.us_BH[m] - p.y_BH), 0).sum(axis=1) / 1e3 for m in METHODS}
@@ -91,7 +91,7 @@ def mean_over_time(tables: Sequence[pl.DataFrame]) -> pl.DataFrame:
 
 
 def sharp_changes_table(predictions: Sequence[TracePredictions]) -> pl.DataFrame:
-    """Mean latency (ms) around sharp rises and drops, true and predicted, by packets from the change."""
+    """Return the mean latency (ms) around sharp rises and drops, true and predicted, by packets from them."""
     offsets = np.arange(-AROUND, AROUND + 1)
     columns: dict[str, object] = {"offset": offsets}
     for rise, word in ((True, "rise"), (False, "drop")):
@@ -108,11 +108,11 @@ def sharp_changes_table(predictions: Sequence[TracePredictions]) -> pl.DataFrame
     return pl.DataFrame(columns)
 
 
-def change_examples(p: TracePredictions) -> list[Change]:
-    """Choose the largest sharp changes of a trace, apart from each other: some rises, then some drops."""
+def change_examples(p: TracePredictions) -> list[SharpChange]:
+    """Choose the largest sharp changes of a trace that lie apart: some rises, then some drops."""
     lines = _lines(p)
     true = lines["true"]
-    chosen: list[Change] = []
+    chosen: list[SharpChange] = []
     for rise in (True, False):
         at = _changes(p, rise)
         taken: list[int] = []
@@ -123,12 +123,12 @@ def change_examples(p: TracePredictions) -> list[Change]:
                 taken.append(int(i))
         for i in sorted(taken):
             around = {name: line[i - AROUND : i + AROUND + 1] for name, line in lines.items()}
-            chosen.append(Change(p.trace, i, rise, around))
+            chosen.append(SharpChange(p.trace, i, rise, around))
     return chosen
 
 
 def _lines(p: TracePredictions) -> dict[str, Floats]:
-    """Give true and predicted latencies (ms) of the packets of known latency, in send order."""
+    """Return true and predicted latencies (ms) of the packets of known latency, in send order."""
     known = np.isfinite(p.y_BH)
     predicted = {m: p.us_BH[m][known] / 1e3 for m in SHOWN}
     return {"true": p.y_BH[known] / 1e3, **predicted}
@@ -143,7 +143,7 @@ def _changes(p: TracePredictions, rise: bool) -> Ints:
 
 
 def _mean(total_H: Floats, y_BH: Floats) -> Floats:
-    """Mean over the packets of known latency; NaN where there is none."""
+    """Return the mean over the packets of known latency; NaN if there is none."""
     with np.errstate(invalid="ignore"):
         mean: Floats = total_H / np.isfinite(y_BH).sum(axis=0)
     return mean

@@ -1,4 +1,4 @@
-"""The report's plots as PNG files, each with protocol, visibility, seed and packets in its title."""
+"""Draw the report's plots as PNG files, each with protocol, visibility, seed and packets in its title."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from models.scoring.plot_style import DPI, grid
-from models.scoring.plot_tables import AROUND, SHOWN, Change
+from models.scoring.plot_tables import AROUND, SHOWN, SharpChange
 from models.scoring.predictions import FINETUNED, METHODS
 
 COLOURS: Final = {
@@ -35,9 +35,9 @@ def draw(
     tables: Mapping[str, pl.DataFrame],
     over_time: Mapping[str, pl.DataFrame],
     rounds: Mapping[str, Sequence[Mapping[str, Any]]],
-    changes: Sequence[Change],
+    changes: Sequence[SharpChange],
 ) -> dict[str, str]:
-    """Draw all plots into `folder`; gives file name → what it shows."""
+    """Draw all plots into `folder`; return each file's name and a description."""
     drawn = {
         "precision_recall.png": _precision_recall(tables["precision_recall"]),
         "error_by_horizon.png": _error_by_horizon(tables["error_by_horizon"]),
@@ -121,7 +121,7 @@ def _sharp_changes(table: pl.DataFrame) -> Figure:
     return figure
 
 
-def _examples(changes: Sequence[Change]) -> Figure:
+def _examples(changes: Sequence[SharpChange]) -> Figure:
     columns = 3
     rows = max(1, -(-len(changes) // columns))
     figure, by_row = grid(rows, columns, 11, 2.4 * rows + 0.2)
@@ -130,7 +130,8 @@ def _examples(changes: Sequence[Change]) -> Figure:
         axes.set_visible(False)
     for i, (change, axes) in enumerate(zip(changes, places, strict=False)):
         for name, line in change.lines.items():
-            # Dots: packets of two queues alternate, and a line between them shows nothing but the zigzag.
+            # Dots are drawn, since packets of two queues alternate and a line between them shows only the
+            # zigzag.
             _line(axes, range(-AROUND, AROUND + 1), line, name, linestyle="none", marker="o", markersize=2.5)
         axes.set_title(f"{change.trace}: {'rise' if change.rise else 'drop'}", fontsize=9)
         if i == 0:

@@ -1,7 +1,7 @@
 """Walk-forward predictions of every method on every test slice of a trace.
 
 Round K of a trace fine-tunes the head on the slice before its test slice. Its head answers once the round has
-ended, as a sender would have it; until then an earlier one does. All methods see what `acked` shows.
+ended, as for a real sender; until then an earlier one does. All methods have the visibility `acked`.
 
 Shapes: `B` decisions, `H` horizon (8 packets).
 """
@@ -18,15 +18,15 @@ from feature_store.packets.truth import Waits
 from models.scoring import baselines
 from models.scoring.metrics import Bools, Floats, Ints
 from models.sharp import PAPERS, Change
-from models.training.protocol import Protocol
+from models.training.protocol import EvaluationProtocol
 
-FINETUNED, PRETRAINED = "finetuned", "pretrained"  # the model, and the same without fine-tuning (ablation)
-AT_ONCE: Final = "finetuned_at_once"  # as if a round took no time
+FINETUNED, PRETRAINED = "finetuned", "pretrained"  # the model, and the model without fine-tuning (ablation)
+AT_ONCE: Final = "finetuned_at_once"  # the model as if a round took no time
 TREES, TREES_CONTINUED = "xgboost", "xgboost_continued"
 EWMA: Final = "ewma"
 BASELINES: Final = (TREES, TREES_CONTINUED, EWMA, *baselines.LAST_VISIBLE)
 METHODS: Final = (FINETUNED, AT_ONCE, PRETRAINED, *BASELINES)
-SEND_GAP: Final = "send_gap"  # gives a direction only: it has a sharp-change score and no other
+SEND_GAP: Final = "send_gap"  # gives only a direction, so it has only a sharp-change score
 
 
 @dataclass
@@ -34,15 +34,15 @@ class TracePredictions:
     """Predictions of all test slices of one trace, in send order, by method."""
 
     trace: str
-    protocol: Protocol
+    protocol: EvaluationProtocol
     round_B: Ints
-    head_B: Ints  # round whose head answered; -1: that of pre-training
+    head_B: Ints  # round whose head answered; -1: the head of pre-training
     decision_ns_B: Ints
     y_BH: Floats
     flow_BH: NDArray[np.int64]
     last_flow_BH: Floats  # last visible latency of the packet's flow; 0: none
     gap_BH: NDArray[np.int8]  # direction by the send-gap rule
     us_BH: dict[str, Floats] = field(default_factory=dict)
-    change: Change = PAPERS  # how large a change of latency counts
-    waits: Waits | None = None  # of the packets predicted, (B * H,); None: the truth is not known
-    classic_BH: dict[str, Bools] = field(default_factory=dict)  # by method: which are faster there, it says
+    change: Change = PAPERS  # least change of latency that counts
+    waits: Waits | None = None  # waits of the packets predicted, (B * H,); None: unknown
+    classic_BH: dict[str, Bools] = field(default_factory=dict)  # packets for which a method prefers classic

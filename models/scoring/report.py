@@ -1,4 +1,4 @@
-"""The evaluation as one self-contained HTML page: verdict in words, tables, plots."""
+"""Render the evaluation as one self-contained HTML page: verdict in words, tables, plots."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from models.scoring.evaluation import SHARP, VARIANTS
 from models.scoring.predictions import METHODS, SEND_GAP
-from models.scoring.verdict import CHOICE, ERROR, LATE, Measure, verdict, verdict_by_trace
+from models.scoring.verdict import CHOICE, ERROR, LATE, HeadlineFigure, verdict, verdict_by_trace
 from models.sharp import Change
 
 TEMPLATE: Final = "report.html.j2"
-BEFORE: Final = {"sharp": "sender", "sharp_by_flow": "flow"}  # whose packet is the one before
+BEFORE: Final = {"sharp": "sender", "sharp_by_flow": "flow"}  # owner of the packet before
 SIGNS: Final = {"prediction_change": "p(x) − p(x−1)", "truth_change": "p(x) − t(x−1)"}
 
 
 def render(metrics: Mapping[str, Any], plots: Mapping[str, str], folder: Path, command: str) -> str:
-    """Render the page; `plots` names PNG files in `folder` and what each shows."""
+    """Render the page; `plots` has the PNG names in `folder` and a description of each."""
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=True,
@@ -44,7 +44,7 @@ def render(metrics: Mapping[str, Any], plots: Mapping[str, str], folder: Path, c
 
 
 def caption(metrics: Mapping[str, Any]) -> str:
-    """Say under which conditions every plot was made."""
+    """Describe the conditions of every plot."""
     about, n = metrics["about"], metrics["all"][METHODS[0]]["acked"]["n"]
     said = f"protocol {about['protocol']}, visibility {about['visibility']}, seed {about['seed']}"
     return f"{said}, n = {n:,} packets"
@@ -56,16 +56,16 @@ def _scopes(metrics: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
 
 
 def _headline(title: str, scores: Mapping[str, Any], about: Mapping[str, Any]) -> dict[str, Any]:
-    """Late packets and absolute error, one row per method."""
+    """Return late packets and absolute error, one row per method."""
     rate = f"recall at {about['false_alarm_rate']:.0%} false alarms"
     columns = (
         LATE._replace(words="AP late"),
-        Measure("late", "recall_at_false_alarms", rate, True, 3, ""),
+        HeadlineFigure("late", "recall_at_false_alarms", rate, True, 3, ""),
         ERROR._replace(words="MAE ms", unit=""),
-        Measure("error", "p50_ms", "P50 ms", False, 2, ""),
-        Measure("error", "p90_ms", "P90 ms", False, 2, ""),
-        Measure("error", "p99_ms", "P99 ms", False, 1, ""),
-        Measure("error", "log_mae", "log error", False, 3, ""),
+        HeadlineFigure("error", "p50_ms", "P50 ms", False, 2, ""),
+        HeadlineFigure("error", "p90_ms", "P90 ms", False, 2, ""),
+        HeadlineFigure("error", "p99_ms", "P99 ms", False, 1, ""),
+        HeadlineFigure("error", "log_mae", "log error", False, 3, ""),
         CHOICE._replace(words="regret ms", unit=""),
     )
     late = scores[METHODS[0]]["acked"]["late"]
@@ -82,26 +82,26 @@ def _headline(title: str, scores: Mapping[str, Any], about: Mapping[str, Any]) -
 
 
 def _bounds(choice: Mapping[str, Any]) -> str:
-    """Say what who always stays loses, and who always moves; an oracle loses nothing."""
+    """Return the regrets of always staying and of always moving; an oracle's is 0."""
     if not choice["n"]:
         return ""
     bounds = f"never moving {choice['never_ms']:.2f} ms, always {choice['always_ms']:.2f} ms, an oracle 0"
     return f" · regret of {choice['n']:,} packets; {bounds}"
 
 
-def _figure(scores: Mapping[str, Any], column: Measure) -> tuple[float | None, str]:
+def _figure(scores: Mapping[str, Any], column: HeadlineFigure) -> tuple[float | None, str]:
     interval = scores["acked"][column.group].get(f"{column.key}_95")
     text = f"{interval[0]:.{column.digits}f}–{interval[1]:.{column.digits}f}" if interval else ""
     return column.of(scores), text
 
 
 def _sharp(title: str, scores: Mapping[str, Any], about: Mapping[str, Any]) -> dict[str, Any]:
-    """F1 of sharp changes in both variants: from the sender's packet before, and from the flow's."""
+    """Return F1 of sharp changes in both variants: from the sender's packet before, and from the flow's."""
     methods = (*METHODS, SEND_GAP)
     wanted = [(name, variant, "all") for name in SHARP for variant in VARIANTS]
     wanted += [("sharp", variant, part) for part in ("rises", "drops") for variant in VARIANTS]
     columns = [
-        Measure(variant, part, f"{part} · {SIGNS[variant]} · {BEFORE[name]}", True, 3, "")
+        HeadlineFigure(variant, part, f"{part} · {SIGNS[variant]} · {BEFORE[name]}", True, 3, "")
         for name, variant, part in wanted
     ]
     values: list[list[tuple[float | None, str]]] = [
@@ -120,7 +120,9 @@ def _sharp(title: str, scores: Mapping[str, Any], about: Mapping[str, Any]) -> d
 
 
 def _rows(
-    methods: Sequence[str], values: Sequence[Sequence[tuple[float | None, str]]], columns: Sequence[Measure]
+    methods: Sequence[str],
+    values: Sequence[Sequence[tuple[float | None, str]]],
+    columns: Sequence[HeadlineFigure],
 ) -> list[dict[str, Any]]:
     """Turn columns of (value, interval) into rows of cells; the best value of each column is marked."""
     best = []

@@ -1,4 +1,4 @@
-"""What the figures say in words: where the fine-tuned model wins, and by name where it loses."""
+"""Say in words where the fine-tuned model wins, and where it loses to which method."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any, Final, NamedTuple
 from models.scoring.predictions import BASELINES, FINETUNED, PRETRAINED
 
 
-class Measure(NamedTuple):
-    """A headline figure: where it stands in a method's scores, its name, and which way is better."""
+class HeadlineFigure(NamedTuple):
+    """A headline figure: its place in a method's scores, its name, and its better direction."""
 
     group: str
     key: str
@@ -20,7 +20,7 @@ class Measure(NamedTuple):
     undefined: str = "undefined: there is no such packet"
 
     def of(self, scores: Mapping[str, Any]) -> float | None:
-        """Its value under `acked`; None if it could not be computed."""
+        """Return the figure's value under `acked`; None if it could not be computed."""
         value: float | None = scores["acked"][self.group][self.key]
         return value
 
@@ -29,9 +29,9 @@ class Measure(NamedTuple):
         return "–" if value is None else f"{value:.{self.digits}f}{self.unit}"
 
 
-LATE: Final = Measure("late", "average_precision", "average precision of late packets", True, 3, "")
-ERROR: Final = Measure("error", "mae_ms", "mean absolute error", False, 2, " ms")
-CHOICE: Final = Measure(
+LATE: Final = HeadlineFigure("late", "average_precision", "average precision of late packets", True, 3, "")
+ERROR: Final = HeadlineFigure("error", "mae_ms", "mean absolute error", False, 2, " ms")
+CHOICE: Final = HeadlineFigure(
     *("choice", "regret_ms", "regret of the choice between the queues", False, 2, " ms"),
     "not known: the waits in both queues are not",
 )
@@ -50,12 +50,12 @@ def verdict(metrics: Mapping[str, Any]) -> list[Sentence]:
 
 
 def verdict_by_trace(metrics: Mapping[str, Any]) -> list[Sentence]:
-    """Give the same judgement for each trace."""
+    """Judge the fine-tuned model for each trace."""
     return [s for name, scores in metrics["traces"].items() for s in _judge(f"trace {name}", scores)]
 
 
 def _judge(scope: str, scores: Mapping[str, Any]) -> Iterator[Sentence]:
-    even = []  # measures on which some baseline is ahead, but not beyond the noise
+    even = []  # figures in which some baseline is ahead, but not beyond the noise
     for measure in (LATE, ERROR, CHOICE):
         ours = measure.of(scores[FINETUNED])
         if ours is None:
@@ -113,8 +113,8 @@ def _tuning(scope: str, scores: Mapping[str, Any]) -> Iterator[Sentence]:
         )
 
 
-def _alike(measure: Measure, better: Mapping[str, float]) -> Iterator[tuple[str, str]]:
-    """Names of baselines with one printed figure together, and that figure; the best first."""
+def _alike(measure: HeadlineFigure, better: Mapping[str, float]) -> Iterator[tuple[str, str]]:
+    """Group baselines with one printed figure; return their names with that figure, the best first."""
     by_text: dict[str, list[str]] = {}
     for name, value in sorted(better.items(), key=lambda one: one[1], reverse=measure.higher_is_better):
         by_text.setdefault(measure.text(value), []).append(name)
@@ -122,11 +122,11 @@ def _alike(measure: Measure, better: Mapping[str, float]) -> Iterator[tuple[str,
 
 
 def _listed(words: Sequence[str]) -> str:
-    """Return words as a sentence lists them."""
+    """Return words joined as in a sentence."""
     return " and ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
 
 
-def _within_noise(scores: Mapping[str, Any], measure: Measure, name: str) -> bool:
-    """Whether the paired interval of the difference holds zero, so that nobody makes much of it."""
+def _within_noise(scores: Mapping[str, Any], measure: HeadlineFigure, name: str) -> bool:
+    """Return whether the paired interval of the difference includes zero."""
     between = scores[name]["acked"].get("finetuned_minus_this", {}).get(f"{measure.key}_95")
     return between is not None and between[0] <= 0 <= between[1]

@@ -1,10 +1,10 @@
-"""Calibration of quantiles: a shift for each level, fitted on latencies that the head had not learned from.
+"""Calibrate quantiles: fit a shift for each level on latencies that the head had not learned from.
 
 Split conformal quantiles (Romano, Patterson and Candes, Conformalized Quantile Regression, NeurIPS 2019,
-arXiv 1905.03222), one-sided for each level: a level is moved by the rank ceil((n + 1) level) of what n
-latencies lay above it. So at least that share of these n lies at or below it, and no more than a 1/n above
-that where none are equal. Of later latencies it holds as far as they are like those. A shift is added in
-scaled target space, to the bias of the head's last layer: the network has the form that it had.
+arXiv 1905.03222), one-sided for each level: a level is moved by the rank ceil((n + 1) level) of the distances
+of n latencies above it. So at least that share of these n lies at or below it, and at most 1/n more if none
+are equal. Later latencies follow as far as they are like these. A shift is added in scaled target space, to
+the bias of the head's last layer, so the network keeps its form.
 
 Shapes: B decisions, H horizon (8 packets), N known latencies, L levels.
 """
@@ -19,20 +19,20 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from models.networks.prediction import Encoded, Headed, answers
+from models.networks.prediction import HeadedNetwork, HeadInputs, answers
 
-SLICES: Final = 6  # newest that count: a minute of rounds of ten seconds, chosen on web pages alone
+SLICES: Final = 6  # newest slices that count: a minute of rounds of ten seconds, chosen on web pages alone
 Doubles = NDArray[np.float64]
 Floats = NDArray[np.float32]
-M = TypeVar("M", bound=Headed)
+M = TypeVar("M", bound=HeadedNetwork)
 
 
-def missed(model: Headed, encoded: Encoded, came_BH: Floats) -> Doubles:
-    """How far known latencies lay above each level (N, L), in scaled target space.
+def missed(model: HeadedNetwork, encoded: HeadInputs, came_BH: Floats) -> Doubles:
+    """Return how far known latencies lay above each level (N, L), in scaled target space.
 
     Args:
-        model: has levels; it must not have learned from these latencies.
-        encoded: the decisions, by its own encoder.
+        model: network with levels that has not learned from these latencies.
+        encoded: decisions encoded by the network itself.
         came_BH: latencies in µs; NaN: unknown.
     """
     known_BH = np.isfinite(came_BH)
@@ -41,7 +41,7 @@ def missed(model: Headed, encoded: Encoded, came_BH: Floats) -> Doubles:
 
 
 def shifts(missed_NL: Doubles, levels: Sequence[float]) -> Doubles:
-    """By how much each level must move (L,); by 0 where nothing is known."""
+    """Return the shift of each level (L,); 0 if no latency is known."""
     count = len(missed_NL)
     if not count:
         return np.zeros(len(levels))
@@ -51,11 +51,11 @@ def shifts(missed_NL: Doubles, levels: Sequence[float]) -> Doubles:
 
 
 def calibrated(model: M, past: Sequence[Doubles]) -> M:
-    """A copy whose levels are moved by what they missed; the model itself where nothing is known.
+    """Return a copy with calibrated levels; the model itself if no latency is known.
 
     Args:
-        model: has levels.
-        past: of each slice what `missed` gave, the oldest first.
+        model: network with levels.
+        past: result of `missed` for each slice, the oldest first.
     """
     if not (some := newest(past)):
         return model
@@ -67,5 +67,5 @@ def calibrated(model: M, past: Sequence[Doubles]) -> M:
 
 
 def newest(past: Sequence[Doubles]) -> tuple[Doubles, ...]:
-    """The slices that count: of those with a known latency the last `SLICES`."""
+    """Return the last `SLICES` slices with a known latency."""
     return tuple([each for each in past if len(each)][-SLICES:])

@@ -1,4 +1,4 @@
-"""Checkpoints of a training job: safetensors and JSON only, like the artifact, so nothing is unpickled."""
+"""Checkpoints of a training job: only safetensors and JSON, like the artifact, so nothing is unpickled."""
 
 from __future__ import annotations
 

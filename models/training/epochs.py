@@ -1,4 +1,4 @@
-"""A training that has epochs, in one process or as a Ray Train job; it goes on from any epoch."""
+"""A training in epochs, in one process or as a Ray Train job, that resumes from any epoch."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
 
 class Trainer(ABC):
-    """A worker's share of a training; alone it needs no Ray. Resumed, it ends with the same bits."""
+    """A worker's share of a training; alone it needs no Ray. A resumed one ends with the same bits."""
 
     judged_by: str
-    """Figure of an epoch's record, and the least is best."""
+    """Name of the figure in an epoch's record that is best when least."""
     slower: str
-    """What to lower where training diverges."""
+    """Name of the parameter to lower if training diverges."""
 
     def __init__(
         self,
@@ -40,15 +40,15 @@ class Trainer(ABC):
         rank: int = 0,
         workers: int = 1,
     ) -> None:
-        """Keep what it trains with.
+        """Keep the parts of the training.
 
         Args:
-            model: trained in place.
-            optimizer: of its parameters.
-            epochs: how many there are in all.
-            seed: of dropout.
+            model: network, trained in place.
+            optimizer: optimizer of its parameters.
+            epochs: number of epochs in all.
+            seed: seed of dropout.
             rank: this worker's number.
-            workers: how many share each step.
+            workers: number of workers that share each step.
 
         """
         self.model, self.optimizer, self.last_epoch = model, optimizer, epochs
@@ -59,17 +59,17 @@ class Trainer(ABC):
 
     @abstractmethod
     def learn(self, number: int) -> dict[str, Any]:
-        """Train epoch 0, 1, … and validate; returns figures of it, `loss` and the one it is judged by."""
+        """Train one epoch and validate; return its figures, with `loss` and the figure to judge by."""
 
     def run_epoch(self) -> dict[str, Any]:
-        """Train one epoch, and remember the weights if they are the best so far; returns its record.
+        """Train one epoch, remember the weights if they are the best so far, and return its record.
 
         Raises:
             ValueError: the loss is no longer finite.
         """
         number = len(self.epochs)
         dropout_seed = np.random.SeedSequence([self.seed, number, self.rank]).generate_state(1)
-        torch.manual_seed(int(dropout_seed[0]))  # each epoch anew, so that a resumed one is the same
+        torch.manual_seed(int(dropout_seed[0]))  # set anew for each epoch, so that a resumed one is the same
         record = {"epoch": number + 1, **self.learn(number)}
         error = record[self.judged_by]
         if not math.isfinite(record["loss"] + error):
@@ -82,7 +82,7 @@ class Trainer(ABC):
         return record
 
     def run(self, say: Callable[[dict[str, Any]], None]) -> None:
-        """Train in this process to the last epoch; the model has the best one's weights then.
+        """Train in this process to the last epoch; leave the model with the best epoch's weights.
 
         Raises:
             ValueError: the loss is no longer finite.
@@ -104,7 +104,7 @@ class Trainer(ABC):
 
 
 def run_in_job(config: Mapping[str, Any], trainer: Trainer) -> None:
-    """Train to the last epoch in one worker of a job, from the job's last checkpoint on if it has one."""
+    """Train to the last epoch in one worker of a job, from the job's last checkpoint if it has one."""
     import ray.train
 
     if (found := ray.train.get_checkpoint()) is not None:
@@ -124,7 +124,7 @@ def run_in_job(config: Mapping[str, Any], trainer: Trainer) -> None:
 
 
 def best_of(result: Result, storage: Path) -> tuple[dict[str, Tensor], list[dict[str, Any]]]:
-    """The weights of a job's best epoch, and the record of each.
+    """Return the weights of a job's best epoch, and the record of each.
 
     Raises:
         ValueError: the job has no checkpoint.
@@ -137,7 +137,7 @@ def best_of(result: Result, storage: Path) -> tuple[dict[str, Tensor], list[dict
 
 
 def resumed_line(record: Mapping[str, Any]) -> str:
-    """One line about where a job went on."""
+    """Return a line about the epoch from which a job resumed."""
     return f"pretrain: resumed at epoch {record['resumed_at_epoch']} from the last checkpoint"
 
 

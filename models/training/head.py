@@ -1,7 +1,7 @@
-"""Tunes a head: the two last linear layers, on outputs of the frozen encoder that were computed once.
+"""Tune a head, the two last linear layers, on outputs of the frozen encoder that were computed once.
 
-In eval mode the encoder gives a decision the same output in every epoch, so computing it once and training on
-the cached outputs gives what training through the encoder would, an order of magnitude sooner.
+In eval mode the encoder's output for a decision is the same in every epoch, so training on cached outputs
+equals training through the encoder, an order of magnitude sooner.
 
 Shapes: B decisions, H horizon (8 packets).
 """
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from common.section import Above0, Count, Section
-from models.networks.prediction import Encoded, Headed
+from models.networks.prediction import HeadedNetwork, HeadInputs
 from models.sharp import Change, sharp_changes
 from models.training.loss import example_weights, weighted_error
 
@@ -35,26 +35,26 @@ class FinetuneParams(Section):
     seed: Annotated[int, Field(ge=0)]
     """Seed of the order of the decisions."""
     workers: Count
-    """Ray Train workers, one core each; they share the traces."""
+    """Number of Ray Train workers, one core each; they share the traces."""
     epochs: Count
-    """Passes over the slice."""
+    """Number of passes over the slice."""
     batch_size: Count
-    """Decisions of a step."""
+    """Number of decisions in a step."""
     learning_rate: Above0
     """Learning rate of Adam."""
     sharp_weight: Above0
-    """Alpha of the loss: the weight of sharp changes."""
+    """Weight of sharp changes in the loss (alpha)."""
 
 
-M = TypeVar("M", bound=Headed)
+M = TypeVar("M", bound=HeadedNetwork)
 T = TypeVar("T", bound="Tunable")
 
 
 @dataclass(frozen=True)
-class Tuning:
-    """How the training of a head went."""
+class TuningReport:
+    """The record of a head's training."""
 
-    loss: tuple[float, ...]  # before the first epoch, then of each epoch
+    loss: tuple[float, ...]  # loss before the first epoch, then of each epoch
     decisions: int
     seconds: float
 
@@ -63,12 +63,12 @@ class Tunable(Protocol):
     """A forecaster whose network has a head."""
 
     model: Any
-    tuning: Tuning | None  # how its head was last tuned
+    tuning: TuningReport | None  # how its head was last tuned
 
 
 def with_tuned_head(
     found: T,
-    encoded: Encoded,
+    encoded: HeadInputs,
     came_BH: NDArray[np.float32],
     change: Change,
     how: FinetuneParams,
@@ -88,18 +88,18 @@ def with_tuned_head(
 
 def train_head(
     model: M,
-    encoded: Encoded,
+    encoded: HeadInputs,
     came_BH: NDArray[np.float32],
     change: Change,
     how: FinetuneParams,
     starts: Sequence[int] = (),
-) -> tuple[M, Tuning | None]:
+) -> tuple[M, TuningReport | None]:
     """Return a copy whose head is trained; the model itself, and None, where no latency is known.
 
     The encoder of the copy is the model's, bit for bit.
 
     Args:
-        model: a network whose own encoder has encoded.
+        model: network whose encoder encoded the decisions.
         encoded: decisions in time order.
         came_BH: latencies in µs; NaN where unknown.
         change: how large a change of latency the loss weights.
@@ -145,4 +145,4 @@ def train_head(
     if not np.isfinite(losses).all():
         raise ValueError(f"fine-tuning diverged (loss {losses[-1]}); lower finetune.learning_rate")
     tuned.eval()
-    return tuned, Tuning(tuple(losses), len(came_BH), time.monotonic() - started)
+    return tuned, TuningReport(tuple(losses), len(came_BH), time.monotonic() - started)

@@ -16,7 +16,7 @@ from torch import Tensor
 def example_weights(
     y_us_NH: NDArray[np.float32], sharp_NH: NDArray[np.bool_], sharp_weight: float
 ) -> NDArray[np.float32]:
-    """Weight of each label: 0 where unknown, `sharp_weight` (alpha) on sharp changes, else 1."""
+    """Return the weight of each label: 0 where unknown, `sharp_weight` (alpha) on sharp changes, else 1."""
     weights_NH = np.where(sharp_NH, np.float32(sharp_weight), np.float32(1))
     weights_NH[np.isnan(y_us_NH)] = 0
     return weights_NH
@@ -25,7 +25,7 @@ def example_weights(
 def weighted_error(
     predicted: Tensor, target_BH: Tensor, weight_BH: Tensor, levels: Sequence[float]
 ) -> Tensor:
-    """Sum of weighted errors of a head's output: squared; by level (B, H, L), or of one level (B, H)."""
+    """Sum the weighted errors of a head's output: squared; by level (B, H, L), or of one level (B, H)."""
     if levels:
         by_level = predicted if predicted.dim() > target_BH.dim() else predicted[..., None]
         return weighted_pinball(by_level, target_BH, weight_BH, levels)
@@ -35,7 +35,7 @@ def weighted_error(
 def weighted_pinball(
     predicted_BHL: Tensor, target_BH: Tensor, weight_BH: Tensor, levels: Sequence[float]
 ) -> Tensor:
-    """Sum of weighted pinball errors, averaged over levels (Koenker, Bassett, Econometrica 46(1), 1978)."""
+    """Sum weighted pinball errors, averaged over levels (Koenker, Bassett, Econometrica 46(1), 1978)."""
     above_BHL = (target_BH[..., None] - predicted_BHL).masked_fill(weight_BH[..., None] == 0, 0.0)
     level_L = torch.tensor(levels, dtype=predicted_BHL.dtype)
     error_BHL = torch.maximum(level_L * above_BHL, (level_L - 1) * above_BHL)
@@ -43,6 +43,6 @@ def weighted_pinball(
 
 
 def weighted_squared_error(predicted_BH: Tensor, target_BH: Tensor, weight_BH: Tensor) -> Tensor:
-    """Sum of weighted squared errors; a label of weight 0 may hold NaN and has no gradient."""
+    """Sum weighted squared errors; a label of weight 0 may hold NaN and has no gradient."""
     error_BH = (predicted_BH - target_BH).masked_fill(weight_BH == 0, 0.0)
     return (weight_BH * error_BH.square()).sum()

@@ -1,7 +1,7 @@
-"""Walk-forward protocols: how a trace's windows divide into pre-training, fine-tuning and test slices.
+"""Walk-forward protocols: the division of a trace's windows into pre-training, tuning and test slices.
 
-Splits are by time, never by random window. After the paper (SwiftQueue, section 5): pre-train on the
-trace's beginning; then, round by round, fine-tune the head on the slice just past and test on the next.
+Splits are by time, never by random window. As in the paper (SwiftQueue, section 5), a walk pre-trains on the
+trace's beginning; then, round by round, it fine-tunes the head on the slice just past and tests on the next.
 
 Shapes: B batches (decisions).
 """
@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 @dataclass(frozen=True)
 class Slice:
-    """Windows [lo, hi) of a trace, by decision time."""
+    """The windows [lo, hi) of a trace, by decision time."""
 
     lo: int
     hi: int
@@ -29,8 +29,8 @@ class Slice:
 
 
 @dataclass(frozen=True)
-class Protocol:
-    """Lengths of the slices in seconds."""
+class EvaluationProtocol:
+    """The name of a protocol, and the lengths of its slices in seconds."""
 
     name: str
     pretrain_s: float
@@ -38,25 +38,25 @@ class Protocol:
     test_s: float
 
     def answers_after_s(self, round_s: float) -> float:
-        """Seconds from a round's boundary until its head answers, by those that a round on a minute takes.
+        """Return the seconds until a round's head answers, given those of a round on a minute.
 
-        Most of a round is encoding and training, so that a shorter slice to learn from takes as much less.
+        Most of a round is encoding and training, so its time is proportional to the slice.
         """
         return round_s * self.finetune_s / PAPER.finetune_s
 
     @property
     def least_s(self) -> float:
-        """The shortest trace that leaves one round: its test slice may be half as long."""
+        """Return the shortest trace in seconds that leaves one round, whose test may be half as long."""
         return self.pretrain_s + self.test_s / 2
 
 
-SHORT: Final = Protocol("short", 2.5, 0.5, 1)  # speed tests of a few seconds
-SMALL: Final = Protocol("small", 30, 6, 10)
-PAPER: Final = Protocol("paper", 300, 60, 300)
-LEAST_WINDOWS: Final = 2  # of a pre-training slice: one to train on, one to validate
-ROUND_S: Final = 28.9  # of a round of `window` on a minute, from trigger to first answer (docs/LIVE.md)
+SHORT: Final = EvaluationProtocol("short", 2.5, 0.5, 1)  # for speed tests of a few seconds
+SMALL: Final = EvaluationProtocol("small", 30, 6, 10)
+PAPER: Final = EvaluationProtocol("paper", 300, 60, 300)
+LEAST_WINDOWS: Final = 2  # windows of a pre-training slice: one to train on, one to validate
+ROUND_S: Final = 28.9  # seconds from trigger to first answer of a `window` round on a minute (docs/LIVE.md)
 PROTOCOLS: Final = {p.name: p for p in (SHORT, SMALL, PAPER)}
-TEACH: Final = Protocol("teach", 1e9, 0, 0)  # of a trace that teaches as a whole, and tests nothing
+TEACH: Final = EvaluationProtocol("teach", 1e9, 0, 0)  # for a trace that only trains
 OF_A_TRACE: Final = PROTOCOLS | {TEACH.name: TEACH}
 
 
@@ -69,11 +69,11 @@ class Round:
 
 
 @dataclass(frozen=True)
-class Slices:
+class TraceSlices:
     """A trace's windows divided by decision time."""
 
-    protocol: Protocol
-    duration_s: float  # from the first decision to the last
+    protocol: EvaluationProtocol
+    duration_s: float  # seconds from the first decision to the last
     pretrain: Slice
     rounds: tuple[Round, ...]
 
@@ -87,11 +87,11 @@ class Slices:
         }
 
     @classmethod
-    def from_json(cls, described: Mapping[str, Any], windows: int, trace: str) -> Slices:
-        """Read that form, of a trace of so many windows.
+    def from_json(cls, described: Mapping[str, Any], windows: int, trace: str) -> TraceSlices:
+        """Read the form of data/split.json, for a trace of `windows` windows.
 
         Raises:
-            ValueError: a slice lies outside of them.
+            ValueError: a slice lies outside the trace.
         """
 
         def cut(bounds: Any) -> Slice:
@@ -103,7 +103,7 @@ class Slices:
             return Slice(lo, hi)
 
         rounds = tuple(Round(cut(r["finetune"]), cut(r["test"])) for r in described["rounds"])
-        protocol, duration_s = Protocol(**described["protocol"]), float(described["duration_s"])
+        protocol, duration_s = EvaluationProtocol(**described["protocol"]), float(described["duration_s"])
         return cls(protocol, duration_s, cut(described["pretrain"]), rounds)
 
 
@@ -111,18 +111,18 @@ def _bounds(part: Slice) -> list[int]:
     return [part.lo, part.hi]
 
 
-def protocol_named(name: str, among: Mapping[str, Protocol] = PROTOCOLS) -> Protocol:
+def protocol_named(name: str, among: Mapping[str, EvaluationProtocol] = PROTOCOLS) -> EvaluationProtocol:
     """Return the protocol of that name.
 
     Raises:
-        ValueError: there is none.
+        ValueError: there is no such protocol.
     """
     if name not in among:
         raise ValueError(f"protocol {name!r} is unknown; take one of {', '.join(among)}")
     return among[name]
 
 
-def divide(decision_ns_B: npt.NDArray[np.int64], protocol: Protocol, trace: str) -> Slices:
+def divide(decision_ns_B: npt.NDArray[np.int64], protocol: EvaluationProtocol, trace: str) -> TraceSlices:
     """Divide a trace's windows, in decision order, by time from its first decision.
 
     Round r has its boundary at `pretrain_s + r * test_s`. The last test slice may be cut short by the
@@ -133,18 +133,18 @@ def divide(decision_ns_B: npt.NDArray[np.int64], protocol: Protocol, trace: str)
     Args:
         decision_ns_B: decision times, never falling.
         protocol: lengths of the slices.
-        trace: the trace's name, for the message.
+        trace: name of the trace for the message.
 
     Raises:
         ValueError: the trace is too short (the message names the shorter protocol that fits), or its sender
-            was silent in the time to pre-train on, or after it.
+            was silent in the pre-training time, or after it.
     """
     if not len(decision_ns_B):
         raise ValueError(f"trace {trace}: fewer than 8 packets, so no window; leave it out")
     elapsed_ns_B = decision_ns_B - decision_ns_B[0]
     duration_s = float(elapsed_ns_B[-1]) / 1e9
     if protocol == TEACH:
-        return Slices(protocol, duration_s, Slice(0, len(decision_ns_B)), ())
+        return TraceSlices(protocol, duration_s, Slice(0, len(decision_ns_B)), ())
     if duration_s < protocol.least_s:
         raise ValueError(_too_short(trace, duration_s, protocol))
 
@@ -156,7 +156,7 @@ def divide(decision_ns_B: npt.NDArray[np.int64], protocol: Protocol, trace: str)
     boundary_s = protocol.pretrain_s
     while duration_s - boundary_s >= protocol.test_s / 2:
         end_s = boundary_s + protocol.test_s
-        # The last decision belongs to the slice it ends.
+        # The last decision belongs to the slice that it ends.
         test = between(boundary_s, end_s if duration_s > end_s else duration_s + 1e-9)
         if len(test):
             rounds.append(Round(between(boundary_s - protocol.finetune_s, boundary_s), test))
@@ -168,12 +168,12 @@ def divide(decision_ns_B: npt.NDArray[np.int64], protocol: Protocol, trace: str)
             f"trace {trace}: its sender was silent {silent}, so protocol {protocol.name!r} has nothing to "
             f"{'train' if rounds else 'test'} on; leave it out"
         )
-    return Slices(protocol, duration_s, pretrain, tuple(rounds))
+    return TraceSlices(protocol, duration_s, pretrain, tuple(rounds))
 
 
 @dataclass(frozen=True)
-class Answered:
-    """A piece of a test slice with the round whose head answers there; -1: the head of pre-training."""
+class SlicePiece:
+    """A piece of a test slice and the round whose head answers there; -1: the head of pre-training."""
 
     head: int
     part: Slice
@@ -181,32 +181,32 @@ class Answered:
 
 def answered(
     rounds: Sequence[Round], decision_ns_B: npt.NDArray[np.int64], after_s: float
-) -> list[list[Answered]]:
-    """Divide the test slice of each round by who answers: the newest head whose round has ended.
+) -> list[list[SlicePiece]]:
+    """Divide each round's test slice by the newest head whose round has ended.
 
     A round begins at the first decision of its test slice and takes `after_s` seconds. Until then the head of
-    an earlier round answers, over several slices where a round takes longer than a slice.
+        an earlier round answers, over several slices if a round takes longer than a slice.
     """
     ready_ns = [int(decision_ns_B[each.test.lo]) + round(after_s * 1e9) for each in rounds]
     begins = [0, *(int(at) for at in np.searchsorted(decision_ns_B, ready_ns)), len(decision_ns_B)]
     found = []
     for each in rounds:
         pieces = [
-            Answered(head, Slice(max(lo, each.test.lo), min(hi, each.test.hi)))
+            SlicePiece(head, Slice(max(lo, each.test.lo), min(hi, each.test.hi)))
             for head, (lo, hi) in enumerate(itertools.pairwise(begins), start=-1)
         ]
         found.append([piece for piece in pieces if piece.part.lo < piece.part.hi])
     return found
 
 
-def together(protocols: Iterable[Protocol]) -> dict[str, Any]:
-    """Name and lengths of the protocol that some traces share; of several, their names joined by `+`."""
+def together(protocols: Iterable[EvaluationProtocol]) -> dict[str, Any]:
+    """Return the protocol that some traces share; for several, their names joined by `+`."""
     used = {protocol.name: protocol for protocol in protocols}
     shared = next(iter(used.values()))
     return asdict(shared) if len(used) == 1 else {"name": "+".join(sorted(used))}
 
 
-def _too_short(trace: str, duration_s: float, protocol: Protocol) -> str:
+def _too_short(trace: str, duration_s: float, protocol: EvaluationProtocol) -> str:
     line = (
         f"trace {trace} lasts {duration_s:.1f} s, and protocol {protocol.name!r} needs at least "
         f"{protocol.least_s:g} s"

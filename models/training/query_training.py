@@ -1,4 +1,4 @@
-"""Training of networks that answer queries: the caller's batches, a cosine schedule, the best epoch.
+"""Train networks that answer queries: the caller's batches, a cosine schedule, the best epoch.
 
 Weights depend on data, seed and the number of workers only.
 
@@ -21,31 +21,31 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from models.networks.parameters import QueryNetworkParams
-from models.networks.prediction import Encoded, Headed, latencies, quantiles
+from models.networks.prediction import HeadedNetwork, HeadInputs, latencies, quantiles
 from models.networks.query_network import QueryNetwork
 from models.networks.scaling import MIN_LATENCY_US
 from models.training.epochs import Trainer, all_sum
 from models.training.head import ADAM_BETAS
 from models.training.loss import weighted_error
 
-LEAST_RATE: Final = 0.02  # of the learning rate: where the cosine ends
-MOST_GRADIENT: Final = 1.0  # norm: one batch within a congestion episode must not undo the epoch
+LEAST_RATE: Final = 0.02  # share of the learning rate at the cosine's end
+MOST_GRADIENT: Final = 1.0  # largest norm: one batch within a congestion episode must not undo the epoch
 WARM_UP_STEPS: Final = 60
 Floats = NDArray[np.float32]
 
 
 @dataclass(frozen=True)
 class Batch:
-    """A worker's part of a step: what the network is given, and what it should say."""
+    """A worker's part of a step: the network's inputs and its targets."""
 
-    inputs: tuple[Tensor, ...]  # of `scaled`; none where the step has nothing for this worker
-    target_QH: Tensor  # in scaled target space; NaN: unknown
+    inputs: tuple[Tensor, ...]  # inputs of `scaled`; empty if the step has nothing for this worker
+    target_QH: Tensor  # scaled target space; NaN: unknown
     weight_QH: Tensor  # 0 where unknown
     known: int  # targets of the step, over all workers
 
 
 class QueryTrainer(Trainer):
-    """Trains a network over queries."""
+    """A trainer of networks over queries."""
 
     slower = "learning_rate"
 
@@ -60,17 +60,17 @@ class QueryTrainer(Trainer):
         rank: int = 0,
         workers: int = 1,
     ) -> None:
-        """Keep what it trains with, beside what each trainer has.
+        """Keep the parts of the training, beyond those of each trainer.
 
         Args:
-            model: trained in place.
-            batches: those of epoch 0, 1, …; as many for each worker.
-            steps: batches of an epoch, or about so many: for the schedule.
-            validate: error on what is held out, as `held_out_error`.
-            params: how.
-            seed: of dropout.
+            model: network, trained in place.
+            batches: yields the batches of epoch 0, 1, …; as many for each worker.
+            steps: number of batches in an epoch, roughly, for the schedule.
+            validate: returns the error on held-out decisions, as `held_out_error`.
+            params: parameters of the training.
+            seed: seed of dropout.
             rank: this worker's number.
-            workers: how many share each step.
+            workers: number of workers that share each step.
 
         """
         matrices = [p for p in model.parameters() if p.dim() > 1]
@@ -107,11 +107,11 @@ class QueryTrainer(Trainer):
         return {
             "loss": error_sum / max(1.0, known),
             self.judged_by: self.validate(),
-            "targets_per_s": speed,  # and core
+            "targets_per_s": speed,  # targets per second and core
         }
 
     def _step(self, batch: Batch) -> float:
-        """Learn from a step; returns this worker's error."""
+        """Train on a step; return this worker's error."""
         scaled: Callable[..., Tensor] = self.model.scaled  # type: ignore[assignment]
         self.optimizer.zero_grad(set_to_none=True)
         error_sum = 0.0
@@ -128,7 +128,7 @@ class QueryTrainer(Trainer):
 
 
 class Course(ABC):
-    """An untrained network, what it learns from and what chooses its epoch; with workers, one's share."""
+    """An untrained network, its training data and its validation; with workers, one's share."""
 
     model: QueryNetwork
     trainer: QueryTrainer
@@ -146,7 +146,7 @@ def _sum_gradients(model: nn.Module) -> None:
 
 
 def epoch_line(record: Mapping[str, Any], epochs: int) -> str:
-    """One line about an epoch."""
+    """Return a line about an epoch."""
     validation = next(name for name in record if name.startswith("validation"))
     return (
         f"epoch {record['epoch']}/{epochs}  loss {record['loss']:.4f}  {validation} "
@@ -155,22 +155,24 @@ def epoch_line(record: Mapping[str, Any], epochs: int) -> str:
 
 
 def rate_share(step: int, total: int) -> float:
-    """Share of the highest learning rate at a step: a short rise, then half a cosine."""
+    """Return the share of the highest learning rate at a step: a short rise, then half a cosine."""
     rise = min(1.0, (step + 1) / WARM_UP_STEPS)
     fall = 0.5 * (1 + math.cos(math.pi * min(1.0, step / max(1, total))))
     return rise * (LEAST_RATE + (1 - LEAST_RATE) * fall)
 
 
-def held_out_error(model: Headed, shown: Iterable[tuple[Encoded, Floats]], workers: int = 1) -> float:
-    """Error of log-latency on what is held out: squared, or by level; unknown latencies are left out.
+def held_out_error(
+    model: HeadedNetwork, shown: Iterable[tuple[HeadInputs, Floats]], workers: int = 1
+) -> float:
+    """Return the error of log-latency on held-out decisions: squared, or by level.
 
     Args:
-        model: the network, whose own encoder has encoded.
-        shown: decisions and the latencies that came, in µs; each worker has its own.
-        workers: how many have them.
+        model: network whose encoder encoded the decisions.
+        shown: decisions and latencies in µs (NaN: left out); each worker has its own.
+        workers: number of workers with such decisions.
 
     Raises:
-        ValueError: nothing is known.
+        ValueError: no latency is known.
     """
     error, count = 0.0, 0.0
     for encoded, came_BH in shown:

@@ -1,4 +1,4 @@
-"""Runs a training loop as a Ray Train job: on a local cluster by default, on `RAY_ADDRESS` otherwise."""
+"""Run a training loop as a Ray Train job: on a local cluster by default, on `RAY_ADDRESS` otherwise."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
 WORKERS_START_WAIT_S: Final = "600"
 # The controller looks at its workers this often, and an epoch's checkpoint waits for it; Ray's own 2 s are
-# more than such an epoch takes.
+# longer than such an epoch.
 CONTROLLER_POLL_S: Final = "0.2"
 WORKER_RESTARTS: Final = 1
-PROGRESS: Final = "progress"  # a file for each record
-MADE: Final = "made"  # of a record: what the loop has made, below a folder of its config
+PROGRESS: Final = "progress"  # folder with a file for each record
+MADE: Final = "made"  # key of a record: the loop's output, below a folder of its config
 POLL_S: Final = 0.3
 
 
@@ -51,15 +51,15 @@ def run_job(
     finds it by `ray.train.get_checkpoint()`. `say` gets each record that the loop gives to `report_progress`,
     while the job runs.
 
-    On a cluster every node sees that folder and the paths in `config`; or there is SWIFTQUEUE_STORAGE. Then
-    each worker gets copies of what the paths named in `takes` lead to, checkpoints lie in the storage, and
-    what the loop makes in folder `makes` comes back as it is reported.
+    On a cluster every node sees that folder and the paths in `config`, or there is SWIFTQUEUE_STORAGE. Then
+        each worker gets copies of the files at the paths named in `takes`, checkpoints lie in the storage,
+        and outputs of the loop in folder `makes` come back as they are reported.
 
     Raises:
         ValueError: the loop failed; the message is that of its own exception.
         ConnectionError: the storage does not answer.
     """
-    # Ray's 60 s run out on a busy machine, and it then starts the workers anew for ever.
+    # Ray's 60 s run out on a busy machine, and it would then start the workers anew for ever.
     os.environ.setdefault("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", WORKERS_START_WAIT_S)
     os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", CONTROLLER_POLL_S)
     storage = storage.absolute()
@@ -105,14 +105,14 @@ def run_job(
 
 
 def discard(storage: Path) -> None:
-    """Remove what a job left in its folder, and in SWIFTQUEUE_STORAGE: to run it again begins anew."""
+    """Remove a job's files in its folder and in SWIFTQUEUE_STORAGE, so that it would begin anew."""
     shutil.rmtree(storage, ignore_errors=True)
     if shared := _shared(storage):
         shared.remove()
 
 
 def _shared(storage: Path) -> Storage | None:
-    """Where a job's nodes meet, if it is not in its folder."""
+    """Return the place where a job's nodes meet, if it is not in its folder."""
     found = storage_in_use()
     return found.at(f"training/{storage.name}") if found else None
 
@@ -120,8 +120,9 @@ def _shared(storage: Path) -> Storage | None:
 def _in_group(config: dict[str, Any]) -> None:
     """Run the loop of one worker, joined with the others by PyTorch's gloo.
 
-    As in Ray's TorchTrainer, where PyTorch's store listens on every interface, and even for one worker. Store
-    and gloo ask for nothing: here they listen at the node's own address, loopback on a cluster of our own.
+    Ray's TorchTrainer does the same, but its PyTorch store listens on every interface, even for one worker.
+        Store and gloo have no authentication: here they listen at the node's own address, loopback on our
+        cluster.
     """
     with tempfile.TemporaryDirectory(prefix="swiftqueue-") as folder:
         for name in config["paths"]:
@@ -159,9 +160,9 @@ def report_progress(config: Mapping[str, Any], record: Mapping[str, Any], made: 
     """Hand one record to the driver's `say`; called by the worker of rank 0.
 
     Args:
-        config: the loop's.
-        record: what JSON can say.
-        made: what it tells of, where the loop has made something: its path below folder `makes`.
+        config: the loop's config.
+        record: figures, as plain JSON.
+        made: path of the loop's output below folder `makes`, if there is one.
     """
     from pyarrow.fs import FileSystem
 
@@ -178,7 +179,7 @@ def report_progress(config: Mapping[str, Any], record: Mapping[str, Any], made: 
 
 @contextlib.contextmanager
 def _following(place: str, hear: Callable[[dict[str, Any]], None]) -> Iterator[None]:
-    """Call `hear` for every record that is reported during the block; an error of it ends the block."""
+    """Call `hear` for every record reported during the block; its error ends the block."""
     from pyarrow.fs import FileSelector, FileSystem
 
     files, root = FileSystem.from_uri(f"{place}/{PROGRESS}")
@@ -214,7 +215,7 @@ def _following(place: str, hear: Callable[[dict[str, Any]], None]) -> Iterator[N
 
 
 def _cause(error: BaseException) -> str:
-    """One line for a failed job: the first worker's own exception rather than Ray's wrapping."""
+    """Return one line for a failed job: the first worker's own exception, not Ray's wrapping."""
     failures = getattr(error, "worker_failures", None) or {}
     inner: BaseException = next(iter(failures.values()), error)
     while getattr(inner, "cause", None) is not None:

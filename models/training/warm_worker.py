@@ -1,7 +1,7 @@
-"""A worker that stays: a Ray actor that is started once and then does one piece of work after another.
+"""A warm worker: a Ray actor that is started once and then does one piece of work after another.
 
 Starting a process that has PyTorch takes longer than fine-tuning a head does, so the five-minute round keeps
-one. Why an actor and no Ray Train job: docs/decisions/0007-a-round-is-tuned-by-a-ray-actor.md.
+one. docs/decisions/0007-a-round-is-tuned-by-a-ray-actor.md explains why it is an actor and no Ray Train job.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from typing import Any, Final
 from common.local_ray import ray_cluster
 
 RESTART_ALWAYS: Final = -1
-RETRIES: Final = 1  # of work that a worker had begun when it died
+RETRIES: Final = 1  # retries of work that a worker had begun when it died
 
 
 class WarmWorkerError(RuntimeError):
-    """The work was not done: the worker or Ray itself is gone, or it took too long."""
+    """The error for work that was not done: the worker or Ray is gone, or it took too long."""
 
 
 class WarmActor:
-    """What runs in the worker."""
+    """The actor that runs in the worker."""
 
     def __init__(self, handler: Callable[[Any], Any]) -> None:
         import torch
 
-        torch.set_num_threads(1)  # the handler says itself what it does on several cores
+        torch.set_num_threads(1)  # the handler sets its own number of threads
         self._handler = handler
 
     def process(self) -> int:
@@ -37,12 +37,12 @@ class WarmActor:
         return os.getpid()
 
     def do(self, payload: Any) -> tuple[int, Any]:
-        """Return its process id and what the handler made of the payload."""
+        """Return its process id and the handler's result for the payload."""
         return os.getpid(), self._handler(payload)
 
 
 class WarmWorker:
-    """One worker, which calls `handler(payload)` for each piece of work; Ray starts it again when it dies."""
+    """A worker that calls `handler(payload)` for each piece of work; Ray restarts it when it dies."""
 
     def __init__(self, handler: Callable[[Any], Any]) -> None:
         """Start Ray (or join `RAY_ADDRESS`) and the worker, which comes up in the background.
@@ -64,17 +64,17 @@ class WarmWorker:
         """Wait until the worker has come up.
 
         Raises:
-            WarmWorkerError: it did not within the time.
+            WarmWorkerError: it was not up in time.
         """
         self._process = self._get(self._actor.process.remote(), timeout_s, "its start")
 
     def do(self, payload: Any, timeout_s: float) -> Any:
-        """Have a piece of work done and return what the handler returned; a worker that is new does it again.
+        """Have a piece of work done and return the handler's result; a new worker repeats lost work.
 
         Raises:
-            ValueError, OSError: the handler's own.
-            RuntimeError: any other error of the handler, by its name.
-            WarmWorkerError: no outcome within the time, or Ray is gone.
+            ValueError, OSError: the handler raised it.
+            RuntimeError: the handler raised another error, which the line names.
+            WarmWorkerError: there is no result in time, or Ray is gone.
         """
         process, made = self._get(self._actor.do.remote(payload), timeout_s, "its work")
         if self._process not in (None, process):
@@ -83,7 +83,7 @@ class WarmWorker:
         return made
 
     def close(self) -> None:
-        """End the worker, and Ray where it was started for it."""
+        """End the worker, and Ray if it was started for it."""
         self._actor = None
         self._stack.close()
 
@@ -103,7 +103,7 @@ class WarmWorker:
 
 @contextlib.contextmanager
 def _signals_kept() -> Iterator[None]:
-    """Keep this program's own handlers: Ray's would end it at once, in the middle of a round."""
+    """Keep this program's own signal handlers: Ray's would end it in the middle of a round."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -17,9 +17,9 @@ from models.scoring.metrics import Bools, Floats
 if TYPE_CHECKING:
     import xgboost
 
-CONTINUED_SHARE: Final = 0.1  # extra trees per fine-tuning round, of the trees of pre-training
+CONTINUED_SHARE: Final = 0.1  # extra trees per fine-tuning round, as a share of the trees of pre-training
 TREE_PARAMS: Final = {
-    "objective": "reg:squarederror",  # of the log-latency
+    "objective": "reg:squarederror",  # squared error of the log-latency
     "tree_method": "hist",
     "subsample": 0.5,
     "nthread": 2,
@@ -28,19 +28,20 @@ TREE_PARAMS: Final = {
 
 @dataclass(frozen=True)
 class Growth:
-    """How trees grow.
+    """Parameters of growing trees.
 
-    Chosen on the last fifth of the pre-training slices of simulated traces, never on a test slice: the usual
-    depth 6 with small leaves learns episodes by heart (docs/EVALUATION.md has the figures).
+    They were chosen on the last fifth of the pre-training slices of simulated traces, never on a test slice:
+    the
+        usual depth 6 with small leaves memorises episodes (docs/EVALUATION.md has the figures).
     """
 
     depth: int = 3
     learning_rate: float = 0.1
-    leaf_share: float = 1 / 60  # of the rows, in a leaf at least: packets of one episode are near copies
+    leaf_share: float = 1 / 60  # least share of the rows in a leaf: packets of one episode are near copies
 
 
 class BoostedTrees:
-    """XGBoost on the derived inputs of the packet about to be sent, squared error of the log-latency."""
+    """XGBoost trees on derived inputs of a packet about to be sent, for squared error of log-latency."""
 
     def __init__(self, booster: xgboost.Booster, rounds: int, seed: int, growth: Growth = Growth()) -> None:
         self._booster, self._rounds, self.seed, self._growth = booster, rounds, seed, growth
@@ -61,16 +62,16 @@ class BoostedTrees:
         return BoostedTrees(more, self._rounds, self.seed, self._growth)
 
     def save(self, path: Path) -> None:
-        """Write them in XGBoost's own form, which holds no code; the suffix says which: `.ubj` or `.json`."""
+        """Write the trees in XGBoost's own form, which holds no code; the suffix is `.ubj` or `.json`."""
         self._booster.save_model(path)
 
     @classmethod
     def load(cls, path: Path, rounds: int, seed: int, growth: Growth = Growth()) -> BoostedTrees:
-        """Read what `save` wrote.
+        """Read trees that `save` wrote.
 
         Raises:
-            FileNotFoundError: it is not there.
-            ValueError: it is damaged.
+            FileNotFoundError: the file is missing.
+            ValueError: the file is damaged.
         """
         import xgboost
 
@@ -84,7 +85,7 @@ class BoostedTrees:
         return cls(booster, rounds, seed, growth)
 
     def predict(self, x_NF: NDArray[np.float32]) -> Floats:
-        """Latencies in µs, (N,)."""
+        """Return latencies in µs, (N,)."""
         import xgboost
 
         if not len(x_NF):
@@ -101,7 +102,7 @@ def _boost(
     known: Bools = np.isfinite(y_N)
     if not known.any():
         raise ValueError("no packet of the training slice has a latency acknowledged before the slice ends")
-    target = np.log(np.maximum(y_N[known], 1.0))  # the resolution of a capture is 1 µs
+    target = np.log(np.maximum(y_N[known], 1.0))  # 1 µs is the resolution of a capture
     data = xgboost.DMatrix(x_NF[known], label=target, nthread=2)
     settings = {
         **TREE_PARAMS,

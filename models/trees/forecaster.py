@@ -17,16 +17,16 @@ from feature_store.events.event_stream import AS_SENT, event_schema_hash
 from feature_store.packets.schema import HORIZON
 from models.forecasters.forecaster import Forecaster, Say, check_made_for
 from models.forecasters.queries import QUERY_INPUTS, Inputs, replayed
-from models.forecasters.search import Between, Space
-from models.forecasters.traces import Floats, Part
+from models.forecasters.search import LogRange, Space
+from models.forecasters.traces import Floats, TracePart
 from models.networks.parameters import LeftOut
 from models.sharp import Change
 from models.training.head import FinetuneParams
 from models.trees.boosting import BoostedTrees, Growth
 
 FILE: Final = "trees.ubj"
-# The age of a flow and the codes of flow and receiver let trees learn the time and the flow of an episode by
-# heart (networks have them).
+# The age of a flow and the codes of flow and receiver let trees memorise the time and the flow of an episode
+# (networks have them).
 BY_HEART: Final = (
     "flow_age_us",
     *(f"flow_code_{bit}" for bit in range(4)),
@@ -35,8 +35,8 @@ BY_HEART: Final = (
 SEARCH: Final[Space] = {
     "rounds": (50, 100, 200, 400),
     "depth": (2, 3, 4, 6),
-    "learning_rate": Between(0.03, 0.3),
-    "leaf_share": Between(1e-3, 0.05),
+    "learning_rate": LogRange(0.03, 0.3),
+    "leaf_share": LogRange(1e-3, 0.05),
 }
 
 
@@ -48,20 +48,20 @@ class BoostingParams(Section):
     rounds: Count
     """Number of trees; a tenth as many are added in each fine-tuning round."""
     depth: Annotated[int, Field(ge=1, le=16)] = Growth.depth
-    """Most levels of a tree."""
+    """Largest number of levels in a tree."""
     learning_rate: Annotated[float, Field(gt=0, le=1)] = Growth.learning_rate
-    """Share of each tree's answer that counts."""
+    """Factor applied to each tree's output."""
     leaf_share: Annotated[float, Field(ge=0, le=0.5)] = Growth.leaf_share
-    """Least share of the rows in a leaf."""
+    """Least share of the rows (0 to 0.5) in a leaf."""
 
     @property
     def growth(self) -> Growth:
-        """Return how they grow."""
+        """Return the parameters of growing the trees."""
         return Growth(self.depth, self.learning_rate, self.leaf_share)
 
 
 class TreesParams(BoostingParams):
-    """Boosted trees on a query's inputs."""
+    """Parameters of boosted trees on a query's inputs."""
 
     section: ClassVar = "trees"
     left_out: LeftOut = Field(default=list(BY_HEART))
@@ -79,14 +79,14 @@ class Trees(Forecaster):
         self.trees, self.params = trees, params
 
     @classmethod
-    def fit(cls, parts: Sequence[Part], params: TreesParams, seed: int, say: Say) -> Self:
-        """Boost on the whole slices: nothing is chosen on held-out time."""
+    def fit(cls, parts: Sequence[TracePart], params: TreesParams, seed: int, say: Say) -> Self:
+        """Fit on whole slices: nothing is chosen on held-out time."""
         x_NP = np.concatenate([_rows(part, params) for part in parts])
         y_N = np.concatenate([part.latencies_us().ravel() for part in parts]).astype(np.float64)
         trees = BoostedTrees.fit(x_NP, y_N, rounds=params.rounds, seed=seed, growth=params.growth)
         return cls(trees, params)
 
-    def encode(self, part: Part, queue: int = AS_SENT) -> Floats:
+    def encode(self, part: TracePart, queue: int = AS_SENT) -> Floats:
         """Return the rows (N, P) of the packets decided."""
         return _rows(part, self.params, queue)
 
@@ -107,7 +107,7 @@ class Trees(Forecaster):
         return type(self)(self.trees.continued(encoded, y_N), self.params)
 
     def multiply_adds(self) -> int:
-        """Return 0: trees compare."""
+        """Return 0: trees only compare."""
         return 0
 
     def write(self, folder: Path) -> dict[str, Any]:
@@ -131,6 +131,6 @@ class Trees(Forecaster):
 FORECASTERS: Final = {"trees": Trees}
 
 
-def _rows(part: Part, params: TreesParams, queue: int = AS_SENT) -> Floats:
+def _rows(part: TracePart, params: TreesParams, queue: int = AS_SENT) -> Floats:
     x_BHP = Inputs.without(QUERY_INPUTS, params.left_out).of(replayed(part, queue).x_DHF)
     return x_BHP.reshape(-1, x_BHP.shape[-1])

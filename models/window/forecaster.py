@@ -19,12 +19,12 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from feature_store.events.event_stream import AS_SENT
 from models.forecasters.forecaster import Forecaster, Say, check_made_for
-from models.forecasters.search import Between
-from models.forecasters.traces import Floats, Part
+from models.forecasters.search import LogRange
+from models.forecasters.traces import Floats, TracePart
 from models.networks.files import WEIGHTS_FILE, check_finite, load_weights, quiet
 from models.networks.parameters import check_heads
-from models.networks.prediction import Encoded, latencies
-from models.networks.scaling import ScaledFeature, Target, TargetTransform, fit_features, fit_target
+from models.networks.prediction import HeadInputs, latencies
+from models.networks.scaling import ScaledFeature, TargetScaling, TargetTransform, fit_features, fit_target
 from models.sharp import Change
 from models.training.head import FinetuneParams, with_tuned_head
 from models.window.network import Architecture, BiLstm, Readout, Transformer
@@ -41,34 +41,34 @@ from models.window.windows import (
 )
 
 FIT_WINDOWS: Final = 4096  # evenly spaced windows for fitting the scaling; more would not change the result
-FEED_FORWARD: Final = 4  # times the width (Vaswani et al. 2017, table 3; the paper's 256 for 64)
-TOKENS: Final = (64, 256)  # least and most of a window that is sized from the traces
+FEED_FORWARD: Final = 4  # multiple of the width (Vaswani et al. 2017, table 3; the paper's 256 for 64)
+TOKENS: Final = (64, 256)  # least and most tokens of a window that is sized from the traces
 
 
 class WindowParams(TrainingParams):
-    """Form and sizes of the Transformer, how it is trained, and how its head is tuned."""
+    """Form and sizes of the Transformer, and the parameters of its training and tuning."""
 
     section: ClassVar = "window"
     tokens: Annotated[int, Field(ge=16, le=4096, multiple_of=8)] | None = None
-    """Packets of a window; without it, as many as the training slices' bandwidth-delay product asks for."""
+    """Number of packets in a window; null: 1.5 bandwidth-delay products of the training slices."""
     inputs: list[str]
     """Inputs of a token, by name (models/window/windows.py); an empty list means all."""
     more_inputs: Annotated[list[str], Field(default_factory=list)]
-    """Inputs of the event log that a token has besides, by name (docs/EVENTS.md), as of its sending."""
+    """Further inputs of a token from the event log, by name (docs/EVENTS.md), as of its sending."""
     layers: Annotated[int, Field(ge=1, le=16)]
     """Number of encoder layers."""
     width: Annotated[int, Field(ge=1, le=1024)]
     """Width of each token in the network; the feed-forward layers are four times as wide."""
     heads: Annotated[int, Field(ge=1, le=64)]
-    """Number of attention heads; they divide the width."""
+    """Number of attention heads, which must divide the width."""
     target: TargetTransform
-    """What the loss compares: the latency, or its logarithm."""
+    """Quantity that the loss compares: the latency, or its logarithm."""
     readout: Readout
-    """Which tokens the latencies are read from: each candidate's own, or the last one (the paper's)."""
+    """Tokens from which the latencies are read: each candidate's own, or the last one (the paper's)."""
     anchor: str | None
-    """A visible latency that the network corrects, by the input's name; null is the paper's form."""
+    """Name of a visible latency that the network corrects; null: none, as in the paper."""
     head_dropout: Annotated[float, Field(ge=0, lt=1)]
-    """Probability of dropout between the head's two layers in training; the paper has 0.2."""
+    """Probability of dropout between the head's two layers in training; the paper's is 0.2."""
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
@@ -80,11 +80,11 @@ class WindowParams(TrainingParams):
 
     @property
     def names(self) -> list[str]:
-        """A token's inputs."""
+        """Return the names of a token's inputs."""
         return input_names(self.inputs, self.more_inputs)
 
     def sizes(self) -> Architecture:
-        """Form and sizes of the network."""
+        """Return the form and sizes of the network."""
         return Architecture(
             width=self.width,
             heads=self.heads,
@@ -97,12 +97,12 @@ class WindowParams(TrainingParams):
 
 
 class WindowForecaster(Forecaster):
-    """The Transformer over windows."""
+    """A forecaster with the Transformer over windows."""
 
     Params = WindowParams
     search: ClassVar = {
-        "noam_factor": Between(0.05, 0.8),
-        "weight_decay": Between(1e-6, 1e-3),
+        "noam_factor": LogRange(0.05, 0.8),
+        "weight_decay": LogRange(1e-6, 1e-3),
         "batch_size": (32, 64, 128),
         "warmup_steps": (100, 300, 1000),
     }
@@ -113,7 +113,7 @@ class WindowForecaster(Forecaster):
         self.model, self.params, self.tokens = model.eval(), params, tokens
 
     @classmethod
-    def fit(cls, parts: Sequence[Part], params: WindowParams, seed: int, say: Say) -> Self:
+    def fit(cls, parts: Sequence[TracePart], params: WindowParams, seed: int, say: Say) -> Self:
         """Train on the earlier part of each slice; the last tenth chooses the epoch."""
         learnt, held_out = zip(*(part.held_out() for part in parts), strict=True)
         tokens = params.tokens or tokens_for(max(bdp_packets(part.packets) for part in learnt), *TOKENS)
@@ -131,17 +131,17 @@ class WindowForecaster(Forecaster):
         train(model, examples, validation, params, seed, say)
         return cls(model, params, tokens)
 
-    def encode(self, part: Part, queue: int = AS_SENT) -> Encoded:
-        """Return what the head reads of a part's decisions."""
+    def encode(self, part: TracePart, queue: int = AS_SENT) -> HeadInputs:
+        """Return the head's inputs for a part's decisions."""
         return encoded(self.model, self.windows(part, queue))
 
-    def answer(self, encoded: Encoded) -> Floats:
+    def answer(self, encoded: HeadInputs) -> Floats:
         """Return latencies in µs (B, H)."""
         return latencies(self.model, encoded)
 
     def tuned_on(
         self,
-        encoded: Encoded,
+        encoded: HeadInputs,
         came_BH: Floats,
         change: Change,
         how: FinetuneParams,
@@ -151,25 +151,25 @@ class WindowForecaster(Forecaster):
         alpha = how.model_copy(update={"sharp_weight": self.params.sharp_weight})
         return with_tuned_head(self, encoded, came_BH, change, alpha, starts)
 
-    def windows(self, part: Part, queue: int = AS_SENT) -> Windows:
+    def windows(self, part: TracePart, queue: int = AS_SENT) -> Windows:
         """Return the windows of a part's decisions, as the network sees them."""
         return windows_of(part, self.tokens, self.params.names, queue)
 
     def multiply_adds(self) -> int:
-        """Count those of a batch that PyTorch executes: a window for each queue."""
+        """Return the multiply-adds of a batch that PyTorch executes: a window for each queue."""
         with quiet("torch.utils.flop_counter"):
             from torch.utils.flop_counter import FlopCounterMode
 
-        # An LSTM is plain products in double precision, attention by MATH.
+        # PyTorch counts an LSTM as plain products only in double precision, and attention only as MATH.
         model = copy.deepcopy(self.model).double()
         x_BWF = torch.zeros(2, self.tokens, len(model.features), dtype=torch.double)
         with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
             model(x_BWF)
-        last = len(x_BWF) * model.sizes.horizon * model.sizes.width  # of the head: no matrix product
+        last = len(x_BWF) * model.sizes.horizon * model.sizes.width  # the head's last sums
         return int(counter.get_total_flops() // 2 + last)
 
     def write(self, folder: Path) -> dict[str, Any]:
-        """Write the weights, without any file that can run code."""
+        """Write the weights; no file can run code."""
         state = {name: value.detach().contiguous() for name, value in self.model.state_dict().items()}
         check_finite(state, str(folder))
         save_file(state, folder / WEIGHTS_FILE)
@@ -187,13 +187,13 @@ class WindowForecaster(Forecaster):
         params = cls.Params(**described["params"])
         check_made_for(described, _made_for(params))
         inputs = [ScaledFeature(**each) for each in described["inputs"]]
-        model = cls.Network(inputs, Target(**described["target"]), params.sizes())
+        model = cls.Network(inputs, TargetScaling(**described["target"]), params.sizes())
         load_weights(folder, model)
         return cls(model, params, int(described["tokens"]))
 
 
 class BiLstmParams(WindowParams):
-    """Sizes of the BiLSTM, how it is trained, and how its head is tuned."""
+    """Sizes of the BiLSTM, and the parameters of its training and tuning."""
 
     section: ClassVar = "bilstm"
 
@@ -205,7 +205,7 @@ class BiLstmParams(WindowParams):
 
 
 class BiLstmForecaster(WindowForecaster):
-    """The BiLSTM over windows."""
+    """A forecaster with the BiLSTM over windows."""
 
     Params = BiLstmParams
     Network = BiLstm
@@ -219,5 +219,5 @@ FORECASTERS: Final = {
 
 
 def _made_for(params: WindowParams) -> str:
-    """Return the hash of what defines a token's inputs: windows, and events where it has inputs of theirs."""
+    """Return the hash of the definition of a token's inputs: windows', and events' if it has them."""
     return schema_hash(with_events=bool(params.more_inputs))

@@ -4,7 +4,7 @@ Raw windows in, microseconds out: scaling is the first and last operation, so wh
 scale differently. There is no positional encoding: the time inputs (age, gap) carry the order.
 
 Two readouts. `last` is the paper's: all H latencies from the last token. Nothing then tells the first H - 1
-candidates apart, so no latency can be tied to its own packet; harmless with one flow, wrong with several.
+candidates apart, so no latency can be tied to its own packet: harmless with one flow, wrong with several.
 `candidates` (ours, docs/MODEL.md) reads latency h from candidate h's own token, with the same two linear
 layers. An `anchor` is an input of the candidate, a latency already visible, to which the network adds a
 correction: it then starts from that forecast instead of having to learn to copy it.
@@ -25,7 +25,7 @@ from torch.nn import functional
 
 from feature_store.packets.schema import HORIZON
 from models.networks.parameters import ANCHOR_FALLBACK, NEEDED
-from models.networks.scaling import ScaledFeature, Target
+from models.networks.scaling import ScaledFeature, TargetScaling
 from models.networks.torch_scaling import Scaling, anchored, scaled_latency, to_us
 
 Readout = Literal["last", "candidates"]
@@ -43,7 +43,7 @@ class Architecture:
     head_dropout: float = 0.0
     horizon: int = HORIZON
     readout: Readout = "last"
-    anchor: str | None = None  # name of a latency input, or none
+    anchor: str | None = None  # name of a latency input; None: no anchor
 
     def __post_init__(self) -> None:
         if self.readout not in get_args(Readout):
@@ -56,21 +56,21 @@ class Architecture:
 
 
 class Head(nn.Sequential):
-    """The two last linear layers, on the tokens that are read (B, R, D), giving (B, H)."""
+    """The two last linear layers on the tokens that are read (B, R, D), giving (B, H)."""
 
     def __init__(self, width: int, horizon: int, dropout: float) -> None:
         between = nn.Sequential(nn.ReLU(), nn.Dropout(dropout))
         super().__init__(nn.Linear(width, width), between, nn.Linear(width, horizon))
 
     def forward(self, features_BRD: Tensor) -> Tensor:
-        """Read latency h from token h, or all of them from the only one (then the two are the same)."""
+        """Return latency h from token h, or all of them from the only token (then the two are the same)."""
         inner, between, outer = self
         hidden_BRD = between(inner(features_BRD))
         return (hidden_BRD * outer.weight).sum(-1) + outer.bias  # type: ignore[no-any-return]
 
 
 class Transformer(nn.Module):
-    """Latencies of the next H packets from one window of raw features.
+    """A network of the next H latencies from one window of raw features.
 
     `forward(x_BWF)` gives microseconds. Training uses its steps apart: `encode`, `head` (the two last linear
     layers), `anchor` (what the head's output is added to; these in scaled target space) and `to_us`.
@@ -79,11 +79,11 @@ class Transformer(nn.Module):
     weights; the computation is ours because only the last tokens of the last layer are ever used.
     """
 
-    quantiles: tuple[float, ...] = ()  # its outputs are means
+    quantiles: tuple[float, ...] = ()  # empty: its outputs are means
     head: nn.Module
 
     def __init__(
-        self, features: Sequence[ScaledFeature], target: Target, sizes: Architecture | None = None
+        self, features: Sequence[ScaledFeature], target: TargetScaling, sizes: Architecture | None = None
     ) -> None:
         super().__init__()
         self.features, self.target, self.sizes = tuple(features), target, sizes or Architecture()
@@ -110,28 +110,28 @@ class Transformer(nn.Module):
 
     @property
     def read(self) -> int:
-        """Tokens at the window's end that the head reads."""
+        """Return the tokens at the window's end that the head reads."""
         return self.sizes.horizon if self.sizes.readout == "candidates" else 1
 
     def forward(self, x_BWF: Tensor) -> Tensor:
-        """Latencies in µs (B, H) of the last H tokens of raw windows (B, W, F)."""
+        """Return latencies in µs (B, H) of the last H tokens of raw windows (B, W, F)."""
         return self.to_us(self.scaled(x_BWF))
 
     def scaled(self, x_BWF: Tensor) -> Tensor:
-        """Latencies (B, H) in scaled target space, what the loss sees."""
+        """Return latencies (B, H) in scaled target space, as the loss sees them."""
         return anchored(self.head(self.encode(x_BWF)), self.anchor(x_BWF))
 
     def encode(self, x_BWF: Tensor) -> Tensor:
-        """Compute the encoder's output for the tokens that are read (B, R, D), all that the head sees."""
+        """Return the head's inputs (B, R, D), the encoder's output for the tokens that are read."""
         h_BWD = self.embedding(self.scale(x_BWF))
         attended_B1W = self.attended(x_BWF)
         for layer in self.layers[:-1]:
             h_BWD = _encoder_layer(layer, h_BWD, h_BWD, attended_B1W)
-        # Exact, not an approximation: keys and values of every token, queries of those read only.
+        # This is exact: keys and values of every token, queries only of the tokens that are read.
         return _encoder_layer(self.layers[-1], h_BWD[:, -self.read :], h_BWD, attended_B1W)
 
     def anchor(self, x_BWF: Tensor) -> Tensor:
-        """What the head corrects (B, H) in scaled target space; the mean, 0, where nothing is visible yet."""
+        """Return the anchors (B, H) in scaled target space; 0, the mean, where nothing is visible yet."""
         candidates_BHF = x_BWF[:, -self.sizes.horizon :]
         if self.anchor_index is None:
             return torch.zeros_like(candidates_BHF[..., 0])
@@ -140,13 +140,13 @@ class Transformer(nn.Module):
         return scaled_latency(latency_BH, self.target)
 
     def to_us(self, scaled_BH: Tensor) -> Tensor:
-        """Latencies in µs of the head's output in scaled target space."""
+        """Return latencies in µs of the head's output in scaled target space."""
         return to_us(scaled_BH, self.target)
 
     def attended(self, x_BWF: Tensor) -> Tensor:
-        """Which tokens may be attended to (B, 1, 1, W): all but padding.
+        """Return which tokens may be attended to (B, 1, 1, W): all but padding.
 
-        The packets about to be sent always may, so even an empty history gives finite latencies.
+        They include the packets about to be sent, so even an empty history gives finite latencies.
         """
         real_BW = x_BWF[..., self.size_index] > 0
         candidates_BH = torch.ones_like(real_BW[:, -self.sizes.horizon :])
@@ -154,10 +154,10 @@ class Transformer(nn.Module):
 
 
 class BiLstm(Transformer):
-    """Bidirectional layers where the Transformer has its encoder; half the width in each direction."""
+    """Bidirectional layers in place of the Transformer's encoder, with half the width in each direction."""
 
     def __init__(
-        self, features: Sequence[ScaledFeature], target: Target, sizes: Architecture | None = None
+        self, features: Sequence[ScaledFeature], target: TargetScaling, sizes: Architecture | None = None
     ) -> None:
         super().__init__(features, target, sizes)
         width = self.sizes.width
@@ -168,7 +168,7 @@ class BiLstm(Transformer):
         )
 
     def encode(self, x_BWF: Tensor) -> Tensor:
-        """Compute what the head reads (B, R, D); padding is zeros."""
+        """Return the head's inputs (B, R, D); padding is zeros."""
         h_BWD = self.embedding(self.scale(x_BWF)) * self.attended(x_BWF)[:, 0, 0, :, None]
         for layer in self.layers:
             h_BWD, _ = layer(h_BWD)
@@ -182,10 +182,10 @@ def _latency_index(names: list[str], name: str) -> int:
 
 
 def _encoder_layer(layer: nn.Module, query_BQD: Tensor, h_BWD: Tensor, attended: Tensor) -> Tensor:
-    """One post-norm encoder layer for the tokens `query_BQD` attending to all of `h_BWD`.
+    """Apply one post-norm encoder layer to the tokens `query_BQD`, which attend to all of `h_BWD`.
 
-    Dropout stands where Vaswani et al. (2017, section 5.4) put it, on the output of each sub-layer; the
-    dropout of attention weights that torch's own layer adds would bar the fused attention kernel.
+    Dropout acts on the output of each sub-layer, as in Vaswani et al. (2017, section 5.4); the dropout of
+        attention weights in torch's own layer would rule out the fused attention kernel.
     """
     assert isinstance(layer, nn.TransformerEncoderLayer)  # noqa: S101 - narrows ModuleList's element type
     drop = layer.dropout1
@@ -196,7 +196,7 @@ def _encoder_layer(layer: nn.Module, query_BQD: Tensor, h_BWD: Tensor, attended:
 
 
 def _attention(mha: nn.MultiheadAttention, query_BQD: Tensor, h_BWD: Tensor, attended: Tensor) -> Tensor:
-    """Multi-head attention with the weights of `mha`; `attended` (B, 1, 1, W) is False at padding."""
+    """Apply multi-head attention with `mha`'s weights; `attended` (B, 1, 1, W) is False at padding."""
     d = mha.embed_dim
     weight, bias = mha.in_proj_weight, mha.in_proj_bias
     if query_BQD is h_BWD:

@@ -1,6 +1,6 @@
-"""Training over windows in one process: Noam's schedule, the best epoch's weights, then the head alone.
+"""Train over windows in one process: Noam's schedule, the best epoch's weights, then the head alone.
 
-Weights depend on the examples, the parameters and the seed only.
+Weights depend only on the examples, the parameters and the seed.
 
 Shapes: N examples, B batch, W window tokens, F features, H horizon (8 packets).
 """
@@ -21,7 +21,7 @@ from pydantic import Field
 
 from common.section import Above0, Count, Section
 from models.forecasters.traces import Floats
-from models.networks.prediction import Encoded, RawWindows, encode, predict
+from models.networks.prediction import HeadInputs, RawWindows, encode, predict
 from models.networks.scaling import MIN_LATENCY_US
 from models.sharp import Change, sharp_changes
 from models.training.loss import example_weights, weighted_squared_error
@@ -30,26 +30,27 @@ from models.window.windows import Windows
 
 ADAM_BETAS: Final = (0.9, 0.98)  # Vaswani et al. 2017, section 5.3, as the paper
 ADAM_EPSILON: Final = 1e-9
-ENCODED_AT_ONCE: Final = 256  # windows whose encoder's output is cached; larger ones fall out of the cache
+ENCODED_AT_ONCE: Final = 256  # windows whose encoder outputs are cached; more would not fit the cache
 
 Ints = NDArray[np.int64]
 
 
 class TrainingParams(Section):
-    """How a network over windows is trained, and its head tuned."""
+    """Parameters of training a network over windows, and of tuning its head."""
 
     epochs: Count
-    """Passes over the training slices; the best one's weights are kept."""
+    """Number of passes over the training slices; the best one's weights are kept."""
     batch_size: Count
-    """Windows of a step."""
+    """Number of windows in a step."""
     warmup_steps: Count
-    """Steps until the Noam schedule's highest rate; the paper's 2000 are more than half a minute trains."""
+    """Number of steps until the Noam schedule's highest rate; half a minute of training has fewer than
+        the paper's 2000."""
     noam_factor: Above0
-    """What the Noam schedule's learning rate is multiplied by."""
+    """Factor applied to the Noam schedule's learning rate."""
     weight_decay: Annotated[float, Field(ge=0)]
     """Weight decay of Adam."""
     sharp_weight: Above0
-    """Alpha of the loss, on sharp changes; the paper's 10 costs accuracy here (docs/MODEL.md)."""
+    """Weight of sharp changes in the loss (alpha); the paper's 10 costs accuracy here (docs/MODEL.md)."""
 
 
 @dataclass(frozen=True)
@@ -58,11 +59,11 @@ class Examples:
 
     slices: Sequence[Windows]
     y_us_NH: Floats  # NaN: unknown
-    sharp_NH: NDArray[np.bool_]  # the latency is a sharp change from its predecessor
+    sharp_NH: NDArray[np.bool_]  # whether the latency is a sharp change from its predecessor
 
     @classmethod
     def of(cls, slices: Sequence[tuple[Windows, Floats, Change]]) -> Examples:
-        """Join slices, each with its labels in µs and what is a sharp change of them.
+        """Join slices, each with its labels in µs and its sharp changes.
 
         Raises:
             ValueError: no label is known.
@@ -78,11 +79,11 @@ class Examples:
         return len(self.y_us_NH)
 
     def __getitem__(self, which: slice) -> Floats:
-        """Make the raw windows of examples that follow each other."""
+        """Return the raw windows of some consecutive examples."""
         return self.gather(np.arange(len(self))[which])
 
     def gather(self, which_N: Ints) -> Floats:
-        """Make the raw windows (N, W, F) of some examples."""
+        """Return the raw windows (N, W, F) of some examples."""
         ends = np.cumsum([len(windows) for windows in self.slices])
         slice_N = np.searchsorted(ends, which_N, side="right")
         starts = ends - [len(windows) for windows in self.slices]
@@ -93,12 +94,12 @@ class Examples:
         return x_NWF
 
 
-def encoded(model: Transformer, windows: RawWindows) -> Encoded:
-    """Return what the head reads of windows, and the anchor."""
+def encoded(model: Transformer, windows: RawWindows) -> HeadInputs:
+    """Return the head's inputs for windows, and the anchor."""
     parts = list(encode(model, windows, ENCODED_AT_ONCE))
     if not parts:
-        return Encoded(torch.zeros(0, 1, 1), torch.zeros(0, model.sizes.horizon))
-    return Encoded(torch.cat([p.read_BRD for p in parts]), torch.cat([p.anchor_BH for p in parts]))
+        return HeadInputs(torch.zeros(0, 1, 1), torch.zeros(0, model.sizes.horizon))
+    return HeadInputs(torch.cat([p.read_BRD for p in parts]), torch.cat([p.anchor_BH for p in parts]))
 
 
 def train(
@@ -109,7 +110,7 @@ def train(
     seed: int,
     say: Callable[[str], None],
 ) -> None:
-    """Train a network in place; it has the weights of the epoch that was best on the examples held out.
+    """Train a network in place; leave it with the weights of the best epoch on held-out examples.
 
     Raises:
         ValueError: the loss is no longer finite.
@@ -125,7 +126,7 @@ def train(
         started, total = time.monotonic(), 0.0
         torch.manual_seed(
             int(np.random.SeedSequence([seed, epoch - 1, 0]).generate_state(1)[0])
-        )  # of dropout
+        )  # seed of dropout
         model.train()
         order = np.random.default_rng([seed, epoch]).permutation(len(learnt))
         for number, start in enumerate(range(0, len(learnt), params.batch_size)):
@@ -143,7 +144,7 @@ def train(
         log_mse, mae_ms = validate(model, held_out)
         if not math.isfinite(total + log_mse):
             raise ValueError(f"training diverged in epoch {epoch} (loss {total / steps}); lower noam_factor")
-        if log_mse < best_error:  # a few 1-second latencies would rule a raw error
+        if log_mse < best_error:  # log error: a few 1-second latencies would dominate a raw one
             best, best_error = copy.deepcopy(model.state_dict()), log_mse
         seconds = time.monotonic() - started
         say(
@@ -160,7 +161,7 @@ def noam_rate(step: int, width: int, params: TrainingParams) -> float:
 
 
 def validate(model: Transformer, examples: Examples) -> tuple[float, float]:
-    """Return the mean squared error of log-latency, and the mean absolute error in ms, where it is known."""
+    """Return the mean squared error of log-latency, and the mean absolute error in ms, over known ones."""
     predicted = [predict(model, windows) for windows in examples.slices if len(windows)]
     known_NH = np.isfinite(examples.y_us_NH)
     us, truth_us = np.concatenate(predicted)[known_NH].astype(np.float64), examples.y_us_NH[known_NH]

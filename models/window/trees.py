@@ -1,4 +1,4 @@
-"""Boosted trees on the whole window, as the paper has them: every token's inputs, and the packet's place.
+"""Boosted trees on the whole window, as in the paper: every token's inputs, and the packet's place.
 
 Shapes: B decisions, W window tokens, F inputs of a token, H horizon (8 packets), N packets.
 """
@@ -16,7 +16,7 @@ from common.section import Count
 from feature_store.events.event_stream import AS_SENT
 from feature_store.packets.schema import HORIZON
 from models.forecasters.forecaster import Forecaster, Say, check_made_for
-from models.forecasters.traces import Floats, Part
+from models.forecasters.traces import Floats, TracePart
 from models.sharp import Change
 from models.training.head import FinetuneParams
 from models.trees.boosting import BoostedTrees
@@ -27,15 +27,15 @@ ASKED_AT_ONCE: Final = 2048  # decisions whose rows are held together: a row is 
 
 
 class WindowTreesParams(BoostingParams):
-    """What the trees see, and how they are boosted."""
+    """Inputs of the trees, and the parameters of boosting them."""
 
     section: ClassVar = "window-trees"
     tokens: Annotated[int, Field(ge=16, le=4096, multiple_of=8)]
-    """Number of tokens of a window: packets already sent, and the eight candidates."""
+    """Number of tokens in a window: packets already sent, and the eight candidates."""
     inputs: list[str]
     """Inputs of a token, by name (models/window/windows.py); an empty list means all."""
     decisions: Count
-    """Most decisions of a slice to learn from, evenly spaced: a row is a whole window."""
+    """Largest number of decisions learned from a slice, evenly spaced: a row is a whole window."""
 
     @model_validator(mode="after")
     def _inputs_are_there(self) -> Self:
@@ -54,8 +54,8 @@ class WindowTrees(Forecaster):
         self.trees, self.params = trees, params
 
     @classmethod
-    def fit(cls, parts: Sequence[Part], params: WindowTreesParams, seed: int, say: Say) -> Self:
-        """Boost on the slices: nothing is chosen on held-out time."""
+    def fit(cls, parts: Sequence[TracePart], params: WindowTreesParams, seed: int, say: Say) -> Self:
+        """Fit on the slices: nothing is chosen on held-out time."""
         lessons = [(_windows(part, params), part.latencies_us()) for part in parts]
         rows, came = zip(*(_lesson(*each, params) for each in lessons), strict=True)
         trees = BoostedTrees.fit(
@@ -63,7 +63,7 @@ class WindowTrees(Forecaster):
         )
         return cls(trees, params)
 
-    def encode(self, part: Part, queue: int = AS_SENT) -> Windows:
+    def encode(self, part: TracePart, queue: int = AS_SENT) -> Windows:
         """Return the windows of the packets decided, made as they are read."""
         return _windows(part, self.params, queue)
 
@@ -85,7 +85,7 @@ class WindowTrees(Forecaster):
         return type(self)(self.trees.continued(*_lesson(encoded, came_BH, self.params)), self.params)
 
     def multiply_adds(self) -> int:
-        """Return 0: trees compare."""
+        """Return 0: trees only compare."""
         return 0
 
     def write(self, folder: Path) -> dict[str, Any]:
@@ -103,7 +103,7 @@ class WindowTrees(Forecaster):
         return cls(trees, params)
 
 
-def _windows(part: Part, params: WindowTreesParams, queue: int = AS_SENT) -> Windows:
+def _windows(part: TracePart, params: WindowTreesParams, queue: int = AS_SENT) -> Windows:
     return windows_of(part, params.tokens, input_names(params.inputs), queue)
 
 
@@ -117,7 +117,7 @@ def _lesson(
 
 
 def _rows(x_BWF: Floats) -> Floats:
-    """Return a row for each packet asked about: the whole window, and its place in the batch."""
+    """Return a row for each candidate: the whole window, and its place in the batch."""
     whole_NF = np.repeat(x_BWF.reshape(len(x_BWF), -1), HORIZON, axis=0)
     place_N = np.tile(np.arange(HORIZON, dtype=np.float32), len(x_BWF))
     return np.concatenate([whole_NF, place_N[:, None]], axis=1)

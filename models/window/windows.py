@@ -1,4 +1,4 @@
-"""Windows of a packet table: what the forecasters of this folder see at a decision, and nobody else.
+"""Windows of a packet table: the inputs of this folder's forecasters at a decision.
 
 **Events and time.** A sender's history is its log of SEND and ACK events in time order. At one instant ACKs
 come before sends, and never before their own packet's SEND. An event stamped before the one in front of it
@@ -20,7 +20,7 @@ kinds are always in view.
 
 **Inputs.** `FEATURES` lists them. Those from `in_flight` on are as of the decision time of the packet's own
 batch; they are kept when the packet becomes history, and only `gap_us` becomes the real gap then. So a token
-says what the sender knew when it decided, and of what came later only its own age and latency. Absolute times
+holds the sender's knowledge when it decided, and later only its own age and latency are added. Absolute times
 cancel. Scaling is not in a window: it travels with the weights.
 
 Until commit ebbf31e4 C++ (`window.h`) computed the same windows; its golden vectors test this module bit for
@@ -54,9 +54,9 @@ from feature_store.events.event_stream import (
 )
 from feature_store.packets.schema import HORIZON
 from models.forecasters.queries import QUERY_INPUTS, replayed
-from models.forecasters.traces import Floats, Part
+from models.forecasters.traces import Floats, TracePart
 
-LAYOUT: Final = 1  # of tokens and rules
+LAYOUT: Final = 1  # version of tokens and rules
 GIVE_UP_NS: Final = 2_000_000_000  # twice the initial RTO of RFC 6298
 FORGET_NS: Final = 60_000_000_000  # RFC 6298's maximum RTO
 HOLE_NS: Final = 5_000_000  # shortest silence called a hole
@@ -72,7 +72,7 @@ Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Feature:
+class TokenInput:
     """One input of a token, in raw units."""
 
     name: str
@@ -80,34 +80,34 @@ class Feature:
 
 
 FEATURES: Final = (
-    Feature("flow_age_us", "us"),  # send minus the flow's first send; of a candidate, decision minus it
-    Feature("age_us", "us"),  # decision minus this packet's send; 0 for candidates
-    Feature("latency_us", "us"),  # 0 unless visible
-    Feature("latency_visible", "flag"),
-    Feature("candidate", "flag"),
-    Feature("size_bytes", "bytes"),  # IP length; 0 marks padding
-    *(Feature(f"flow_code_{bit}", "sign") for bit in range(FLOW_BITS)),  # highest bits of a hash, -1 or +1
-    *(Feature(f"receiver_code_{bit}", "sign") for bit in range(RECEIVER_BITS)),
-    Feature("queue_l4s", "flag"),
-    # As of the decision time of the packet's own batch:
-    Feature("in_flight", "packets"),  # of the sender
-    Feature("in_flight_flow", "packets"),
-    Feature("in_flight_queue", "packets"),
-    Feature("last_latency_us", "us"),  # the visible one whose ACK came last; 0 while there is none
-    Feature("last_latency_flow_us", "us"),
-    Feature("last_latency_queue_us", "us"),
-    Feature("gap_us", "us"),  # since the packet before; of candidates 2 to 8 not known yet, so 0
-    Feature("ack_silence_us", "us"),  # since the last ACK; before any, since the first packet
-    Feature("oldest_unacked_us", "us"),  # age of the oldest packet in flight; 0 if there is none
-    Feature("hole_us", "us"),  # last silence of 5 ms or more between two ACKs, capped; 0 if none
-    Feature("hole_age_us", "us"),  # since that silence ended, capped; the cap if none
+    TokenInput("flow_age_us", "us"),  # send minus the flow's first send; for a candidate, decision minus it
+    TokenInput("age_us", "us"),  # decision minus this packet's send; 0 for candidates
+    TokenInput("latency_us", "us"),  # 0 unless visible
+    TokenInput("latency_visible", "flag"),
+    TokenInput("candidate", "flag"),
+    TokenInput("size_bytes", "bytes"),  # IP length; 0 marks padding
+    *(TokenInput(f"flow_code_{bit}", "sign") for bit in range(FLOW_BITS)),  # highest bits of a hash, -1 or +1
+    *(TokenInput(f"receiver_code_{bit}", "sign") for bit in range(RECEIVER_BITS)),
+    TokenInput("queue_l4s", "flag"),
+    # These inputs are as of the decision time of the packet's own batch:
+    TokenInput("in_flight", "packets"),  # packets of the sender in flight
+    TokenInput("in_flight_flow", "packets"),
+    TokenInput("in_flight_queue", "packets"),
+    TokenInput("last_latency_us", "us"),  # visible latency whose ACK came last; 0 without one
+    TokenInput("last_latency_flow_us", "us"),
+    TokenInput("last_latency_queue_us", "us"),
+    TokenInput("gap_us", "us"),  # time since the packet before; unknown for candidates 2 to 8, so 0
+    TokenInput("ack_silence_us", "us"),  # time since the last ACK; before any, since the first packet
+    TokenInput("oldest_unacked_us", "us"),  # age of the oldest packet in flight; 0 if there is none
+    TokenInput("hole_us", "us"),  # last silence of 5 ms or more between two ACKs, capped; 0 if none
+    TokenInput("hole_age_us", "us"),  # time since that silence ended, capped; the cap without one
 )
 NAMES: Final = tuple(feature.name for feature in FEATURES)
 UNITS: Final = {each.name: each.unit for each in QUERY_INPUTS} | {each.name: each.unit for each in FEATURES}
 
 
 def schema_hash(*, with_events: bool = False) -> str:
-    """Return the SHA-256 of what a model of windows relies on; with the event log's inputs, if it has any."""
+    """Return the SHA-256 of the definition of a window model's inputs, with the event log's if it has any."""
     constants = {
         "layout": LAYOUT,
         "horizon": HORIZON,
@@ -124,12 +124,12 @@ def schema_hash(*, with_events: bool = False) -> str:
     return hashlib.sha256(f"{own} {event_schema_hash()}".encode()).hexdigest() if with_events else own
 
 
-# ---- The log behind the decisions.
+# ---- The log before the decisions.
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What is said of packets, one after the other: already sent, or about to be."""
+class PacketAttributes:
+    """Attributes of consecutive packets, already sent or about to be."""
 
     size_bytes: NDArray[Any]
     flow_id: NDArray[Any]
@@ -137,19 +137,21 @@ class Asked:
     queue: NDArray[Any]  # 0 classic, 1 l4s
 
 
-class Log:
-    """What becomes of a table's packets, and what the sender knows of them at each place."""
+class VisibleLog:
+    """The outcomes of a table's packets, and the sender's knowledge of them at each place."""
 
     def __init__(self, packets: pl.DataFrame, visibility: str) -> None:
         """Order the events of a trace's packet table, which begins with the trace's first packet.
 
         Raises:
-            ValueError: a visibility or packet that cannot be; the message names it.
+            ValueError: a visibility or packet is invalid; the message names it.
         """
         if visibility not in VISIBILITIES:
             raise ValueError(f"visibility {visibility!r} is unknown; take one of {', '.join(VISIBILITIES)}")
         columns = packet_columns(packets)
-        self.sent = Asked(*(columns[name] for name in ("size_bytes", "flow_id", "receiver_id", "queue")))
+        self.sent = PacketAttributes(
+            *(columns[name] for name in ("size_bytes", "flow_id", "receiver_id", "queue"))
+        )
         if (bad_N := self.sent.size_bytes < 1).any():
             bad = int(np.argmax(bad_N))
             raise ValueError(f"packet {bad}: size_bytes {self.sent.size_bytes[bad]} must be at least 1")
@@ -171,13 +173,13 @@ class Log:
         self.packet_A = packet_A[np.argsort(heard_ns_N[packet_A], kind="stable")]
         self.ack_ns_A, self.place_A = heard_ns_N[self.packet_A], self.acked_N[self.packet_A]
 
-    def inputs(self, what: Asked, at: Ints) -> dict[str, Floats]:
-        """Return inputs of packets by name, as their sender knows them when it decides at their places.
+    def inputs(self, what: PacketAttributes, at: Ints) -> dict[str, Floats]:
+        """Return inputs of packets by name, as known to their sender when it decides at their places.
 
         The packets of a decision follow each other, eight by eight.
         """
         count, now_ns = len(self.sent_ns_N), self.sent_ns_N[at]
-        seen = np.searchsorted(self.place_A, at, side="right")  # ACKs
+        seen = np.searchsorted(self.place_A, at, side="right")  # number of ACKs seen
         flows = np.concatenate([self.sent.flow_id, what.flow_id])
         _, first, flow = np.unique(flows, return_index=True, return_inverse=True)
         began = first[
@@ -200,40 +202,40 @@ class Log:
         }
 
     def _since(self, packet: Ints, at: Ints, there: NDArray[np.bool_]) -> Floats:
-        """Return the time from the SENDs of packets to decisions at some places; 0 unless they are there."""
+        """Return the time from the SENDs of packets to decisions at some places; 0 unless `there`."""
         return _us(self.sent_ns_N[at] - self.sent_ns_N[np.where(there, packet, at)])
 
     def _of_scope(
         self, name: str, of_N: NDArray[Any], wanted: NDArray[Any], at: Ints, seen: Ints
     ) -> dict[str, Floats]:
-        """Return what is in flight, and the last latency, of the sender, or of packets' flows or queues.
+        """Return the packets in flight and the last latency of the sender, or of packets' flows or queues.
 
         Args:
-            name: what the inputs' names have for it.
-            of_N: the flow or queue of each packet of the table, as a number.
-            wanted: the one asked about, for each place.
-            at: the places.
-            seen: ACKs up to there.
+            name: the scope's suffix in the inputs' names.
+            of_N: number of each table packet's flow or queue.
+            wanted: number of the flow or queue for each place.
+            at: places of the decisions.
+            seen: number of ACKs before each place.
         """
         places = len(of_N) + 1
         _, sent = _before(of_N, np.arange(len(of_N)), wanted, at, places)
         _, settled = _before(of_N, np.minimum(self.settled_N, len(of_N)), wanted, at + 1, places)
-        number = np.flatnonzero(self.shown_N[self.packet_A] < NEVER)  # of ACKs that show a latency
+        number = np.flatnonzero(self.shown_N[self.packet_A] < NEVER)  # ACKs that show a latency
         packet = self.packet_A[number]
         last, latencies = _before(of_N[packet], number, wanted, seen, len(self.packet_A) + 1)
-        last_us = np.append(self.latency_us_N[packet], np.float32(0))  # which index -1 is of
+        last_us = np.append(self.latency_us_N[packet], np.float32(0))  # index -1 is a 0
         return {
             f"in_flight{name}": (sent - settled).astype(np.float32),
             f"last_latency{name}_us": last_us[np.where(latencies > 0, last, -1)],
         }
 
     def _silences(self, now_ns: Ints, seen: Ints) -> dict[str, Floats]:
-        """Return what the ACK stream's silences are, once so many ACKs were seen."""
-        start_ns = self.sent_ns_N[:1].sum()  # the first SEND
+        """Return the inputs about silences of the ACK stream, after so many ACKs."""
+        start_ns = self.sent_ns_N[:1].sum()  # time of the first SEND
         gap_ns_A = np.diff(self.ack_ns_A, prepend=self.ack_ns_A[:1])
         is_hole_A = gap_ns_A >= HOLE_NS
         hole_A = np.maximum.accumulate(np.where(is_hole_A, np.arange(len(gap_ns_A)), -1))
-        # Index -1 is of what stands where there is none.
+        # Index -1 points to the value for no hole.
         last = seen - 1
         hole = np.append(hole_A, -1)[last]
         hole_ns = np.append(np.minimum(gap_ns_A, HOLE_CAP_NS), 0)[hole]
@@ -245,7 +247,7 @@ class Log:
         }
 
     def shown(self, at_B: Ints, tokens: int) -> NDArray[np.int32]:
-        """Return the packets (B, K) that decisions at some ascending places show; -1 is padding."""
+        """Return the packets (B, K) that decisions at some ascending places see; -1 is padding."""
         history = tokens - HORIZON
         shown_BK = np.full((len(at_B), history), -1, np.int32)
         past = np.arange(at_B[0] if len(at_B) else 0)
@@ -266,14 +268,14 @@ class Log:
 def _before(
     scope_E: NDArray[Any], place_E: Ints, scope: NDArray[Any], place: Ints, places: int
 ) -> tuple[Ints, Ints]:
-    """Find, of events E, the last one of a scope before a place, and how many those are.
+    """Return the last event, of events E, of a scope before a place, and their number.
 
     Args:
         scope_E: scopes of events, as numbers from 0 on.
         place_E: their places.
-        scope: the scopes asked about.
-        place: for each, a place.
-        places: how many there are; above all of them.
+        scope: wanted scopes.
+        place: a place for each wanted scope.
+        places: number of places, above all of them.
     """
     key_E = scope_E.astype(np.int64) * places + place_E
     order = np.argsort(key_E, kind="stable")
@@ -299,8 +301,8 @@ def _code(name: str, bits: int, identity: NDArray[Any]) -> dict[str, Floats]:
 
 
 @dataclass(frozen=True)
-class More:
-    """Inputs that tokens have besides, by name: of each packet of the table, and of each candidate."""
+class ExtraInputs:
+    """Further inputs of tokens by name: of each packet of the table, and of each candidate."""
 
     names: tuple[str, ...]
     sent_NM: Floats
@@ -318,23 +320,23 @@ class Windows:
         visibility: str = "acked",
         *,
         inputs: Sequence[str] = NAMES,
-        asked: Asked | None = None,
-        more: More | None = None,
+        asked: PacketAttributes | None = None,
+        more: ExtraInputs | None = None,
     ) -> None:
-        """Compute what all of them share.
+        """Compute the parts that all windows share.
 
         Args:
-            packets: the packet table of one trace, from its first packet on, in send order. What comes after
-                the last decision's packets changes nothing.
+            packets: the packet table of one trace, from its first packet on, in send order. Rows after the
+                        last decision's packets change nothing.
             first_packet_B: the first packet of each decision, a multiple of 8; ascending.
             tokens: W, a multiple of 8 in 16..4096.
             visibility: `acked` (what a sender can do) or `previous` (the paper's offline protocol).
-            inputs: of a token, by name.
-            asked: the candidates, eight for each decision; without them, the packets that were sent.
-            more: inputs that come after these.
+            inputs: names of a token's inputs.
+            asked: the candidates, eight for each decision; None: the packets that were sent.
+            more: further inputs behind these.
 
         Raises:
-            ValueError: a visibility, window size, decision or packet that cannot be; the message names it.
+            ValueError: a visibility, window size, decision or packet is invalid; the message names it.
         """
         check_tokens(tokens)
         at_B = np.asarray(first_packet_B, np.int64)
@@ -343,7 +345,7 @@ class Windows:
             raise ValueError(
                 f"decisions must be ascending, each about {HORIZON} of the trace's {packets.height} packets"
             )
-        log = Log(packets.head(end), visibility)
+        log = VisibleLog(packets.head(end), visibility)
         self._log, self._at_B, self._tokens = log, at_B, tokens
         self._names = [*inputs, *(more.names if more else ())]
         own_N = np.arange(end)
@@ -352,7 +354,7 @@ class Windows:
         sent["flow_age_us"] = _us(log.sent_ns_N - log.sent_ns_N[first][flow_N])
         sent["gap_us"] = _us(np.diff(log.sent_ns_N, prepend=log.sent_ns_N[:1]))
         decided_BH = at_B[:, None] + np.arange(HORIZON)
-        what = asked or Asked(*(column[decided_BH.ravel()] for column in vars(log.sent).values()))
+        what = asked or PacketAttributes(*(column[decided_BH.ravel()] for column in vars(log.sent).values()))
         about = log.inputs(what, np.repeat(at_B, HORIZON)) | {
             "candidate": np.ones(decided_BH.size, np.float32)
         }
@@ -388,7 +390,7 @@ class Windows:
 
     @staticmethod
     def _rows(columns: dict[str, Floats], inputs: Sequence[str], count: int) -> Floats:
-        """Return the inputs named as rows; those without a column are 0, and so is one more row: padding."""
+        """Return the named inputs as rows, 0 where a column is missing, and one more row of 0 for padding."""
         rows = np.zeros((count + 1, len(inputs)), np.float32)
         for place, name in enumerate(inputs):
             if name in columns:
@@ -406,8 +408,9 @@ def check_tokens(tokens: int) -> int:
 def bdp_packets(packets: pl.DataFrame) -> float:
     """Return the bandwidth-delay product in packets: delivery rate when busy times median latency.
 
-    The rate is the 90th percentile, over 100 ms bins in which anything was acknowledged, of packets
-    acknowledged per second; the latency includes the queue, since what is in flight waits there too.
+    The rate is the 90th percentile, over 100 ms bins with ACKs, of packets acknowledged per second; the
+    latency
+        includes the queue, since packets in flight wait there too.
 
     Raises:
         ValueError: no packet has a known latency.
@@ -425,7 +428,7 @@ def bdp_packets(packets: pl.DataFrame) -> float:
 def tokens_for(bdp: float, least: int, most: int) -> int:
     """Return the window size for a bandwidth-delay product: 1.5 of it and the 8 candidates, a multiple of 8.
 
-    1.5 BDP holds all that is in flight and, beside it, acknowledged packets (the design asks 1 to 2).
+    1.5 BDP holds all packets in flight and some acknowledged ones (the design asks for 1 to 2).
     """
     tokens = math.ceil((1.5 * bdp + HORIZON) / TOKENS_STEP) * TOKENS_STEP
     return check_tokens(min(max(tokens, least), most))
@@ -438,7 +441,7 @@ def input_names(wanted: Sequence[str], more: Sequence[str] = ()) -> list[str]:
     """Return a token's inputs by name: all if none is wanted, then `more` of the event log.
 
     Raises:
-        ValueError: a name is no input, or is named twice.
+        ValueError: a name is unknown, or given twice.
     """
     if wrong := [name for name in wanted if name not in NAMES]:
         raise ValueError(f"inputs names {wrong[0]!r}, which no window has; {near(wrong[0], list(NAMES))}")
@@ -451,8 +454,8 @@ def input_names(wanted: Sequence[str], more: Sequence[str] = ()) -> list[str]:
     return found
 
 
-def windows_of(part: Part, tokens: int, names: Sequence[str], queue: int = AS_SENT) -> Windows:
-    """Return the windows of a part's decisions, with the inputs named, about its packets in a queue."""
+def windows_of(part: TracePart, tokens: int, names: Sequence[str], queue: int = AS_SENT) -> Windows:
+    """Return the windows of a part's decisions with the named inputs, for its packets in a queue."""
     own, other = ([name for name in names if (name in NAMES) is there] for there in (True, False))
     return Windows(
         part.packets,
@@ -465,8 +468,8 @@ def windows_of(part: Part, tokens: int, names: Sequence[str], queue: int = AS_SE
     )
 
 
-def _asked(part: Part, queue: int) -> Asked:
-    """Return the candidates as their sender tells of them: what it does not say is as of the first."""
+def _asked(part: TracePart, queue: int) -> PacketAttributes:
+    """Return the candidates as their sender describes them: missing attributes are the first packet's."""
     place_BH = part.first_packets[:, None] + np.arange(HORIZON)
     first_BH = np.broadcast_to(part.first_packets[:, None], place_BH.shape)
     columns = packet_columns(part.packets)
@@ -474,11 +477,11 @@ def _asked(part: Part, queue: int) -> Asked:
     others_BH = first_BH if part.told == "first" else place_BH
     flow, receiver, own = (columns[name][others_BH] for name in ("flow_id", "receiver_id", "queue"))
     l4s = own if queue == AS_SENT else np.full_like(own, queue)
-    return Asked(size.ravel(), flow.ravel(), receiver.ravel(), l4s.ravel())
+    return PacketAttributes(size.ravel(), flow.ravel(), receiver.ravel(), l4s.ravel())
 
 
-def _more(part: Part, names: Sequence[str], queue: int) -> More:
-    """Return inputs of the event log: of a packet sent, its SEND's; of a candidate, its query's."""
+def _more(part: TracePart, names: Sequence[str], queue: int) -> ExtraInputs:
+    """Return inputs of the event log: for a packet sent, its SEND's; for a candidate, its query's."""
     places = [[each.name for each in INPUTS].index(name) for name in names]
     found = replayed(part, queue)
-    return More(tuple(names), found.x_EF[~found.ack_E][:, places], found.x_DHF[..., places])
+    return ExtraInputs(tuple(names), found.x_EF[~found.ack_E][:, places], found.x_DHF[..., places])

@@ -25,7 +25,7 @@ from common.say import say
 from common.section import near, read, read_all
 from feature_store.packets.schema import read_packets, traces_in
 from feature_store.packets.truth import read_waits
-from models.forecasters.comparison import FORMS, HeldOutPackets, Judging, key_of_run, run
+from models.forecasters.comparison import FORMS, HeldOutPackets, JudgingParams, key_of_run, run
 from models.forecasters.forecaster import Variant, variants
 from models.forecasters.traces import Trace, decision_times, name_of, within_training
 from models.scoring.choice import EVEN, RULED
@@ -171,10 +171,10 @@ def run_forecasts(
         raise ValueError(f"runs failed, for the reasons above: {'; '.join(failed)}")
 
 
-def judging_of(params: Path) -> Judging:
+def judging_of(params: Path) -> JudgingParams:
     """Return how a parameter file has forecasts judged; raise ValueError where it is invalid."""
     section = read(params, EvaluateParams)
-    return Judging(section.round_s, section.false_alarm_rate, read(params, FinetuneParams))
+    return JudgingParams(section.round_s, section.false_alarm_rate, read(params, FinetuneParams))
 
 
 def traces_of(
@@ -245,7 +245,7 @@ def _shared(table: pl.DataFrame, judged: pl.DataFrame) -> float:
     return seen[0].join(seen[1], on=list(marks), how="semi").height / max(1, min(map(len, seen)))
 
 
-def fingerprint(traces: Sequence[Trace], judging: Judging, also: Sequence[pl.DataFrame] = ()) -> str:
+def fingerprint(traces: Sequence[Trace], judging: JudgingParams, also: Sequence[pl.DataFrame] = ()) -> str:
     """Return a hash of packets and of everything that is done with them."""
     digest = hashlib.sha256(json.dumps(judging.as_json()).encode())
     for trace in traces:

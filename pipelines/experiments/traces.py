@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from models.training.protocol import Slices
+    from models.training.protocol import TraceSlices
 
 TRACES: Final = Path("data/traces")
 # A trace's name becomes a folder (trace=NAME) and a key of params.yaml.
@@ -185,7 +185,7 @@ def check_name(name: str, instead: str = "choose one with --name") -> str:
 
 def _check(
     file: Path, trace: str, sender: str | None, latency: str, asked: str | None, projects: str
-) -> tuple[str, Slices]:
+) -> tuple[str, TraceSlices]:
     """Extract the capture into a temporary folder and divide it; return its slices and summary line."""
     from rich.console import Console
 
@@ -210,7 +210,7 @@ def _check(
         raise ValueError(f"{file}: {error}") from None
 
 
-def _divided(decision_ns_B: NDArray[np.int64], trace: str, asked: str | None, projects: str) -> Slices:
+def _divided(decision_ns_B: NDArray[np.int64], trace: str, asked: str | None, projects: str) -> TraceSlices:
     """Divide a trace as stage `split` will: as asked for, else as the project's, else as long as fits.
 
     Raises:

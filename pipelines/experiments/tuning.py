@@ -33,9 +33,9 @@ from common.local_ray import ray_cluster
 from common.say import say
 from common.section import read_all
 from common.usage_reporting import switch_off
-from models.forecasters.comparison import HeldOutPackets, Judging, key_of_run, run
+from models.forecasters.comparison import HeldOutPackets, JudgingParams, key_of_run, run
 from models.forecasters.forecaster import Variant, variants
-from models.forecasters.search import Between
+from models.forecasters.search import LogRange
 from models.forecasters.traces import Trace, name_of, within_training
 from models.sharp import change_of
 from pipelines.experiments.forecasts import fingerprint, judging_of, traces_of
@@ -135,7 +135,7 @@ class _TrialInputs:
     work: str
     traces: Sequence[Trace]
     asked: HeldOutPackets
-    judging: Judging
+    judging: JudgingParams
     teaching: Sequence[pl.DataFrame]
 
 
@@ -220,7 +220,7 @@ def distributions(variant: Variant) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, own in own_values(variant).items():
         each = variant.kind.search[name]
-        if not isinstance(each, Between):
+        if not isinstance(each, LogRange):
             # The variant's own value joins the choices: Optuna refuses any other, and the first trial has it.
             found[name] = CategoricalDistribution(tuple(dict.fromkeys((*each, own))))
         elif own > 0:

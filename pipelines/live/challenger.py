@@ -11,7 +11,7 @@ from models.networks import artifact, onnx_head
 from models.registry.decision import REFERENCE_TAG
 from models.registry.entering import inherited
 from models.registry.lineage import content_hash, git_commit
-from models.registry.registry import CHALLENGER, ITSELF, LIVE, Decision, Registry
+from models.registry.registry import CHALLENGER, ITSELF, LIVE, GateDecision, Registry
 from models.registry.saving import INPUTS_FILE
 from models.training.head import FinetuneParams
 from pipelines.live.minute import TuningResult
@@ -48,7 +48,7 @@ def register(
     for name, written in tuned.files.items():
         (folder / name).write_bytes(written)
     content = content_hash(folder)
-    judged = Decision(tuned.verdict.passed, tuned.verdict.reason, champion)
+    judged = GateDecision(tuned.verdict.passed, tuned.verdict.reason, champion)
     if (known := registry.find(content)) is not None:
         if judged.passed:  # a version that passed before may still be a rollback's target
             registry.decide(known, judged)

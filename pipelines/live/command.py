@@ -10,7 +10,7 @@ from common import heartbeat
 from common.say import say
 from common.section import read, read_all
 from common.settings import settings
-from feature_store.telemetry.recent import Latest, latest_minutes, next_sender, sender_weights
+from feature_store.telemetry.recent import RecentPackets, latest_minutes, next_sender, sender_weights
 from models.registry.register_params import RegisterParams
 from models.sharp import PAPERS, Change, change_of
 from models.training.head import FinetuneParams
@@ -54,7 +54,7 @@ def schedule(
     root = telemetry or telemetry_dir()
     weights = sender_weights(settings().senders)
 
-    def of_turn(seconds: float, name: str) -> Latest:
+    def of_turn(seconds: float, name: str) -> RecentPackets:
         whose = name or sender or next_sender(root, weights, rounds.turns)
         return latest_minutes(root, whose, seconds / 60, settled=True)
 

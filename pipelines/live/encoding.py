@@ -27,12 +27,12 @@ from feature_store.events.definition import EVENTS
 from feature_store.events.event_stream import Events, replay_events
 from feature_store.packets.schema import HORIZON
 from feature_store.quality.distribution_shift import as_rows
-from models.event_stream.forecaster import EventStream
+from models.event_stream.forecaster import EventStreamForecaster
 from models.forecasters import forecaster
 from models.forecasters.network import NetworkForecaster
 from models.forecasters.queries import replayed
-from models.forecasters.traces import Part
-from models.networks.prediction import Encoded
+from models.forecasters.traces import TracePart
+from models.networks.prediction import HeadInputs
 from serving.engine import Engine
 
 CHUNK: Final = 256  # decisions that one thread encodes at once
@@ -53,7 +53,7 @@ class Decisions:
         return len(self.read_BRD)
 
     @classmethod
-    def of(cls, found: NetworkForecaster, part: Part) -> Self:
+    def of(cls, found: NetworkForecaster, part: TracePart) -> Self:
         """Encode a part's decisions.
 
         Raises:
@@ -76,9 +76,9 @@ class Decisions:
         return Decisions(self.read_BRD[which], self.anchor_BH[which], self.candidates_BHF[which])
 
     @property
-    def encoded(self) -> Encoded:
+    def encoded(self) -> HeadInputs:
         """Return them as a forecaster's `answer` and `tuned_on` take them."""
-        return Encoded(torch.from_numpy(self.read_BRD), torch.from_numpy(self.anchor_BH))
+        return HeadInputs(torch.from_numpy(self.read_BRD), torch.from_numpy(self.anchor_BH))
 
     @property
     def arrays(self) -> dict[str, Any]:
@@ -113,7 +113,7 @@ def load(files: Mapping[str, bytes]) -> NetworkForecaster:
         found = forecaster.load(folder)
         if not isinstance(found, NetworkForecaster):
             raise ValueError("the version has no head to tune")
-        if isinstance(found, EventStream):
+        if isinstance(found, EventStreamForecaster):
             try:
                 found.encoder = EngineEncoder(Engine(folder), found)
             except ValueError as refused:
@@ -124,14 +124,14 @@ def load(files: Mapping[str, bytes]) -> NetworkForecaster:
 class EngineEncoder:
     """Encodes the decisions of an event stream by the engine, on every core; it holds no lock on Python."""
 
-    def __init__(self, engine: Engine, found: EventStream) -> None:
+    def __init__(self, engine: Engine, found: EventStreamForecaster) -> None:
         """Take the engine that has the network's weights."""
         self._model, self._cores = found.model, len(os.sched_getaffinity(0))
         self._engines: SimpleQueue[Engine] = SimpleQueue()
         for _ in range(self._cores):
             self._engines.put(engine.share())
 
-    def __call__(self, part: Part, queue: int) -> Encoded:
+    def __call__(self, part: TracePart, queue: int) -> HeadInputs:
         """Return what the head reads (B, H, D) of a part's decisions, and the anchor (B, H)."""
         found, tokens = replayed(part, queue), self._model.rows
         chunks = [slice(begin, begin + CHUNK) for begin in range(0, len(found.cut_D), CHUNK)]
@@ -147,7 +147,7 @@ class EngineEncoder:
         with ThreadPoolExecutor(self._cores, initializer=_give_way) as pool:
             read_BHD = np.concatenate([empty, *pool.map(encode, chunks)])
         anchor_BH = self._model.anchor(torch.from_numpy(as_rows(found.x_DHF)))
-        return Encoded(torch.from_numpy(read_BHD), anchor_BH)
+        return HeadInputs(torch.from_numpy(read_BHD), anchor_BH)
 
 
 def event_windows(

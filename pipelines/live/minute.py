@@ -29,13 +29,13 @@ from feature_store.events.definition import EVENTS
 from feature_store.packets.schema import HORIZON
 from feature_store.quality.distribution_shift import input_shift, sample_inputs
 from models.forecasters.network import NetworkForecaster
-from models.forecasters.traces import Part
+from models.forecasters.traces import TracePart
 from models.networks import artifact
 from models.registry import gate
 from models.registry.bars import Verdict
 from models.scoring.baselines import Candidates, last_visible
 from models.sharp import PAPERS, Change
-from models.training.head import FinetuneParams, Tuning
+from models.training.head import FinetuneParams, TuningReport
 from models.training.protocol import Slice
 from pipelines.live.encoding import Decisions, load
 from pipelines.live.reservoir import EMPTY, Past, Reservoir, stretches
@@ -107,7 +107,7 @@ def tune(minute: Minute) -> TuningResult:
     for name, count in (("to learn from", int(learn_B.sum())), ("to judge on", judges)):
         if count < minute.least_windows:
             raise DeclinedError(f"{count} windows {name}, at least {minute.least_windows} are needed")
-    learnt = Part(trace, packets, Slice(first, judge), change=minute.change, beginning=beginning)
+    learnt = TracePart(trace, packets, Slice(first, judge), change=minute.change, beginning=beginning)
     with ThreadPoolExecutor(1) as meanwhile:
         taught = Decisions.of(own, learnt).chosen(learn_B[first:judge])
         clock.lap("encode")
@@ -131,7 +131,7 @@ def tune(minute: Minute) -> TuningResult:
     slices = (*earlier, newest)
     seen = {encoder: [one.by(encoder, own) for one in slices]}
 
-    def scored(version: NetworkForecaster) -> gate.Scored:
+    def scored(version: NetworkForecaster) -> gate.ScoreTable:
         if (named := encoder_of(version)) not in seen:
             seen[named] = [one.by(named, version) for one in slices]
         return gate.score(
@@ -171,9 +171,9 @@ def tune(minute: Minute) -> TuningResult:
     )
 
 
-def _held_out(slices: Sequence[JudgingSlice], change: Change) -> gate.HeldOut:
+def _held_out(slices: Sequence[JudgingSlice], change: Change) -> gate.HeldOutDecisions:
     """Return the held-out windows of all slices together."""
-    return gate.HeldOut(
+    return gate.HeldOutDecisions(
         np.concatenate([one.decisions.candidates_BHF for one in slices]),
         np.concatenate([one.y_BH for one in slices]),
         np.concatenate([one.decision_ns_B for one in slices]),
@@ -211,7 +211,7 @@ def aligned(packets: pl.DataFrame, beginning: Beginning) -> tuple[pl.DataFrame, 
 @dataclass(frozen=True)
 class _Lesson:
     tuned: NetworkForecaster
-    tuning: Tuning
+    tuning: TuningReport
     median_us: float  # median latency of the minute
     y_BH: NDArray[np.float32]  # latencies of the minute in µs, as known then
 

@@ -14,7 +14,7 @@ import polars as pl
 from common.say import say
 from common.settings import settings
 from feature_store.quality.claims import believed
-from feature_store.telemetry.recent import Latest
+from feature_store.telemetry.recent import RecentPackets
 from models.networks.artifact import read_files
 from models.registry.registry import Registry
 from models.sharp import PAPERS, Change
@@ -34,7 +34,7 @@ WATCHED: Final = 1.5  # multiple of the rollback's seconds that is looked at
 
 # Returns the last seconds of a sender, by its name or ("") of the one whose turn it is. Raises
 # FileNotFoundError where there are none.
-Telemetry = Callable[[float, str], Latest]
+Telemetry = Callable[[float, str], RecentPackets]
 
 
 class Probation:
@@ -65,7 +65,7 @@ class Probation:
     def shadow(
         self,
         record: RoundRecord,
-        latest: Latest,
+        latest: RecentPackets,
         head: Mapping[str, bytes],
         champion: Mapping[str, bytes],
     ) -> str:

@@ -35,7 +35,7 @@ from common.settings import settings
 from common.state import make_scratch, private_dir, state_dir
 from common.state import scratch as loop_scratch
 from feature_store.quality.distribution_shift import as_rows, sample_inputs
-from feature_store.telemetry.recent import Latest, write_trace
+from feature_store.telemetry.recent import RecentPackets, write_trace
 from models.forecasters.forecaster import load, sections_of_choice
 from models.forecasters.queries import replayed
 from models.forecasters.traces import about, decision_times, read_traces
@@ -99,7 +99,7 @@ class Retraining:
         waited = self._started_s is None or time.monotonic() - self._started_s >= PAUSE_S
         return waited and self._process is None and self.candidate() is None
 
-    def start(self, latest: Latest) -> None:
+    def start(self, latest: RecentPackets) -> None:
         """Start a re-train on this telemetry.
 
         Raises:

@@ -26,9 +26,9 @@ import polars as pl
 from common.say import say
 from feature_store.quality import expectations as ex
 from feature_store.quality.claims import believed
-from feature_store.telemetry.recent import Latest
+from feature_store.telemetry.recent import RecentPackets
 from models.networks.artifact import read_files
-from models.registry.registry import Decision, Registry
+from models.registry.registry import GateDecision, Registry
 from models.registry.saving import INPUTS_FILE
 from models.registry.store import RegistryError
 from models.sharp import PAPERS, Change
@@ -215,7 +215,7 @@ class Rounds(Runner[RoundRecord]):
                 worse = self.probation.shadow(record, latest, tuned.files, champion_files)
             if worse:
                 passed, record.reason = False, f"worse than the champion in shadow: {worse}"
-                registry.decide(record.version, Decision(False, record.reason, champion))
+                registry.decide(record.version, GateDecision(False, record.reason, champion))
         if passed:
             with _timed(record, "push"):
                 deploy_version(record.version, judged_against=champion)
@@ -282,14 +282,14 @@ class Rounds(Runner[RoundRecord]):
             record.retraining = "failed"
             record.reason = f"{record.reason}; {first_line(str(error))}"
 
-    def _latest(self) -> Latest:
+    def _latest(self) -> RecentPackets:
         seconds = self._params.lead_in_s + self._params.learn_s + self._params.judge_s
         try:
             return self._telemetry(seconds, "")
         except FileNotFoundError as error:
             raise DeclinedError(str(error)) from error
 
-    def _validate(self, latest: Latest, record: RoundRecord) -> Latest:
+    def _validate(self, latest: RecentPackets, record: RoundRecord) -> RecentPackets:
         """Return the telemetry without invalid claims.
 
         Raises:
@@ -330,7 +330,7 @@ class Rounds(Runner[RoundRecord]):
 
     def _tune(
         self,
-        latest: Latest,
+        latest: RecentPackets,
         parent: Path,
         retrained: RetrainingResult | None,
         reference: Mapping[str, bytes] | None,
@@ -359,7 +359,7 @@ class Rounds(Runner[RoundRecord]):
         return tuned
 
 
-def _gaps(latest: Latest) -> str:
+def _gaps(latest: RecentPackets) -> str:
     """Return why there are too many gaps; empty if there are not."""
     missing, packets = latest.missing_packets, latest.packets.height
     if missing <= MAX_MISSING * packets:

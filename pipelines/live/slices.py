@@ -28,7 +28,7 @@ from common.state import private_dir
 from feature_store.events import event_stream
 from feature_store.events.beginning import Beginning
 from models.forecasters.network import NetworkForecaster
-from models.forecasters.traces import Part
+from models.forecasters.traces import TracePart
 from models.training.protocol import Slice
 from pipelines.live.encoding import ASIDE, NOT_READ, Decisions
 
@@ -82,7 +82,7 @@ class JudgingSlice:
             return self
         first = int(np.searchsorted(event_stream.targets(self.packets).decision_ns_B, self.from_ns))
         every = Slice(first, event_stream.batches_in(self.packets))
-        part = Part(str(self.packets["trace"][0]), self.packets, every, beginning=self.beginning)
+        part = TracePart(str(self.packets["trace"][0]), self.packets, every, beginning=self.beginning)
         other = JudgingSlice.of(
             self.packets, self.beginning, self.from_ns, encoder, Decisions.of(found, part)
         )

@@ -18,7 +18,7 @@ import polars as pl
 from feature_store.events import event_stream
 from feature_store.events.beginning import Beginning
 from feature_store.events.definition import EVENTS
-from models.forecasters.traces import Part
+from models.forecasters.traces import TracePart
 from models.registry import gate
 from models.sharp import PAPERS, Change
 from models.training.protocol import Slice
@@ -67,11 +67,11 @@ def compare(pair: HeadPair) -> HeadComparison:
         return HeadComparison(0, 0.0, {}, "", {})
     every = -(-batches // MOST_WINDOWS)
     decided = Slice(first, first + batches)
-    part = Part(str(packets["trace"][0]), packets, decided, every=every, beginning=beginning)
+    part = TracePart(str(packets["trace"][0]), packets, decided, every=every, beginning=beginning)
     decision_ns_B = targets.decision_ns_B[first::every]
     ours = Decisions.of(head, part)
     theirs = ours if encoder_of(other) == encoder_of(head) else Decisions.of(other, part)
-    held_out = gate.HeldOut(
+    held_out = gate.HeldOutDecisions(
         ours.candidates_BHF,
         targets.y_BH[first::every],
         decision_ns_B,

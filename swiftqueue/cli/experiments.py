@@ -285,7 +285,7 @@ def bench(
     Example: swiftqueue bench extract --rounds 3
     """
     from benchmarks import published
-    from benchmarks.rows import CannotHereError, run_benchmark
+    from benchmarks.rows import UnsupportedMachineError, run_benchmark
     from infra.local.under_way import leaving_at_sigterm
 
     if publish:
@@ -302,7 +302,7 @@ def bench(
                 gigabytes=gigabytes,
                 packets=packets,
             )
-    except CannotHereError as reason:
+    except UnsupportedMachineError as reason:
         print(f"bench {what.value} is left out: {reason}")
         return
     if publish:

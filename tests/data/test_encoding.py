@@ -11,8 +11,8 @@ from toy_world import bottleneck_table
 
 from benchmarks.inference_references import save
 from feature_store.packets.schema import HORIZON
-from models.event_stream.forecaster import EventStream
-from models.forecasters.traces import Part
+from models.event_stream.forecaster import EventStreamForecaster
+from models.forecasters.traces import TracePart
 from models.networks import artifact
 from models.training.protocol import Slice
 from pipelines.live import encoding
@@ -36,13 +36,13 @@ def test_it_is_what_one_engine_and_pytorch_give(
     folder: Path, packets: pl.DataFrame, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(encoding, "CHUNK", 16)
-    part = Part("live", packets, Slice(FIRST, packets.height // HORIZON))
+    part = TracePart("live", packets, Slice(FIRST, packets.height // HORIZON))
     found = encoding.load(artifact.read_files(folder))
     ours = encoding.Decisions.of(found, part)
     x_BWF = np.concatenate(list(encoding.event_windows(packets, TOKENS, FIRST)))
     assert np.array_equal(ours.read_BRD, Engine(folder).features(x_BWF))
     assert np.array_equal(ours.candidates_BHF, x_BWF[:, -HORIZON:])
-    by_pytorch = EventStream.read(folder, {}).encode(part)
+    by_pytorch = EventStreamForecaster.read(folder, {}).encode(part)
     np.testing.assert_allclose(ours.read_BRD, by_pytorch.read_BRD.numpy(), atol=1e-4)
     np.testing.assert_array_equal(ours.anchor_BH, by_pytorch.anchor_BH.numpy())
     assert found.tuned_on(ours.encoded, part.latencies_us() * np.nan, part.change, None) is found  # type: ignore[arg-type]
@@ -50,11 +50,11 @@ def test_it_is_what_one_engine_and_pytorch_give(
 
 def test_of_no_decisions_there_is_nothing(folder: Path, packets: pl.DataFrame) -> None:
     found = encoding.load(artifact.read_files(folder))
-    assert len(encoding.Decisions.of(found, Part("live", packets, Slice(3, 3)))) == 0
+    assert len(encoding.Decisions.of(found, TracePart("live", packets, Slice(3, 3)))) == 0
 
 
 def test_a_packet_that_cannot_be_is_named(folder: Path, packets: pl.DataFrame) -> None:
     size = pl.when(pl.col("packet") == 500).then(0).otherwise("size_bytes").cast(pl.Int32)
-    part = Part("live", packets.with_columns(size_bytes=size), Slice(0, packets.height // HORIZON))
+    part = TracePart("live", packets.with_columns(size_bytes=size), Slice(0, packets.height // HORIZON))
     with pytest.raises(ValueError, match="packet 500: size_bytes 0 must be at least 1"):
         encoding.Decisions.of(encoding.load(artifact.read_files(folder)), part)

@@ -35,7 +35,7 @@ def feed(data: bytes) -> None:
     pieces = random.Random(zlib.crc32(data))
     captures.BATCH = 7  # type: ignore[misc]
     capture, traffic = pcaplib.Capture(), pcaplib.Traffic()
-    ordered = captures.Ordered(capture)
+    ordered = captures.SegmentOrder(capture)
     batches = []
     rest, at = b"", 0
     while capture.state == pcaplib.READING:

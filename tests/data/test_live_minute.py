@@ -15,10 +15,10 @@ from toy_world import START_NS, bottleneck_table, write_artifact
 
 from feature_store.events.beginning import NOTHING
 from feature_store.events.event_stream import INPUTS
-from models.event_stream.forecaster import EventStream
+from models.event_stream.forecaster import EventStreamForecaster
 from models.forecasters import forecaster as door
 from models.forecasters.queries import replayed
-from models.forecasters.traces import Part, decision_times
+from models.forecasters.traces import TracePart, decision_times
 from models.networks import artifact
 from models.registry import gate
 from models.training.head import FinetuneParams
@@ -83,17 +83,17 @@ def load(files: dict[str, bytes], folder: Path) -> artifact.Artifact:
     return artifact.load(folder)
 
 
-def whole(packets: pl.DataFrame, from_s: int, to_s: int = 100) -> Part:
+def whole(packets: pl.DataFrame, from_s: int, to_s: int = 100) -> TracePart:
     """The decisions of some seconds, with the log before them."""
     lo, hi = np.searchsorted(decision_times(packets), [START_NS + from_s * S, START_NS + to_s * S])
-    return Part("live", packets, Slice(int(lo), int(hi)))
+    return TracePart("live", packets, Slice(int(lo), int(hi)))
 
 
 def test_the_head_is_the_one_that_offline_fine_tuning_gives(
     packets: pl.DataFrame, champion: Path, tuned: TuningResult, tmp_path: Path
 ) -> None:
     parent = door.load(champion)
-    assert isinstance(parent, EventStream)
+    assert isinstance(parent, EventStreamForecaster)
     known = pl.col("acked_ns") <= START_NS + 9 * S
     then = packets.with_columns(latency_us=pl.when(known).then("latency_us"))
     learnt = whole(packets, 2, 9)
@@ -114,7 +114,7 @@ def test_it_is_judged_on_the_slice_after_the_one_it_learned_from(
 ) -> None:
     judged = whole(packets, 9)
     here = slice(judged.decisions.lo, judged.decisions.hi)
-    held_out = gate.HeldOut(
+    held_out = gate.HeldOutDecisions(
         replayed(judged).x_DHF,
         judged.latencies_us(),
         decision_times(packets)[here],
@@ -333,7 +333,7 @@ def test_some_of_the_windows_are_those_that_all_would_be(
     """One in eleven, across the borders of what is encoded at once."""
     first, every = 37, 11
     version = load_version(artifact.read_files(champion))
-    part = Part("live", long, Slice(first, first + 1500))
+    part = TracePart("live", long, Slice(first, first + 1500))
     whole = Decisions.of(version, part).chosen(slice(None, None, every))
     some = Decisions.of(version, replace(part, every=every))
     for name, array in some.arrays.items():

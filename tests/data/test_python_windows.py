@@ -21,7 +21,7 @@ from feature_store.packets.extract import Job, extract_trace
 from feature_store.packets.schema import HORIZON, PACKET_SCHEMA, scan_packets
 from models.window.windows import (
     NAMES,
-    Asked,
+    PacketAttributes,
     Windows,
     bdp_packets,
     check_tokens,
@@ -86,7 +86,7 @@ def test_windows_are_those_that_cpp_wrote_bit_for_bit() -> None:
     sent = np.cumsum([event[0] == "sent" for event in golden["events"]])  # up to each event
     first_B = np.array([n for n, event in zip(sent, golden["events"], strict=True) if event[0] == "window"])
     asked = (np.array([each[3 + i] for each in questions], np.int32).ravel() for i in range(4))
-    x_BWF = Windows(packets, first_B, golden["tokens"], asked=Asked(*asked))[:]
+    x_BWF = Windows(packets, first_B, golden["tokens"], asked=PacketAttributes(*asked))[:]
     assert x_BWF.shape == (len(questions), golden["tokens"], golden["features"])
     expected = np.frombuffer((GOLDEN / "windows.bin").read_bytes(), "<f4").reshape(x_BWF.shape)
     differing = np.argwhere(x_BWF != expected)
@@ -190,9 +190,9 @@ def test_a_candidate_queue_changes_only_its_own_inputs(packets: pl.DataFrame, wh
     first_B = firsts(packets)[-1:]
     said = [np.array(each, np.int32) for each in ([1500] * 8, [0, 1, 2, 3, 0, 1, 2, 9], [0] * 8)]
     queues = np.zeros(8, np.uint8)
-    one_WF = Windows(packets, first_B, 32, asked=Asked(*said, queues))[:][0]
+    one_WF = Windows(packets, first_B, 32, asked=PacketAttributes(*said, queues))[:][0]
     queues[which] = 1
-    other_WF = Windows(packets, first_B, 32, asked=Asked(*said, queues))[:][0]
+    other_WF = Windows(packets, first_B, 32, asked=PacketAttributes(*said, queues))[:][0]
     changed = {(int(w), NAMES[f]) for w, f in np.argwhere(one_WF != other_WF)}
     token = 32 - 8 + which
     assert (token, "queue_l4s") in changed

@@ -37,7 +37,7 @@ from feature_store.telemetry.recent import (
 from feature_store.telemetry.round import MAX_PARTS
 from feature_store.telemetry.sessions import (
     KEPT,
-    Opening,
+    SessionOpening,
     current_session,
     open_session,
     read_opening,
@@ -803,8 +803,8 @@ def test_sessions_are_kept_as_long_as_the_compaction_may_ask(tmp_path: Path) -> 
         assert open_session(tmp_path, "a", number, most=1) == number
     (sessions_dir(tmp_path) / "a" / "notes.txt").touch()  # somebody's
     assert current_session(tmp_path, "a") == 39
-    assert read_opening(tmp_path, "a", 30) == Opening(30, 1)
+    assert read_opening(tmp_path, "a", 30) == SessionOpening(30, 1)
     assert len(list((sessions_dir(tmp_path) / "a").iterdir())) == KEPT + 1
-    assert read_opening(tmp_path, "a", 1) == Opening()
+    assert read_opening(tmp_path, "a", 1) == SessionOpening()
     assert open_session(tmp_path, "a", most=1) == 40
-    assert read_opening(tmp_path, "a", 40) == Opening(0, 40)
+    assert read_opening(tmp_path, "a", 40) == SessionOpening(0, 40)

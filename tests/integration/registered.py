@@ -16,12 +16,12 @@ def add_version(
 ) -> int:
     """Register an artifact with what the gate is to have said of it; return its version, old or new."""
     from models.registry.lineage import content_hash
-    from models.registry.registry import Decision, Registry
+    from models.registry.registry import GateDecision, Registry
 
     registry, content = Registry(model), content_hash(folder)
     version = registry.find(content)
     if version is None:
-        judged = Decision(gate == "passed", "set by a test", None)
+        judged = GateDecision(gate == "passed", "set by a test", None)
         version = registry.add(
             folder, judged=judged, tags={}, params=dict(params or {}), metrics=dict(metrics or {})
         )

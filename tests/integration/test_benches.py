@@ -172,7 +172,7 @@ def test_round_trips_stand_beside_the_identity_model_and_what_went_before(
 def test_heads_are_swapped_under_a_client_without_an_unanswered_question(
     serving_state: Path, set_to: Callable[..., None]
 ) -> None:
-    settings = (swap.Setting(0.5, 1_000, 3), swap.Setting(1.5, 500, 3))
+    settings = (swap.SwapLoad(0.5, 1_000, 3), swap.SwapLoad(1.5, 500, 3))
     set_to(swap, SETTINGS=settings)
     found = {row.name: row for row in swap.measure(rounds=2)}
     check(list(found.values()))

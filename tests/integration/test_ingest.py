@@ -866,18 +866,20 @@ def test_there_are_only_so_many_senders(ingest: Ingest) -> None:
 
 
 @pytest.fixture
-def measured(ingest: Ingest) -> bench.Server:
+def measured(ingest: Ingest) -> bench.IngestServer:
     """The ingest as its bench sees it; of its two replicas one is looked at."""
     names = (
         "ServeReplica:swiftqueue-ingest:Ingest",
         COMPACTION,
         "ProxyActor",
     )
-    return bench.Server(ingest.url, ingest.store, ingest.token, [ingest.process(name) for name in names])
+    return bench.IngestServer(
+        ingest.url, ingest.store, ingest.token, [ingest.process(name) for name in names]
+    )
 
 
 @pytest.mark.long
-def test_memory_stays_flat(ingest: Ingest, measured: bench.Server) -> None:
+def test_memory_stays_flat(ingest: Ingest, measured: bench.IngestServer) -> None:
     """2 million events add next to nothing; 50 million: `swiftqueue bench ingest --events`.
 
     The most that the compaction ever took in at once stays resident, and a later round may bring more. But
@@ -893,7 +895,9 @@ def test_memory_stays_flat(ingest: Ingest, measured: bench.Server) -> None:
         resident_mib.append(measured.resident_bytes() / 2**20)
 
 
-def test_the_bench_of_memory_gives_rows(measured: bench.Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_bench_of_memory_gives_rows(
+    measured: bench.IngestServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(bench, "SAMPLES", 4)
     monkeypatch.setattr(bench, "running_ingest", lambda _: contextlib.nullcontext(measured))
     least = 4 * bench.SENDERS * bench.BATCH_EVENTS

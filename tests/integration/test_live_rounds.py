@@ -23,7 +23,7 @@ from waiting import wait_until
 
 from benchmarks.version_watch import VersionWatch
 from feature_store.events.beginning import NOTHING
-from feature_store.telemetry.recent import Latest
+from feature_store.telemetry.recent import RecentPackets
 from models.networks import artifact
 from models.registry.registry import CHAMPION, Registry
 from models.registry.saving import INPUTS_FILE
@@ -60,14 +60,14 @@ class Source:
         self.now_s = 9.0
         self.missing = 0
 
-    def __call__(self, seconds: float, sender: str = "") -> Latest:
+    def __call__(self, seconds: float, sender: str = "") -> RecentPackets:
         self.now_s += 1
         sent_s = (pl.col("sent_ns") - START_NS) / 1e9
         packets = self.table.filter(sent_s.is_between(self.now_s - seconds, self.now_s))
         before = self.table.filter(sent_s < self.now_s - seconds).height
         beginning = NOTHING.moved(self.table, before) if packets.height else NOTHING
         newest_ns = int(START_NS + self.now_s * 1e9)
-        return Latest(packets, newest_ns, 1, self.missing, beginning)
+        return RecentPackets(packets, newest_ns, 1, self.missing, beginning)
 
 
 @pytest.fixture(scope="module")
@@ -286,15 +286,15 @@ def test_a_retrained_model_that_cannot_be_used_costs_one_round_at_most(
 def test_a_retrain_learns_from_nothing_that_a_round_refuses(
     rounds: Rounds, source: Source, project: Path, monkeypatch: pytest.MonkeyPatch, bad: str, reason: str
 ) -> None:
-    def telemetry(seconds: float, sender: str = "") -> Latest:
+    def telemetry(seconds: float, sender: str = "") -> RecentPackets:
         if bad == "damaged":
             raise ValueError("minute 7: damaged")
         claimed = pl.lit(1, pl.Float32) if bad == "claims" else pl.col("latency_us")
         packets = source.table.with_columns(latency_us=claimed)
-        return Latest(packets, int(packets["sent_ns"][-1]), 1, 9000 if bad == "gaps" else 0, NOTHING)
+        return RecentPackets(packets, int(packets["sent_ns"][-1]), 1, 9000 if bad == "gaps" else 0, NOTHING)
 
     retraining = Retraining(yaml.safe_load((project / "params.yaml").read_text()))
-    started: list[Latest] = []
+    started: list[RecentPackets] = []
     monkeypatch.setattr(retraining, "start", started.append)
     monkeypatch.setattr(rounds, "_retraining", retraining)
     monkeypatch.setattr(rounds, "_telemetry", telemetry)

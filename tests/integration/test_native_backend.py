@@ -38,7 +38,7 @@ from models.forecasters.queries import QUERY_INPUTS
 from models.mlp.network import QueryMlp
 from models.networks import artifact
 from models.networks.prediction import predict
-from models.networks.scaling import Target
+from models.networks.scaling import TargetScaling
 from serving.agent.io import frames
 from serving.agent.io.packet_log import open_log
 from serving.agent.replay import decide_all
@@ -513,7 +513,7 @@ def test_the_old_form_is_refused_in_one_line(
 def test_linear_layers_are_served_by_onnx_runtime(
     native: Native, make_artifact: Callable[..., Path], tmp_path: Path
 ) -> None:
-    model = QueryMlp((), typical_features(QUERY_INPUTS), Target("log", 9.0, 0.5))
+    model = QueryMlp((), typical_features(QUERY_INPUTS), TargetScaling("log", 9.0, 0.5))
     torch.nn.init.normal_(model.head[2].weight, std=0.1)  # else it says what it is given
     artifact.save(tmp_path, model.eval(), {"name": "short"})
     artifact.export_onnx(tmp_path)

@@ -40,7 +40,7 @@ def sqlite(serving_state: Path) -> None:
 def check_round_trip(name: str, exported: Path, folder: Path) -> None:
     from models.networks import artifact
     from models.registry.lineage import content_hash
-    from models.registry.registry import CHALLENGER, CHAMPION, Decision, Registry
+    from models.registry.registry import CHALLENGER, CHAMPION, GateDecision, Registry
     from models.registry.saving import INPUTS_FILE
     from models.registry.store import RegistryError
 
@@ -53,7 +53,7 @@ def check_round_trip(name: str, exported: Path, folder: Path) -> None:
     (reports / "plots" / "curve.csv").write_text("a,b\n1,2\n")
     version = registry.add(
         exported,
-        judged=Decision(True, "a test", None),
+        judged=GateDecision(True, "a test", None),
         tags=TAGS,
         params={"event-stream.seed": "1"},
         metrics={"late.ap": 0.5},
@@ -63,7 +63,7 @@ def check_round_trip(name: str, exported: Path, folder: Path) -> None:
     assert registry.find(content) == version
     assert registry.tags(version).items() >= (TAGS | {"gate": "passed", "content_sha256": content}).items()
     assert registry.refusal(version) == ""
-    registry.decide(version, Decision(False, "not any more", None))
+    registry.decide(version, GateDecision(False, "not any more", None))
     assert registry.refusal(version) == f"version {version} did not pass the gate: not any more"
     description = registry._client.get_model_version(name, str(version)).description
     assert description == "**The gate refused it**: not any more."
@@ -142,14 +142,14 @@ def test_versions_that_nobody_needs_leave_nothing(
     import sqlite3
 
     from models.registry import registry as module
-    from models.registry.registry import CHAMPION, Decision, Registry
+    from models.registry.registry import CHAMPION, GateDecision, Registry
     from models.registry.retention import collect_garbage, prune
     from models.registry.store import RegistryError
 
     monkeypatch.setenv("SWIFTQUEUE_STATE", str(tmp_path))
     monkeypatch.setattr(module, "PAGE", 2)  # more versions than one answer holds
     registry = Registry("many")
-    judged = Decision(passed=True, reason="set by a test", champion=None)
+    judged = GateDecision(passed=True, reason="set by a test", champion=None)
     versions = [
         registry.add(exported, judged=judged, tags=TAGS, params={"a": "1"}, metrics={"b": 1.0})
         for _ in range(5)
@@ -190,7 +190,7 @@ def test_a_round_frees_what_it_removed_and_not_at_once_again(
 ) -> None:
     """The rounds call `mlflow gc`, as nothing else gives back files of a version in the local store."""
     from models.registry import retention
-    from models.registry.registry import Decision, Registry
+    from models.registry.registry import GateDecision, Registry
     from pipelines.live.rounds_log import RoundRecord
     from pipelines.live.runner import Runner
 
@@ -198,7 +198,7 @@ def test_a_round_frees_what_it_removed_and_not_at_once_again(
     monkeypatch.setenv("SWIFTQUEUE_KEEP_VERSIONS", "2")
     monkeypatch.setattr(retention, "GRACE", "0s")
     registry = Registry("rounds")
-    judged = Decision(passed=True, reason="set by a test", champion=None)
+    judged = GateDecision(passed=True, reason="set by a test", champion=None)
 
     class Registering(Runner[RoundRecord]):
         def _run(self, record: RoundRecord) -> None:
@@ -217,10 +217,10 @@ def test_the_laboratorys_champion_is_that_of_the_registry_that_is_asked(
 ) -> None:
     """Version 1 of two registries are two models; one that is there already is not fetched again."""
     from laboratory.learning.champion import champion_folder
-    from models.registry.registry import CHAMPION, Decision, Registry
+    from models.registry.registry import CHAMPION, GateDecision, Registry
 
     name = yaml.safe_load((project / "params.yaml").read_text())["register"]["model_name"]
-    passed = Decision(passed=True, reason="set by a test", champion=None)
+    passed = GateDecision(passed=True, reason="set by a test", champion=None)
     found = {}
     for seed in (1, 2):
         monkeypatch.setenv("SWIFTQUEUE_STATE", str(tmp_path / str(seed)))
@@ -241,7 +241,7 @@ def test_a_backup_comes_back_in_its_folder_and_its_versions_may_be_served(
     import subprocess
     import sys
 
-    from models.registry.registry import Decision, Registry
+    from models.registry.registry import GateDecision, Registry
 
     commands = [
         next(part for part in line.split("#")[0].split("&&") if "tar -" in part)
@@ -251,7 +251,7 @@ def test_a_backup_comes_back_in_its_folder_and_its_versions_may_be_served(
     assert len(commands) == 2
     (here := tmp_path / "project").mkdir()
     monkeypatch.setenv("SWIFTQUEUE_STATE", str(here / "var"))
-    passed = Decision(passed=True, reason="set by a test", champion=None)
+    passed = GateDecision(passed=True, reason="set by a test", champion=None)
     version = Registry("backup").add(exported, judged=passed, tags=TAGS, params={}, metrics={})
     subprocess.run(["bash", "-c", commands[0]], cwd=here, check=True)
     assert stat.S_IMODE((tmp_path / "backup.tar").stat().st_mode) == 0o600
@@ -419,7 +419,7 @@ def test_what_served_and_fails_now_may_still_be_gone_back_to(
     sqlite: None, data: Path, tmp_path: Path
 ) -> None:
     from models.networks import artifact
-    from models.registry.registry import REPLACED_TAG, Decision, Registry
+    from models.registry.registry import REPLACED_TAG, GateDecision, Registry
 
     change_head(data, share=1, ln=2.5)
     first = run_stage(data, "served")["version"]
@@ -428,7 +428,7 @@ def test_what_served_and_fails_now_may_still_be_gone_back_to(
     change_head(data, share=1, ln=-2.5)  # a live round's, far better
     artifact.export_onnx(source)
     registry = Registry("served")
-    judged, tags = Decision(True, "", first), {"protocol": "live"}
+    judged, tags = GateDecision(True, "", first), {"protocol": "live"}
     second = registry.add(source, judged=judged, tags=tags, params={}, metrics={})
     registry.set_alias("champion", second)
     registry.remove_alias("challenger")
@@ -510,7 +510,7 @@ def test_a_champion_that_takes_other_rows_is_judged_on_the_same_packets(
     from models.networks import artifact
     from models.networks.prediction import predict
     from models.registry import gate
-    from models.registry.registry import Decision, Registry
+    from models.registry.registry import GateDecision, Registry
     from pipelines.live.encoding import event_windows
     from pipelines.register import held_out_slices, judging, predictions
 
@@ -530,7 +530,7 @@ def test_a_champion_that_takes_other_rows_is_judged_on_the_same_packets(
     np.testing.assert_array_equal(held_out.y_BH, came[: len(came) // 8 * 8].reshape(-1, 8)[chosen_B])
 
     registry = Registry(f"other-{name}")
-    judged = Decision(True, "a test", None)
+    judged = GateDecision(True, "a test", None)
     version = registry.add(folder, judged=judged, tags={}, params={}, metrics={})
     registry.set_alias("champion", version)
     found = run_stage(traced, registry.model)["gate"]
@@ -544,10 +544,10 @@ def test_a_champion_that_takes_other_rows_is_judged_on_the_same_packets(
 def test_beside_a_champion_of_another_definition_the_naive_baselines_judge(
     sqlite: None, traced: Path, tmp_path: Path
 ) -> None:
-    from models.registry.registry import Decision, Registry
+    from models.registry.registry import GateDecision, Registry
 
     registry = Registry("gone")
-    judged = Decision(True, "a test", None)
+    judged = GateDecision(True, "a test", None)
     other = other_champion(traced, tmp_path / "other")
     described = json.loads((other / "model.json").read_text())
     (other / "model.json").write_text(json.dumps(described | {"schema_hash": "0" * 64}))
@@ -561,7 +561,7 @@ def test_the_reference_is_the_version_that_the_encoder_came_with(
     sqlite: None, exported: Path, tmp_path: Path
 ) -> None:
     """Named by a signed tag; of rounds of an older program, the oldest version of the same origin."""
-    from models.registry.registry import REFERENCE_TAG, Decision, Registry, RegistryError
+    from models.registry.registry import REFERENCE_TAG, GateDecision, Registry, RegistryError
 
     registry = Registry("references")
 
@@ -569,7 +569,7 @@ def test_the_reference_is_the_version_that_the_encoder_came_with(
         folder = Path(shutil.copytree(exported, tmp_path / name))
         described = json.loads((folder / "model.json").read_text())
         (folder / "model.json").write_text(json.dumps({**described, "protocol": {"name": name}}))
-        return registry.add(folder, judged=Decision(True, "", None), tags=tags, params={}, metrics={})
+        return registry.add(folder, judged=GateDecision(True, "", None), tags=tags, params={}, metrics={})
 
     origin = {"dvc.data/split.json": "a" * 32}
     staged = add("staged", **origin, protocol="small")
@@ -589,7 +589,7 @@ def test_the_reference_is_the_version_that_the_encoder_came_with(
 def test_the_stages_challenger_is_not_below_the_reference(sqlite: None, data: Path) -> None:
     """As good as a champion that rounds had made worse little by little, it does not pass."""
     from models.networks import artifact
-    from models.registry.registry import REFERENCE_TAG, Decision, Registry
+    from models.registry.registry import REFERENCE_TAG, GateDecision, Registry
 
     change_head(data, share=0, ln=1)
     first = run_stage(data, "floor")["version"]
@@ -598,7 +598,7 @@ def test_the_stages_challenger_is_not_below_the_reference(sqlite: None, data: Pa
     artifact.export_onnx(worse)
     registry = Registry("floor")
     tags = {"protocol": "live", REFERENCE_TAG: str(first)}
-    champion = registry.add(worse, judged=Decision(True, "", 1), tags=tags, params={}, metrics={})
+    champion = registry.add(worse, judged=GateDecision(True, "", 1), tags=tags, params={}, metrics={})
     registry.set_alias("champion", champion)
     change_head(data, share=1, ln=0.001)
     found = run_stage(data, "floor")["gate"]

@@ -33,7 +33,7 @@ from laboratory.runs import programs
 from laboratory.runs.results import COMPLETE, load
 from laboratory.scenarios.files import FOLDER
 from models.networks import artifact
-from models.training.protocol import Protocol
+from models.training.protocol import EvaluationProtocol
 from serving.ingest.client import IngestClient, read_token
 from serving.ingest.senders import INSTALLATION
 
@@ -84,7 +84,9 @@ def test_training_goes_on_where_its_node_died_and_ends_with_the_same_weights(
     cluster: TwoNodes, own: Path
 ) -> None:
     tables = [toy_world.bottleneck_table(f"t{i}", 1.28, seed=i, swing_ms=60) for i in (0, 1)]
-    given = toy_world.write_traces(own / "traces", tables, protocol=Protocol("toy", 0.64, 0.16, 0.21))
+    given = toy_world.write_traces(
+        own / "traces", tables, protocol=EvaluationProtocol("toy", 0.64, 0.16, 0.21)
+    )
     params = {"architecture": {"name": "event-stream"}, "event-stream": NETWORK, "finetune": FINETUNE}
     (given / "params.yaml").write_text(yaml.safe_dump(params))
 

@@ -20,7 +20,7 @@ from safetensors.numpy import load_file, save_file
 from feature_store.events.definition import EVENTS
 from models.event_stream.network import EventArchitecture, EventPredictor
 from models.networks import artifact
-from models.networks.scaling import ScaledFeature, Target, transform_of
+from models.networks.scaling import ScaledFeature, TargetScaling, transform_of
 
 COMMITTED = Path(__file__).resolve().parent.parent / "data" / "artifacts" / "some-features"
 SIZES = EventArchitecture(layers=1, band=64, feed_forward=64, anchor="last_latency_queue_us")
@@ -40,7 +40,7 @@ def scaled(names: Sequence[str]) -> list[ScaledFeature]:
 def make_model() -> EventPredictor:
     """One whose weights are sines, whatever a library draws."""
     model = EventPredictor(
-        scaled(EVENTS_SEEN), scaled(QUERIES_SEEN), Target("log", 9.25, 1.125), SIZES
+        scaled(EVENTS_SEEN), scaled(QUERIES_SEEN), TargetScaling("log", 9.25, 1.125), SIZES
     ).eval()
     with torch.no_grad():
         for k, (name, value) in enumerate(model.state_dict().items()):

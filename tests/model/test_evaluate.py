@@ -20,7 +20,7 @@ from feature_store.packets.truth import Waits
 from models.scoring import evaluation, plot_tables, verdict
 from models.scoring.predictions import BASELINES, FINETUNED, METHODS, PRETRAINED, TracePredictions
 from models.sharp import Change
-from models.training.protocol import SMALL, Protocol
+from models.training.protocol import SMALL, EvaluationProtocol
 from pipelines import evaluate as stage
 from pipelines.stage import run_stage
 
@@ -30,7 +30,7 @@ PROTOCOL = toy_world.PROTOCOL
 def predictions(
     trace: str = "toy",
     *,
-    protocol: Protocol = PROTOCOL,
+    protocol: EvaluationProtocol = PROTOCOL,
     seed: int = 1,
     rounds: int = 2,
     late: bool = True,

@@ -19,23 +19,23 @@ from torch import nn
 
 import swiftqueue
 from feature_store.events.definition import EVENTS
-from models.event_stream.forecaster import EventStream
+from models.event_stream.forecaster import EventStreamForecaster
 from models.event_stream.network import EventPredictor
 from models.event_stream.parameters import EventStreamParams
 from models.event_stream.training import _untrained
-from models.forecasters.traces import Part
+from models.forecasters.traces import TracePart
 from models.mlp.forecaster import Mlp
 from models.mlp.parameters import MlpParams
 from models.mlp.training import MlpCourse
 from models.networks import artifact, onnx_head
-from models.networks.prediction import Encoded, encode, predict
+from models.networks.prediction import HeadInputs, encode, predict
 from models.sharp import PAPERS
 from models.training.head import FinetuneParams, train_head
 from models.training.protocol import Slice
 from pipelines.live.encoding import event_windows
 
 TABLE = toy_world.bottleneck_table("t", 1.2, seed=3, swing_ms=40, episodes=True)
-PART = Part("t", TABLE, Slice(0, TABLE.height // 8))
+PART = TracePart("t", TABLE, Slice(0, TABLE.height // 8))
 SIZES = {
     "layers": 1,
     "band": 64,
@@ -54,13 +54,13 @@ SIZES = {
 }
 
 
-def forecaster(**changes: object) -> EventStream:
+def forecaster(**changes: object) -> EventStreamForecaster:
     """One of random weights, the head's too, scaled to the table."""
     params = EventStreamParams(**{**SIZES, **changes})
     torch.manual_seed(2)
     model = _untrained([PART], params)
     nn.init.normal_(model.head[2].weight, std=0.3)
-    return EventStream(model, {"name": "toy"})
+    return EventStreamForecaster(model, {"name": "toy"})
 
 
 def windows(events: int = 64) -> np.ndarray:
@@ -72,7 +72,7 @@ def save(folder: Path, model: EventPredictor) -> Path:
     return folder
 
 
-def exported(folder: Path, trained: EventStream, level: Any = None) -> Path:
+def exported(folder: Path, trained: EventStreamForecaster, level: Any = None) -> Path:
     folder.mkdir()
     trained.export(folder, level)
     return folder
@@ -117,7 +117,7 @@ def test_its_answers_are_the_forecasters(changes: dict[str, object]) -> None:
 LEVELS = [0.05, 0.5, 0.9, 0.99]
 
 
-def quantile_forecaster() -> EventStream:
+def quantile_forecaster() -> EventStreamForecaster:
     """One whose levels lie apart, so that none cross."""
     trained = forecaster(quantiles=LEVELS)
     with torch.no_grad():
@@ -176,7 +176,7 @@ def test_the_head_of_a_level_is_tuned_for_it(tmp_path: Path) -> None:
     came_BH = PART.latencies_us()
     known_BH = np.isfinite(came_BH)
     parts = list(encode(found.model, windows()))
-    encoded = Encoded(torch.cat([p.read_BRD for p in parts]), torch.cat([p.anchor_BH for p in parts]))
+    encoded = HeadInputs(torch.cat([p.read_BRD for p in parts]), torch.cat([p.anchor_BH for p in parts]))
     how = FinetuneParams(seed=1, workers=1, epochs=60, batch_size=64, learning_rate=3e-3, sharp_weight=1)
 
     def covered(levels: tuple[float, ...]) -> float:
@@ -193,7 +193,7 @@ def test_the_head_of_a_level_is_tuned_for_it(tmp_path: Path) -> None:
 def test_a_level_of_calibrated_quantiles_is_served(tmp_path: Path) -> None:
     """The artifact gives the forecaster's quantile, which what was held out has moved."""
     trained = quantile_forecaster()
-    moved = EventStream(trained.model, {}, "before", [np.full((9, len(LEVELS)), 0.25)])
+    moved = EventStreamForecaster(trained.model, {}, "before", [np.full((9, len(LEVELS)), 0.25)])
     found = artifact.load(exported(tmp_path / "m", moved, 0.9))
     plain = artifact.of_level(trained.model, 0.9)
     [shift] = (found.model.head[2].bias - plain.head[2].bias).detach()  # type: ignore[index]

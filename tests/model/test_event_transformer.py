@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from feature_store.events.event_stream import INPUTS
 from models.event_stream.network import EventArchitecture, EventPredictor
 from models.event_stream.parameters import BLOCK
-from models.networks.scaling import ScaledFeature, Target, transform_of
+from models.networks.scaling import ScaledFeature, TargetScaling, transform_of
 
 EVENT = tuple(i for i in INPUTS if i.rows != "queries")
 QUERY = tuple(i for i in INPUTS if i.rows != "events")
@@ -22,7 +22,7 @@ def network(**sizes: object) -> EventPredictor:
     torch.manual_seed(1)
     scaled = {i.name: ScaledFeature(i.name, i.unit, transform_of(i.unit), 1.0, 2.0) for i in INPUTS}
     events, queries = ([scaled[i.name] for i in inputs] for inputs in (EVENT, QUERY))
-    model = EventPredictor(events, queries, Target("log", 9.0, 1.0), EventArchitecture(**sizes))  # type: ignore[arg-type]
+    model = EventPredictor(events, queries, TargetScaling("log", 9.0, 1.0), EventArchitecture(**sizes))  # type: ignore[arg-type]
     nn.init.normal_(model.head[2].weight)
     return model.eval()
 

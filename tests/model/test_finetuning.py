@@ -19,15 +19,15 @@ import torch
 import toy_world
 import yaml
 
-from models.event_stream.forecaster import EventStream
+from models.event_stream.forecaster import EventStreamForecaster
 from models.forecasters import forecaster as door
-from models.forecasters.jobs import Data, finetune
-from models.forecasters.traces import Part, Trace, read_traces
+from models.forecasters.jobs import StageData, finetune
+from models.forecasters.traces import Trace, TracePart, read_traces
 from models.forecasters.walk import tune_heads
 from models.sharp import PAPERS, sharp_changes
 from models.training.head import ADAM_BETAS, ADAM_EPSILON, FinetuneParams, train_head
 from models.training.loss import example_weights, weighted_squared_error
-from models.training.protocol import Protocol
+from models.training.protocol import EvaluationProtocol
 
 PARAMS = {
     "seed": 1,
@@ -42,7 +42,7 @@ PARAMS = {
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tables = [toy_world.bottleneck_table(f"t{i}", 1.92, seed=i, swing_ms=60) for i in (0, 1)]
-    protocol = Protocol("toy", 0.96, 0.24, 0.32)
+    protocol = EvaluationProtocol("toy", 0.96, 0.24, 0.32)
     folder = toy_world.write_traces(tmp_path_factory.mktemp("world"), tables, protocol=protocol)
     toy_world.write_models(folder)
     return folder
@@ -54,14 +54,14 @@ def traces(world: Path) -> dict[str, Trace]:
 
 
 @pytest.fixture(scope="module")
-def model(world: Path) -> EventStream:
+def model(world: Path) -> EventStreamForecaster:
     found = door.load(world / "pretrained")
-    assert isinstance(found, EventStream)
+    assert isinstance(found, EventStreamForecaster)
     return found
 
 
 @pytest.fixture(scope="module")
-def part(traces: dict[str, Trace]) -> Part:
+def part(traces: dict[str, Trace]) -> TracePart:
     trace = traces["t0"]
     return trace.to_learn(trace.slices.rounds[0].finetune)
 
@@ -70,7 +70,9 @@ def params(**changes: object) -> FinetuneParams:
     return FinetuneParams(**{**PARAMS, **changes})
 
 
-def test_the_encoder_stays_bit_identical_and_the_head_changes(model: EventStream, part: Part) -> None:
+def test_the_encoder_stays_bit_identical_and_the_head_changes(
+    model: EventStreamForecaster, part: TracePart
+) -> None:
     before = copy.deepcopy(model.model.state_dict())
     tuned = model.tuned(part, params())
     for name, value in model.model.state_dict().items():
@@ -81,7 +83,7 @@ def test_the_encoder_stays_bit_identical_and_the_head_changes(model: EventStream
     assert changed == ["head.0.weight", "head.0.bias", "head.2.weight", "head.2.bias"]
 
 
-def test_fine_tuning_lowers_the_loss_on_its_slice(model: EventStream, part: Part) -> None:
+def test_fine_tuning_lowers_the_loss_on_its_slice(model: EventStreamForecaster, part: TracePart) -> None:
     tuning = model.tuned(part, params(epochs=20)).tuning
     assert tuning is not None
     assert tuning.loss[-1] < 0.9 * tuning.loss[0]
@@ -89,13 +91,15 @@ def test_fine_tuning_lowers_the_loss_on_its_slice(model: EventStream, part: Part
     assert tuning.decisions == len(part)
 
 
-def test_the_seed_orders_the_decisions(model: EventStream, part: Part) -> None:
+def test_the_seed_orders_the_decisions(model: EventStreamForecaster, part: TracePart) -> None:
     one, same, other = (model.tuned(part, params(seed=seed)).model.head[2].bias for seed in (1, 1, 2))
     assert torch.equal(one, same)
     assert not torch.equal(one, other)
 
 
-def test_training_on_the_cache_is_training_through_the_frozen_encoder(model: EventStream, part: Part) -> None:
+def test_training_on_the_cache_is_training_through_the_frozen_encoder(
+    model: EventStreamForecaster, part: TracePart
+) -> None:
     wanted, slow, came_BH = params(), copy.deepcopy(model.model), part.latencies_us()
     optimizer = torch.optim.Adam(
         slow.head.parameters(), lr=wanted.learning_rate, betas=ADAM_BETAS, eps=ADAM_EPSILON
@@ -107,7 +111,7 @@ def test_training_on_the_cache_is_training_through_the_frozen_encoder(model: Eve
         for first in range(0, len(order_B), wanted.batch_size):
             batch_B = order_B[first : first + wanted.batch_size]
             with torch.no_grad():
-                encoded: Any = EventStream(slow).encode(part)  # the encoder runs in each step
+                encoded: Any = EventStreamForecaster(slow).encode(part)  # the encoder runs in each step
             optimizer.zero_grad()
             predicted_BH = slow.head(encoded.read_BRD[batch_B]) + encoded.anchor_BH[batch_B]
             loss = weighted_squared_error(predicted_BH, target_BH[batch_B], weight_BH[batch_B])
@@ -118,12 +122,12 @@ def test_training_on_the_cache_is_training_through_the_frozen_encoder(model: Eve
         torch.testing.assert_close(fast.head.state_dict()[name], value, rtol=1e-4, atol=1e-5)
 
 
-def test_a_slice_with_no_known_latency_keeps_the_head(model: EventStream, part: Part) -> None:
+def test_a_slice_with_no_known_latency_keeps_the_head(model: EventStreamForecaster, part: TracePart) -> None:
     unknown_BH = np.full((len(part), 8), np.nan, np.float32)
     assert train_head(model.model, model.encode(part), unknown_BH, PAPERS, params()) == (model.model, None)
 
 
-def test_diverged_fine_tuning_is_an_error(model: EventStream, part: Part) -> None:
+def test_diverged_fine_tuning_is_an_error(model: EventStreamForecaster, part: TracePart) -> None:
     with pytest.raises(ValueError, match=r"diverged .*lower finetune\.learning_rate"):
         model.tuned(part, params(learning_rate=1e30))
 
@@ -142,7 +146,7 @@ def test_a_fraction_of_a_whole_number_is_named(name: str) -> None:
 
 def test_what_cannot_be_loaded_is_refused_before_anything_starts(world: Path, tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
-    data = Data(world / "packets", world / "split.json", tmp_path, PAPERS)
+    data = StageData(world / "packets", world / "split.json", tmp_path, PAPERS)
     with pytest.raises(FileNotFoundError, match="not a forecaster, or incomplete"):
         finetune(data, tmp_path / "other", params(), print)
     assert [p.name for p in tmp_path.iterdir()] == ["other"]
@@ -154,10 +158,10 @@ def test_what_cannot_be_loaded_is_refused_before_anything_starts(world: Path, tm
 @pytest.mark.long
 @pytest.mark.slow
 def test_two_ray_workers_share_the_traces_and_give_the_heads_of_one(
-    world: Path, traces: dict[str, Trace], model: EventStream, tmp_path: Path, ray_cluster: None
+    world: Path, traces: dict[str, Trace], model: EventStreamForecaster, tmp_path: Path, ray_cluster: None
 ) -> None:
     said: list[dict[str, object]] = []
-    data = Data(world / "packets", world / "split.json", tmp_path, PAPERS)
+    data = StageData(world / "packets", world / "split.json", tmp_path, PAPERS)
     rounds_dir = finetune(data, world / "pretrained", params(workers=2), said.append)
     assert stat.S_IMODE((tmp_path / "ray").stat().st_mode) == 0o700  # whoever made it first
     assert sorted((r["trace"], r["round"]) for r in said) == [(t, k) for t in ("t0", "t1") for k in range(3)]

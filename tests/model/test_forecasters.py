@@ -26,22 +26,22 @@ from feature_store.events.event_stream import AS_SENT, INPUTS, replay_events
 from feature_store.events.event_stream import EventStream as LiveEvents
 from feature_store.packets.schema import HORIZON
 from feature_store.packets.truth import Waits
-from models.event_stream.forecaster import EventStream
+from models.event_stream.forecaster import EventStreamForecaster
 from models.event_stream.network import EventPredictor
 from models.event_stream.training import _Lesson, _untrained
 from models.forecasters import forecaster as door
-from models.forecasters.comparison import FORMS, HeldOutPackets, Judging, run
+from models.forecasters.comparison import FORMS, HeldOutPackets, JudgingParams, run
 from models.forecasters.forecaster import Forecaster, Variant, variants
 from models.forecasters.queries import EVENT_INPUTS, QUERY_INPUTS, Inputs, replayed
-from models.forecasters.traces import Part, Trace, decision_times, within_training
+from models.forecasters.traces import Trace, TracePart, decision_times, within_training
 from models.scoring.choice import RULES, rule_name
 from models.training.calibration import missed
-from models.training.protocol import Protocol, Slice, divide
+from models.training.protocol import EvaluationProtocol, Slice, divide
 from models.window.windows import NAMES as WINDOW_INPUTS
 from models.window.windows import schema_hash, windows_of
 
-PROTOCOL = Protocol("toy", 1.6, 0.4, 0.5)
-JUDGING = Judging(round_s=0, false_alarm_rate=0.01, finetune=toy_world.TUNING)
+PROTOCOL = EvaluationProtocol("toy", 1.6, 0.4, 0.5)
+JUDGING = JudgingParams(round_s=0, false_alarm_rate=0.01, finetune=toy_world.TUNING)
 QUICK = {  # of the published sizes: enough to be trained, little enough to be quick
     "epochs": 1,
     "segments": 2,
@@ -140,8 +140,8 @@ def test_no_forecast_depends_on_what_comes_after_its_decision(
         acked_ns=pl.lit(None, pl.Int64), latency_us=pl.lit(None, pl.Float32)
     )
     for queue in (AS_SENT, 0, 1):
-        whole_BH = model.predict(Part("t", toy.packets, Slice(200, last + 1)), queue)
-        cut_BH = model.predict(Part("t", pl.concat([cut, batch]), Slice(200, last + 1)), queue)
+        whole_BH = model.predict(TracePart("t", toy.packets, Slice(200, last + 1)), queue)
+        cut_BH = model.predict(TracePart("t", pl.concat([cut, batch]), Slice(200, last + 1)), queue)
         assert whole_BH.shape == (last + 1 - 200, 8)
         assert np.isfinite(whole_BH).all()
         np.testing.assert_array_equal(whole_BH, cut_BH)
@@ -162,7 +162,9 @@ def test_no_forecast_depends_on_packets_of_its_batch_that_the_sender_did_not_tel
     )
     for told, same in (("first", True), ("flows", False), ("all", False)):
         asked = Slice(last - 20, last + 1)
-        before, after = (model.predict(Part("t", table, asked, told=told)) for table in (toy.packets, others))
+        before, after = (
+            model.predict(TracePart("t", table, asked, told=told)) for table in (toy.packets, others)
+        )
         np.testing.assert_array_equal(before[:-1], after[:-1])
         if same:
             np.testing.assert_array_equal(before, after)
@@ -189,7 +191,7 @@ def test_quantiles_ascend_and_the_forecast_is_their_median(
     assert plain.spread(plain.encode(part)) is None
 
 
-def slice_missed(network: EventPredictor, model: EventStream, part: Part) -> np.ndarray:
+def slice_missed(network: EventPredictor, model: EventStreamForecaster, part: TracePart) -> np.ndarray:
     return missed(network, model.encode(part), part.latencies_us())
 
 
@@ -199,8 +201,8 @@ def test_levels_are_moved_by_what_the_head_had_not_learned(
 ) -> None:
     """The training and the tuning are those of the head without; each slice calibrates before it tunes."""
     plain, model = fitted["event-stream-quantiles"][1], fitted[name][1]
-    assert isinstance(plain, EventStream)
-    assert isinstance(model, EventStream)
+    assert isinstance(plain, EventStreamForecaster)
+    assert isinstance(model, EventStreamForecaster)
     for mine, theirs in zip(model.model.parameters(), plain.model.parameters(), strict=True):
         assert torch.equal(mine, theirs)
     moved = model._calibrated().head[2].bias - model.model.head[2].bias
@@ -250,10 +252,10 @@ def test_a_slice_without_a_known_latency_changes_nothing(
 ) -> None:
     model, slices = fitted[name][1], toy.slices.rounds[0]
     silent = toy.packets.with_columns(latency_us=pl.lit(None, pl.Float32))
-    tuned = model.tuned(Part("t", silent, slices.finetune).to_learn(), toy_world.TUNING)
+    tuned = model.tuned(TracePart("t", silent, slices.finetune).to_learn(), toy_world.TUNING)
     part = toy.to_predict(slices.test)
-    assert isinstance(model, EventStream)
-    wanted = model if name == "event-stream-calibrated" else EventStream(model.model)
+    assert isinstance(model, EventStreamForecaster)
+    wanted = model if name == "event-stream-calibrated" else EventStreamForecaster(model.model)
     np.testing.assert_array_equal(tuned.predict(part), wanted.predict(part))
 
 
@@ -340,10 +342,10 @@ def test_the_event_stream_answers_as_a_live_sender_would(
 ) -> None:
     """Events one by one through the live log and the memory of keys and values: the bulk's to 1e-5."""
     stream = fitted[name][1]
-    assert isinstance(stream, EventStream)
+    assert isinstance(stream, EventStreamForecaster)
     model, live, memory = stream.model, LiveEvents(), stream.model.empty()
     events, queries = (Inputs.without(rows, []) for rows in (EVENT_INPUTS, QUERY_INPUTS))
-    bulk = {q: stream.predict(Part("t", toy.packets, Slice(0, 80)), q) for q in (0, 1)}
+    bulk = {q: stream.predict(TracePart("t", toy.packets, Slice(0, 80)), q) for q in (0, 1)}
     table = toy.packets.to_dicts()
     acks = sorted((p["acked_ns"], p["packet"]) for p in table if p["acked_ns"] is not None)
     queue_of = {"classic": 0, "l4s": 1}
@@ -376,7 +378,7 @@ def test_a_window_says_of_candidates_what_their_queries_say(
     """Windows in Python and events in C++ agree bit for bit, where both have an input."""
     shared = [each.name for each in QUERY_INPUTS if each.name in WINDOW_INPUTS]
     assert {"flow_age_us", "in_flight_queue", "last_latency_flow_us", "gap_us", "hole_age_us"} <= set(shared)
-    part = Part("t", toy.packets, Slice(40, 240), visibility, told)
+    part = TracePart("t", toy.packets, Slice(40, 240), visibility, told)
     asked_BHF = replayed(part, queue).x_DHF[..., [[each.name for each in INPUTS].index(n) for n in shared]]
     x_BWF = windows_of(part, 64, shared, queue)[:]
     np.testing.assert_array_equal(x_BWF[:, -HORIZON:], asked_BHF)
@@ -387,7 +389,7 @@ def test_a_window_says_of_candidates_what_their_queries_say(
 def test_a_tokens_inputs_of_events_are_those_of_its_own_packet(queue: int, told: str, toy: Trace) -> None:
     """Its age says whose it is: between those in flight and settled ones a window leaves packets out."""
     names = ["expected_latency_us", "last_queueing_us", "send_rate", "ack_rate_flow"]
-    part = Part("t", toy.packets, Slice(40, 240), told=told)
+    part = TracePart("t", toy.packets, Slice(40, 240), told=told)
     x_BWF = windows_of(part, 64, ["age_us", "size_bytes", *names], queue)[:]
     log = replay_events(toy.packets)
     sent_NM = log.x_EF[~log.ack_E][:, [[each.name for each in INPUTS].index(name) for name in names]]
@@ -619,7 +621,7 @@ def test_what_was_saved_is_refused_when_it_is_not_whole(
 
 def test_the_smoothed_latency_is_rfc_6298s(fitted: dict[str, tuple[Variant, Forecaster]], toy: Trace) -> None:
     """Read a second time, from the table: SRTT <- 7/8 SRTT + 1/8 R of the flow's acknowledged latencies."""
-    part = Part("t", toy.packets, Slice(0, 300))
+    part = TracePart("t", toy.packets, Slice(0, 300))
     known = toy.packets.drop_nulls("latency_us").sort("acked_ns", maintain_order=True)
     srtt: dict[int, float] = {}
     acks = iter([*known.select("acked_ns", "flow_id", "latency_us").rows(), (2**63 - 1, 0, 0.0)])
@@ -640,8 +642,8 @@ def test_the_smoothed_latency_is_rfc_6298s(fitted: dict[str, tuple[Variant, Fore
 def test_under_previous_every_earlier_latency_is_known_in_windows_and_queries_alike(
     fitted: dict[str, tuple[Variant, Forecaster]], toy: Trace
 ) -> None:
-    before = Part("t", toy.packets, Slice(100, 200), "previous")
-    acked = Part("t", toy.packets, Slice(100, 200))
+    before = TracePart("t", toy.packets, Slice(100, 200), "previous")
+    acked = TracePart("t", toy.packets, Slice(100, 200))
     name = "last_latency_us"
     previous_BW1, acked_BW1 = (windows_of(each, 64, [name])[:] for each in (before, acked))
     assert (previous_BW1 != acked_BW1).any()

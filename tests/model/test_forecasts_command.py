@@ -21,7 +21,7 @@ from feature_store.packets.truth import Waits, read_waits
 from infra.results import forecasters as published
 from laboratory.report.tables import NONE
 from models.forecasters.forecaster import load
-from models.forecasters.traces import Part, lessons
+from models.forecasters.traces import TracePart, lessons
 from models.scoring.intervals import estimate, over_all
 from models.training.protocol import Slice
 from pipelines.experiments.forecasts import fingerprint, judging_of, summarised, traces_of
@@ -176,7 +176,7 @@ def test_a_kept_forecaster_is_asked_with_the_knowledge_that_it_was_trained_for(
         forecasts(world, *asked, visibility)
         model = swiftqueue.load_model(where)
         assert model.description["visibility"] == visibility
-        part = Part("t1", table, Slice(0, table.height // 8), visibility)
+        part = TracePart("t1", table, Slice(0, table.height // 8), visibility)
         answers.append(model.predict(table)["predicted_us"].to_numpy()[: table.height // 8 * 8])
         np.testing.assert_array_equal(answers[-1], load(where).predict(part).ravel())
     assert not np.array_equal(*answers)

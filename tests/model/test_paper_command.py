@@ -13,14 +13,14 @@ from infra.paper.asked import LSTM, OURS, SHOWN
 from infra.paper.exhibits import Form
 from infra.paper.run import run_paper
 from infra.results import paper
-from models.training.protocol import Protocol
+from models.training.protocol import EvaluationProtocol
 
 TINY = Form(
     name="small",  # so that it can be drawn
     seeds=1,
-    kinds=Protocol("tiny", 2, 0.5, 1),
+    kinds=EvaluationProtocol("tiny", 2, 0.5, 1),
     kinds_s=6,
-    swept=Protocol("tiny", 2, 0.5, 1),
+    swept=EvaluationProtocol("tiny", 2, 0.5, 1),
     swept_s=6,
     ends_only=True,
     every=(0.5, 1.0),

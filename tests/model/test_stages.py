@@ -21,7 +21,7 @@ from models.event_stream.parameters import EventStreamParams
 from models.event_stream.training import EventStreamCourse
 from models.forecasters import forecaster as door
 from models.forecasters.forecaster import Variant, chosen, kind_named
-from models.forecasters.jobs import Data, pretrain
+from models.forecasters.jobs import StageData, pretrain
 from models.forecasters.traces import Trace, lessons
 from models.forecasters.walk import tune_heads
 from models.mlp.parameters import MlpParams
@@ -45,18 +45,18 @@ def linear(project: Path, **changes: object) -> MlpParams:
     return MlpParams(**{**own, "epochs": 2, "width": 16, **changes})
 
 
-def world(folder: Path, table: pl.DataFrame) -> Data:
+def world(folder: Path, table: pl.DataFrame) -> StageData:
     """The packets and the division of one trace."""
     toy_world.write_traces(folder, [table])
-    return Data(folder / "packets", folder / "split.json", folder / "var", PAPERS)
+    return StageData(folder / "packets", folder / "split.json", folder / "var", PAPERS)
 
 
-def only(data: Data) -> Trace:
+def only(data: StageData) -> Trace:
     (trace,) = data.traces().values()
     return trace
 
 
-def walked(data: Data, folder: Path, variant: Variant) -> dict[int, door.Forecaster]:
+def walked(data: StageData, folder: Path, variant: Variant) -> dict[int, door.Forecaster]:
     """What the stages `pretrain` and `finetune` leave, made in this process."""
     base = variant.fit(lessons([only(data)]), 1)
     door.save(folder / "pretrained", base)
@@ -67,7 +67,7 @@ def walked(data: Data, folder: Path, variant: Variant) -> dict[int, door.Forecas
     return tune_heads(door.load(folder / "pretrained"), only(data), toy_world.TUNING, keep)
 
 
-def evaluated(data: Data, folder: Path, rounds: int = 5) -> tuple[dict[str, Any], list[Any]]:
+def evaluated(data: StageData, folder: Path, rounds: int = 5) -> tuple[dict[str, Any], list[Any]]:
     params = evaluate_stage.EvaluateParams(seed=1, xgboost_rounds=rounds, false_alarm_rate=0.01)
     paths = {name: folder / name for name in ("pretrained", "finetuned")}
     return evaluate_stage.evaluate(params, PAPERS, packets=data.packets, split=data.split, **paths)
@@ -87,8 +87,8 @@ def toy(tmp_path_factory: pytest.TempPathFactory, project: Path, table: pl.DataF
     return folder
 
 
-def data_of(folder: Path) -> Data:
-    return Data(folder / "packets", folder / "split.json", folder / "var", PAPERS)
+def data_of(folder: Path) -> StageData:
+    return StageData(folder / "packets", folder / "split.json", folder / "var", PAPERS)
 
 
 @pytest.mark.parametrize(("of", "own"), [(EventStreamCourse, section), (MlpCourse, linear)])
@@ -268,7 +268,7 @@ def test_a_division_that_does_not_fit_is_one_clear_line(
     if broken is not None:
         split.write_text(broken)
     with pytest.raises((ValueError, FileNotFoundError), match=line) as refused:
-        Data(toy / "packets", split, tmp_path, PAPERS).traces()
+        StageData(toy / "packets", split, tmp_path, PAPERS).traces()
     assert len(str(refused.value).splitlines()) == 1
 
 

@@ -13,9 +13,9 @@ import pytest
 import yaml
 from toy_world import START_NS, bottleneck_table
 
-from common.lock import HeldError
+from common.lock import LockHeldError
 from feature_store.events.beginning import NOTHING
-from feature_store.telemetry.recent import Latest
+from feature_store.telemetry.recent import RecentPackets
 from models.networks.files import DESCRIPTION_FILE, WEIGHTS_FILE
 from models.registry.saving import INPUTS_FILE
 from models.training.head import FinetuneParams
@@ -70,7 +70,7 @@ def test_a_declined_round_is_a_turn_and_names_a_damaged_file(
     params: live.RoundParams, capsys: pytest.CaptureFixture[str]
 ) -> None:
     packets = bottleneck_table("a", seconds=1)
-    latest = Latest(packets, 1, 1, packets.height, NOTHING, damaged="part-1.parquet cannot be read")
+    latest = RecentPackets(packets, 1, 1, packets.height, NOTHING, damaged="part-1.parquet cannot be read")
     for number in (1, 2):  # and a scheduler that came back
         rounds = live.Rounds(lambda seconds, sender: latest, params, FINETUNE, "swiftqueue")
         assert rounds.run().reason.startswith("telemetry has gaps")
@@ -82,7 +82,7 @@ def test_a_declined_round_is_a_turn_and_names_a_damaged_file(
 def test_a_candidate_that_ends_the_worker_twice_is_given_up(
     params: live.RoundParams, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    latest = Latest(bottleneck_table("live", seconds=1), 0, 1, 0, NOTHING)
+    latest = RecentPackets(bottleneck_table("live", seconds=1), 0, 1, 0, NOTHING)
     retraining: Any = Candidate()
     rounds = live.Rounds(lambda seconds, sender: latest, params, FINETUNE, "swiftqueue", retraining)
     monkeypatch.setattr(rounds, "_validate", lambda latest, record: latest)
@@ -109,10 +109,10 @@ def test_a_shadow_counts_what_came_while_it_waited(
     monkeypatch.setattr(clock, "sleep", lambda s: setattr(clock, "now_s", clock.now_s + s), raising=False)
     monkeypatch.setattr(probation, "time", clock)
 
-    def telemetry(seconds: float, sender: str = "") -> Latest:
+    def telemetry(seconds: float, sender: str = "") -> RecentPackets:
         sent_s = (pl.col("sent_ns") - START_NS) / 1e9
         packets = table.filter(sent_s.is_between(clock.now_s - seconds, clock.now_s))
-        return Latest(packets, int(START_NS + clock.now_s * 1e9), 1, 0, NOTHING)
+        return RecentPackets(packets, int(START_NS + clock.now_s * 1e9), 1, 0, NOTHING)
 
     def compared(pair: HeadPair) -> HeadComparison:
         batches = pair.packets.filter(pl.col("sent_ns") >= pair.from_ns).height // 8
@@ -146,7 +146,7 @@ def test_a_version_that_is_deployed_again_is_watched_beside_the_one_that_it_repl
         return HeadComparison(1, 0.0, {}, "", {})
 
     worker: Any = SimpleNamespace(do=compared)
-    latest = Latest(bottleneck_table("live", seconds=1), 1, 1, 0, NOTHING)
+    latest = RecentPackets(bottleneck_table("live", seconds=1), 1, 1, 0, NOTHING)
     found = probation.Probation(lambda seconds, sender: latest, worker, "swiftqueue", lead_in_s=5)
     for previous in (4, 6):
         switch["previous"] = previous
@@ -224,6 +224,6 @@ def test_a_second_scheduler_is_refused_and_leaves_the_re_train_of_the_first(
     monkeypatch.chdir(project)
     asked = {"every_s": 1, "learn_s": 6, "judge_s": 2, "least_windows": 50, "limit": 1, "metrics_port": 0}
     (works_on := tmp_path / "live" / "retrain").mkdir(parents=True)
-    with alone("schedule.lock", ""), pytest.raises(HeldError, match="`swiftqueue schedule`"):
+    with alone("schedule.lock", ""), pytest.raises(LockHeldError, match="`swiftqueue schedule`"):
         schedule(tmp_path, sender=None, drift=1, retrain=True, **asked)
     assert works_on.is_dir()

@@ -13,7 +13,7 @@ import pytest
 from numpy.typing import NDArray
 from rate_flows import samples_of
 
-from common.lock import HeldError
+from common.lock import LockHeldError
 from feature_store.rate.definition import HORIZONS, LARGEST_RATE, MOST_SAMPLES, NAMES
 from feature_store.rate.tables import KERNEL, paths_in, read_path, source_of
 from testbed.host import rate_kept
@@ -149,7 +149,9 @@ def test_the_oldest_paths_go_and_those_of_others_stay(
 def test_one_alone_keeps_flows_in_a_folder(tmp_path: Path) -> None:
     with (
         keeping(tmp_path, 1),
-        pytest.raises(HeldError, match=r"\.lock: `swiftqueue rate follow` \(pid \d+\) has held this lock"),
+        pytest.raises(
+            LockHeldError, match=r"\.lock: `swiftqueue rate follow` \(pid \d+\) has held this lock"
+        ),
         keeping(tmp_path, 1),
     ):
         pass

@@ -19,7 +19,7 @@ from models.rate import networks
 from models.rate.flows import Flows, load
 from models.rate.gate import Bench, HeldOut
 from models.rate.tuning import HEAD, TUNED_ON, RateRoundParams, divide, identity, trained_on, tune_head
-from models.registry.registry import CHALLENGER, CHAMPION, Decision, Registry
+from models.registry.registry import CHALLENGER, CHAMPION, GateDecision, Registry
 from pipelines import rate_register
 from pipelines.live import rate_rounds, runner
 from pipelines.live.rate_rounds import RateRounds
@@ -157,7 +157,7 @@ class World:
         self.registry = Registry(MODEL)
         self.pushed: list[int] = []
         self.down = False
-        judged = Decision(True, "set by a test", None)
+        judged = GateDecision(True, "set by a test", None)
         first = self.registry.add(champion, judged=judged, tags={}, params={}, metrics={})
         self.registry.set_alias(CHAMPION, first)
 

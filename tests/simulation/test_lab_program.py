@@ -28,7 +28,7 @@ from laboratory.learning import packet_table
 from laboratory.learning.packet_table import packets_of, write_packets
 from laboratory.runs.execution import check
 from models.forecasters.traces import Trace, decision_times
-from models.training.protocol import Protocol, divide
+from models.training.protocol import EvaluationProtocol, divide
 from pipelines.simulators import build_simulator
 
 pytestmark = pytest.mark.slow  # ns-3 programs are compiled and run
@@ -402,7 +402,7 @@ def event_artifact(folder: Path, quantiles: Sequence[float] = ()) -> Path:
     import torch
 
     table = toy_world.bottleneck_table("t", 1.2, seed=3, swing_ms=40, episodes=True)
-    trace = Trace("t", table, divide(decision_times(table), Protocol("toy", 1, 0.1, 0.1), "t"))
+    trace = Trace("t", table, divide(decision_times(table), EvaluationProtocol("toy", 1, 0.1, 0.1), "t"))
     sizes = {"width": 64, "heads": 4, "feed_forward": 128, "anchor": "expected_latency_us"}
     made = toy_world.untrained([trace], **sizes, quantiles=list(quantiles))
     with torch.no_grad():

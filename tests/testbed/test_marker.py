@@ -255,11 +255,11 @@ def test_a_benchmark_that_cannot_run_here_is_left_out_with_its_reason(
     from typer.testing import CliRunner
 
     from benchmarks import marker
-    from benchmarks.rows import CannotHereError
+    from benchmarks.rows import UnsupportedMachineError
     from swiftqueue.cli.app import app
 
     def cannot(rounds: int) -> None:
-        raise CannotHereError("tc_bpf: not here")
+        raise UnsupportedMachineError("tc_bpf: not here")
 
     def fails(rounds: int) -> None:
         raise RuntimeError("95 of 96 codepoints are right")

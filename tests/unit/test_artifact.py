@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from feature_store.events.definition import EVENTS
 from models.event_stream.network import EventArchitecture, EventPredictor
 from models.networks import artifact
-from models.networks.scaling import Target
+from models.networks.scaling import TargetScaling
 
 ARTIFACTS = Path(__file__).resolve().parent.parent / "data" / "artifacts"
 TINY = EventArchitecture(layers=1, band=64, width=8, heads=2, feed_forward=16)
@@ -23,7 +23,7 @@ TOKENS = 72
 
 def make_model(seed: int = 0, sizes: EventArchitecture = TINY) -> EventPredictor:
     torch.manual_seed(seed)
-    model = EventPredictor(*toy_world.scaled_inputs(), Target("log", 9.0, 1.0), sizes)
+    model = EventPredictor(*toy_world.scaled_inputs(), TargetScaling("log", 9.0, 1.0), sizes)
     torch.nn.init.normal_(model.head[2].weight, std=0.1)
     return model.eval()
 

@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from models.networks.band_attention import Runs, attend
+from models.networks.band_attention import BandSpans, attend
 
 ROWS, KEYS = 37, 150
 
 
-def literally(query: Tensor, key: Tensor, value: Tensor, sink: Tensor, runs: Runs) -> Tensor:
+def literally(query: Tensor, key: Tensor, value: Tensor, sink: Tensor, runs: BandSpans) -> Tensor:
     """The same of one mask (R, E + 1), the sink first."""
     place = torch.arange(KEYS)
     seen = (place < runs.end_R[:, None]) & (place >= (runs.end_R - runs.seen_R)[:, None])
@@ -34,7 +34,7 @@ def test_it_and_its_gradients_are_those_of_the_literal_form(heads: int, width: i
     end_R = torch.randint(0, KEYS + 1, (ROWS,), generator=random)
     seen_R = torch.minimum(end_R, torch.randint(0, band + 1, (ROWS,), generator=random))
     seen_R[:9] = end_R[:9].clamp(max=band)
-    runs = Runs(end_R, seen_R, band, heads)
+    runs = BandSpans(end_R, seen_R, band, heads)
     weight_RD = torch.randn(ROWS, heads * width, generator=random)
     got, wanted = (form(*given, runs) for form in (attend, literally))
     torch.testing.assert_close(got, wanted.float(), rtol=1e-5, atol=1e-5)
@@ -45,6 +45,6 @@ def test_it_and_its_gradients_are_those_of_the_literal_form(heads: int, width: i
 
 @pytest.mark.parametrize(("end", "seen"), [(4, 1), (1, 2), (3, 3)])
 def test_a_run_outside_the_keys_is_refused(end: int, seen: int) -> None:
-    runs = Runs(torch.tensor([end]), torch.tensor([seen]), 2, 1)
+    runs = BandSpans(torch.tensor([end]), torch.tensor([seen]), 2, 1)
     with pytest.raises(ValueError, match="a row sees keys outside of 0 to 3"):
         attend(torch.ones(1, 4), torch.ones(3, 4), torch.ones(3, 4), torch.ones(2, 4), runs)

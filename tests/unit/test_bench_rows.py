@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from benchmarks import pretrain
-from benchmarks.ingest import FLAT_MIB, PROMISED, Stretch, memory_rows, slope
+from benchmarks.ingest import FLAT_MIB, PROMISED, RunStretch, memory_rows, slope
 from benchmarks.rows import run_benchmark
 from models.training import ray_job
 
 
-def long_run(mib_per_million: float) -> list[Stretch]:
+def long_run(mib_per_million: float) -> list[RunStretch]:
     rates = [300_000.0, 250_000.0, 350_000.0, 260_000.0, 0.0]
-    return [Stretch(n * 1_000_000, 900.0 + mib_per_million * n, rate) for n, rate in enumerate(rates)]
+    return [RunStretch(n * 1_000_000, 900.0 + mib_per_million * n, rate) for n, rate in enumerate(rates)]
 
 
 @pytest.mark.parametrize("grows", [0.2, 5.0, -1.0])

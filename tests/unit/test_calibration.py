@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 
 from models.forecasters.spread import Spread
 from models.mlp.network import MlpArchitecture, QueryMlp
-from models.networks.prediction import Encoded, answers, quantiles
-from models.networks.scaling import ScaledFeature, Target
+from models.networks.prediction import HeadInputs, answers, quantiles
+from models.networks.scaling import ScaledFeature, TargetScaling
 from models.scoring.choice import RULES, rule_name, score_choice, score_sooner
 from models.training.calibration import SLICES, calibrated, missed, shifts
 
 LEVELS = (0.05, 0.25, 0.5, 0.9, 0.99)
-TARGET = Target("log", 10.0, 0.5)
+TARGET = TargetScaling("log", 10.0, 0.5)
 
 
 def network() -> QueryMlp:
@@ -35,13 +35,13 @@ def network() -> QueryMlp:
     return model.eval()
 
 
-def lesson(seed: int) -> tuple[Encoded, np.ndarray]:
+def lesson(seed: int) -> tuple[HeadInputs, np.ndarray]:
     """What a head reads, and latencies that have to do with it; some are unknown."""
     random = np.random.default_rng(seed)
     read_BHD = random.normal(size=(60, 8, 8)).astype(np.float32)
     came_BH = np.exp(10 + read_BHD[..., 0] + random.normal(size=read_BHD.shape[:2])).astype(np.float32)
     came_BH[random.random(came_BH.shape) < 0.2] = np.nan
-    return Encoded(torch.from_numpy(read_BHD), torch.zeros(read_BHD.shape[:2])), came_BH
+    return HeadInputs(torch.from_numpy(read_BHD), torch.zeros(read_BHD.shape[:2])), came_BH
 
 
 @settings(max_examples=60, deadline=None)

@@ -13,8 +13,8 @@ from models.registry.gate import (
     LATE,
     LOG,
     Figures,
-    HeldOut,
-    Scored,
+    HeldOutDecisions,
+    ScoreTable,
     judge,
     score,
     score_naive,
@@ -24,23 +24,23 @@ NOT_HERE = "champion 3 cannot be judged here"
 
 
 @pytest.fixture(scope="module")
-def sender() -> world.Sender:
-    return world.Sender(3)
+def sender() -> world.SliceMaker:
+    return world.SliceMaker(3)
 
 
 @pytest.fixture(scope="module")
-def judging(sender: world.Sender) -> world.Slice:
+def judging(sender: world.SliceMaker) -> world.SenderSlice:
     return world.joined([sender.slice() for _ in range(7)])
 
 
-def scored(judging: world.Slice, head_KD: np.ndarray) -> Scored:
+def scored(judging: world.SenderSlice, head_KD: np.ndarray) -> ScoreTable:
     return score(judging.predictions(head_KD), judging.held_out)
 
 
-def figures(average_precision: float | None, log_mae: float | None) -> Scored:
+def figures(average_precision: float | None, log_mae: float | None) -> ScoreTable:
     """Of a slice too short for an interval."""
     none_R = np.zeros(0)
-    return Scored(Figures(average_precision, log_mae, 1.0, 1000, 100, 4, 5), none_R, none_R)
+    return ScoreTable(Figures(average_precision, log_mae, 1.0, 1000, 100, 4, 5), none_R, none_R)
 
 
 CHAMPION = figures(0.5, 0.2)
@@ -65,7 +65,7 @@ def test_where_seconds_are_too_few_for_an_interval_the_figures_are_compared(
     assert log_mae is None or "4 s judge, too few for an interval" in verdict.reason
 
 
-def test_a_head_that_may_be_worse_by_more_than_the_margin_does_not_pass(sender: world.Sender) -> None:
+def test_a_head_that_may_be_worse_by_more_than_the_margin_does_not_pass(sender: world.SliceMaker) -> None:
     """Half a minute in which it happens to be as good say little of a head that is quite another."""
     few_s = world.joined([sender.slice(), sender.slice(), sender.slice()])
     champion_KD = sender.moved(sender.best_KD, world.START)
@@ -84,7 +84,9 @@ def test_a_head_that_may_be_worse_by_more_than_the_margin_does_not_pass(sender: 
     assert len(refused) > len(verdicts) / 2
 
 
-def test_the_reference_bars_what_loses_little_by_little(sender: world.Sender, judging: world.Slice) -> None:
+def test_the_reference_bars_what_loses_little_by_little(
+    sender: world.SliceMaker, judging: world.SenderSlice
+) -> None:
     """Each is as good as the champion; all together are worse than where it began."""
     reference_KD = sender.moved(sender.best_KD, 0.3)
     champion_KD = sender.turned(reference_KD, sender.quality(reference_KD) - 0.08)
@@ -102,7 +104,7 @@ def test_the_reference_bars_what_loses_little_by_little(sender: world.Sender, ju
     assert judge(halfway, champion, {}, "", reference).passed
 
 
-def test_nothing_passes_below_a_naive_baseline(judging: world.Slice) -> None:
+def test_nothing_passes_below_a_naive_baseline(judging: world.SenderSlice) -> None:
     naive = {"last_flow": score_naive(judging.held_out, world.LAST_US)["last_flow"]}
     blind = scored(judging, np.zeros((2, world.INPUTS)))  # what last_flow says
     assert blind.figures.log_mae == pytest.approx(naive["last_flow"].figures.log_mae)
@@ -114,12 +116,12 @@ def test_nothing_passes_below_a_naive_baseline(judging: world.Slice) -> None:
     assert judge(blind, blinder, naive, "").passed  # it is better than what is served, and on a level
 
 
-def test_a_single_late_packet_decides_nothing(judging: world.Slice) -> None:
+def test_a_single_late_packet_decides_nothing(judging: world.SenderSlice) -> None:
     """The log-error is left to judge, and the line says so."""
     late = np.flatnonzero(judging.held_out.y_BH > 1.5 * world.LAST_US)
     y_BH = judging.held_out.y_BH.copy()
     y_BH.ravel()[late[1:]] = np.nan
-    one_late = HeldOut(
+    one_late = HeldOutDecisions(
         judging.held_out.candidates_BHF, y_BH, judging.held_out.decision_ns_B, judging.held_out.features
     )
     truth_BH = np.where(np.isfinite(y_BH), y_BH, world.LAST_US)
@@ -142,7 +144,7 @@ def test_a_single_late_packet_decides_nothing(judging: world.Slice) -> None:
         (figures(0.1, 0.198), True),
     ],
 )
-def test_without_a_champions_figures_the_naive_baselines_judge(naive: Scored, loses: bool) -> None:
+def test_without_a_champions_figures_the_naive_baselines_judge(naive: ScoreTable, loses: bool) -> None:
     beside = {"last_flow": naive, "last_queue": figures(0.1, 0.9)}
     verdict = judge(CHAMPION, None, beside, NOT_HERE)
     assert verdict.loses_to == (("last_flow",) if loses else ())
@@ -159,14 +161,16 @@ def test_without_a_champions_figures_the_reference_judges() -> None:
     assert not verdict.passed
 
 
-def test_what_is_no_number_is_refused(judging: world.Slice) -> None:
+def test_what_is_no_number_is_refused(judging: world.SenderSlice) -> None:
     us_BH = judging.predictions(np.zeros((2, world.INPUTS)))
     us_BH[0, 0] = np.nan
     with pytest.raises(ValueError, match=r"1 of \d+ predictions are not finite numbers"):
         score(us_BH, judging.held_out)
 
 
-def test_an_interval_is_of_the_same_draws_for_all(sender: world.Sender, judging: world.Slice) -> None:
+def test_an_interval_is_of_the_same_draws_for_all(
+    sender: world.SliceMaker, judging: world.SenderSlice
+) -> None:
     head_KD = sender.moved(sender.best_KD, world.START)
     one, two = scored(judging, head_KD), scored(replace(judging), head_KD)
     np.testing.assert_array_equal(one.average_precision_R, two.average_precision_R)

@@ -17,7 +17,7 @@ from laboratory.learning import finetune_round
 from laboratory.learning.packet_table import packets_of
 from laboratory.runs.execution import TRACE_METADATA
 from models.forecasters import forecaster as door
-from models.forecasters.traces import Part, decision_times
+from models.forecasters.traces import TracePart, decision_times
 from models.networks import artifact
 from models.networks.files import WEIGHTS_FILE
 from models.training.protocol import Slice
@@ -83,7 +83,7 @@ def test_the_forecaster_answers_as_its_artifact_is_served(
     tokens = artifact.load(folder).description.tokens
     x_BWF = np.concatenate(list(event_windows(packets, tokens)))
     came_BH = Engine(folder).forward(x_BWF)  # of levels the median
-    part = Part("s1", packets, Slice(0, len(x_BWF)))
+    part = TracePart("s1", packets, Slice(0, len(x_BWF)))
     said_BH = door.load(folder).predict(part)
     np.testing.assert_allclose(said_BH, came_BH, rtol=1e-3)
 
@@ -97,7 +97,7 @@ def test_a_round_tunes_the_head_alone_and_forecasts_the_span_better(
     packets = packets_of(run, "s1")
     decided_ns = decision_times(packets)
     first = int(np.searchsorted(decided_ns, span_ns[0]))
-    part = Part("s1", packets, Slice(first, len(decided_ns))).to_learn()
+    part = TracePart("s1", packets, Slice(first, len(decided_ns))).to_learn()
     came_BH = part.latencies_us()
     assert said == f"{len(part)} decisions, {np.isfinite(came_BH).sum()} latencies"
     before, after = (load_file(folder / WEIGHTS_FILE) for folder in (parent, tuned))

@@ -20,7 +20,7 @@ from laboratory.runs.canary import CHARGES_US, GUARDS, INSTEAD, RESPONSES, ROUTE
 from laboratory.runs.programs import Equals
 from laboratory.runs.resolve import Cell, Model, control_of, identity, resolve
 from laboratory.runs.results import COMPLETE, KEY, load
-from laboratory.scenarios.controls import CONTROLS, Settings
+from laboratory.scenarios.controls import CONTROLS, ControlSettings
 from laboratory.scenarios.files import environment_at, full, names, path_of
 from laboratory.scenarios.files import load as load_scenario
 from laboratory.scenarios.schema import PROFILES, Scenario
@@ -114,7 +114,7 @@ def test_every_congestion_control_and_every_answer_to_moved_packets_has_a_canary
     groups = [group for run in runs for sender in run["senders"] for group in sender["groups"]]
     assert {group["tcp"] for group in groups} == {*get_args(Group.model_fields["tcp"].annotation)}
     answers = {run.get("moved_response", "scalable") for run in runs}
-    assert answers == {*get_args(Settings.model_fields["moved_response"].annotation)}
+    assert answers == {*get_args(ControlSettings.model_fields["moved_response"].annotation)}
     assert {group.get("paced", "off") for group in groups} == {"on", "off"}
 
 

@@ -28,9 +28,16 @@ from laboratory.learning.judged_models import (
 from laboratory.learning.train import PARAMS, settings, shared, train
 from laboratory.report.judging import FEWEST_PACKETS
 from laboratory.runs import execution, programs
-from laboratory.runs.resolve import Cell, Model, cells, control_of, finetuning_content, identity, resolve
-from laboratory.scenarios.controls import CONTROLS
-from laboratory.scenarios.controls import Model as ModelSettings
+from laboratory.runs.resolve import (
+    Cell,
+    Model,
+    cells,
+    control_of,
+    finetuning_content,
+    identity,
+    resolve,
+)
+from laboratory.scenarios.controls import CONTROLS, ModelControl
 from laboratory.scenarios.files import FOLDER, environment_at, files_of, full, load, names, path_of
 from laboratory.scenarios.replay import distribution
 from laboratory.scenarios.traffic import Group, Messages
@@ -957,7 +964,7 @@ def test_a_key_that_changes_nothing_is_refused(key: str, value: object, line: st
     (tmp_path / "base.yaml").write_text(yaml.safe_dump(base))
     load(written(tmp_path, {"extends": "base", "axis": None}))
     *path, name = key.split(".")
-    default = (ModelSettings if "model" in path else Group).model_fields[name].default
+    default = (ModelControl if "model" in path else Group).model_fields[name].default
     both = {"default": {"set": {key: default}}, "off": {"set": {key: value}}}
     at_off = {"label": "guard", "points": both}
     with pytest.raises(ValueError, match=rf"^mine\.yaml: environment\.{key}: {line}$"):

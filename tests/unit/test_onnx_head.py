@@ -17,11 +17,11 @@ from models.event_stream.network import EventArchitecture, EventPredictor
 from models.mlp.network import MlpArchitecture, QueryMlp
 from models.networks import artifact, onnx_head
 from models.networks.query_network import QueryNetwork
-from models.networks.scaling import Target
+from models.networks.scaling import TargetScaling
 
 pytestmark = pytest.mark.slow  # exports take seconds
 
-TARGET = Target("log", 9.0, 0.5)
+TARGET = TargetScaling("log", 9.0, 0.5)
 
 
 def make_model(name: str) -> QueryNetwork:

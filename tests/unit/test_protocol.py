@@ -19,10 +19,10 @@ from models.training.protocol import (
     SHORT,
     SMALL,
     TEACH,
-    Protocol,
+    EvaluationProtocol,
     Round,
     Slice,
-    Slices,
+    TraceSlices,
     answered,
     divide,
     protocol_named,
@@ -63,7 +63,9 @@ def test_a_trace_that_teaches_has_no_round() -> None:
         slices = divide(every(0.1, seconds), TEACH, "t")
         assert slices.pretrain == Slice(0, 10 * seconds + 1)
         assert not slices.rounds
-        assert Slices.from_json(json.loads(json.dumps(slices.as_json())), 10 * seconds + 1, "t") == slices
+        assert (
+            TraceSlices.from_json(json.loads(json.dumps(slices.as_json())), 10 * seconds + 1, "t") == slices
+        )
     assert protocol_named("teach", OF_A_TRACE) is TEACH
     with pytest.raises(ValueError, match=r"'teach' is unknown; take one of short, small, paper$"):
         protocol_named("teach")  # not of all traces: nothing would test
@@ -81,7 +83,7 @@ def test_the_last_test_slice_is_at_least_half_as_long(seconds: float, last: tupl
     st.integers(0, 10**18),
 )
 def test_slices_are_ordered_and_bounded_by_time(
-    gaps_ns: list[int], protocol: Protocol, start_ns: int
+    gaps_ns: list[int], protocol: EvaluationProtocol, start_ns: int
 ) -> None:
     decision_ns_B = start_ns + np.cumsum(gaps_ns)
     if decision_ns_B[-1] - decision_ns_B[0] < protocol.least_s * S:
@@ -117,7 +119,7 @@ def test_slices_are_ordered_and_bounded_by_time(
         (2, SMALL, "no protocol is short enough"),
     ],
 )
-def test_a_short_trace_is_told_what_fits(seconds: float, protocol: Protocol, advice: str) -> None:
+def test_a_short_trace_is_told_what_fits(seconds: float, protocol: EvaluationProtocol, advice: str) -> None:
     with pytest.raises(ValueError, match=f"trace office lasts {seconds}.0 s.*{advice}") as error:
         divide(every(0.5, seconds), protocol, "office")
     assert "\n" not in str(error.value)
@@ -140,7 +142,7 @@ def test_no_window_at_all() -> None:
         divide(np.empty(0, np.int64), SHORT, "t")
 
 
-def heads(decisions: np.ndarray, protocol: Protocol, round_s: float) -> list[int]:
+def heads(decisions: np.ndarray, protocol: EvaluationProtocol, round_s: float) -> list[int]:
     """Who answers each tested decision."""
     slices = divide(decisions, protocol, "t")
     found = answered(slices.rounds, decisions, protocol.answers_after_s(round_s))

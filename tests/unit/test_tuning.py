@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from models.forecasters.forecaster import Variant, variants
-from models.forecasters.search import Between
+from models.forecasters.search import LogRange
 from pipelines.experiments.tuning import distributions, own_values, with_values
 
 SECTIONS = Path(__file__).resolve().parents[2] / "forecasters.yaml"
@@ -19,7 +19,9 @@ TUNABLE = [name for name, each in VARIANTS.items() if each.kind.search]
 
 def ends(variant: Variant) -> Iterator[tuple[str, Any]]:
     for name, each in variant.kind.search.items():
-        yield from ((name, value) for value in ((each.low, each.high) if isinstance(each, Between) else each))
+        yield from (
+            (name, value) for value in ((each.low, each.high) if isinstance(each, LogRange) else each)
+        )
 
 
 def test_every_variant_that_trains_has_a_space_of_as_many_parameters() -> None:
