@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import subprocess
 import time
 from pathlib import Path
 from typing import Any, Final
+
+from common.native import build_room
 
 PROJECT: Final = Path(__file__).resolve().parents[2]
 BUILD: Final = PROJECT / "build" / "testbed"
@@ -32,11 +35,19 @@ def build_hash(*files: Path) -> str:
 
 
 def why_not_built(*files: Path) -> str | None:
-    """One line if one of these files of the test bed is not here."""
+    """Build the test bed where it is not; return one line if one of these files of it is still not here."""
+    if not ROUTER.is_file() or not all(file.is_file() for file in files):
+        _build_once()
     for file in files:
         if not file.is_file():
             return f"{file.name} is not built; `make -C testbed` builds it or says what is missing"
     return None
+
+
+@functools.cache
+def _build_once() -> None:
+    """Build what can be built here: what is missing for the rest is said once."""
+    build_room(PROJECT / "testbed")
 
 
 def wait_for_name(control: str, seconds: float = 60.0) -> None:

@@ -99,10 +99,12 @@ class Sent:
 
 
 def why_not_built() -> str | None:
-    """One line if library or program is not here."""
+    """Build library and program where they are not; return one line if one is still not here."""
+    if not (LIBRARY.is_file() and BINARY.is_file()):
+        native.build_room(FOLDER, "udp")
     for file in (LIBRARY, BINARY):
         if not file.is_file():
-            return f"{file} is not built; `make -C {FOLDER}` builds it or says what is missing"
+            return f"{file} is not built; `make -C {FOLDER} udp` builds it or says what is missing"
     return None
 
 
