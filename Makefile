@@ -12,7 +12,7 @@ export PATH := $(CURDIR)/$(BIN):$(CURDIR)/$(TOOLS):$(PATH)
 # Small models train 2-4 times faster on one thread each (docs/LOG.md); Ray gives each worker its own core.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help setup native native-all compiler setup-tests kustomize kuberay podsecurity apiserver debian debian-marker run lab lab-full test test-all test-fast lint format bench up down status logs lock audit clean
+.PHONY: help setup native native-all compiler setup-tests kustomize kuberay podsecurity apiserver debian debian-marker run lab long-traces lab-full test test-all test-fast lint format bench up down status logs lock audit clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -117,6 +117,13 @@ run: setup ## The main job: traces to a served prediction, replayed; ends with w
 lab: setup ## The L4S laboratory: the published model on a small link beside its controls, and the report (minutes)
 	swiftqueue lab run small --artifact docs/laboratory/models/figure8
 	swiftqueue lab report small
+
+LONG_TRACES := web web-varying video video-varying
+long-traces: $(LONG_TRACES:%=long-trace-%) ## Half an hour each of four kinds of traffic, in data/long (20 minutes; docs/TRACES.md)
+long-trace-%: setup
+	@[ -d data/long/packets/trace=long-$* ] || { \
+	  pipelines/run laboratory.learning.long_trace --scenario simulation/scenarios/long-$*.yaml --output data/long/$* && \
+	  pipelines/run extract --output data/long/packets --trace long-$* --file data/long/$*/s1.pcap --sender None --latency selective; }
 
 LAB_MODELS := var/lab/models/figure8
 lab-full: setup ## The full laboratory: models, figure 8, sweeps, maps, 500 flows, report (some 19 hours of CPU; resumes)

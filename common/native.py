@@ -64,7 +64,7 @@ def build_room(folder: Path, target: str = "all") -> bool:
     """Build a folder's C++, a line saying so; return whether it could be built. What is up to date is left."""
     if not (folder / MAKEFILE).is_file() or shutil.which("make") is None:
         return False
-    print(f"building {folder.name}: {target}", file=sys.stderr, flush=True)
+    print(f"building {folder.name if target == 'all' else Path(target).name}", file=sys.stderr, flush=True)
     with (folder / MAKEFILE).open() as lock:  # several stages may start at once
         fcntl.flock(lock, fcntl.LOCK_EX)
         cores = len(os.sched_getaffinity(0))
