@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
 # The first one that really runs: version managers leave launchers that do not.
-PYTHON ?= $(shell for p in python3.12 python3.11 python3; do $$p -c '' 2>/dev/null && echo $$p && break; done)
+PYTHON ?= $(shell for p in python3.12 python3.11 python3.13 python3; do $$p -c '' 2>/dev/null && echo $$p && break; done)
 VENV := .venv
 BIN := $(VENV)/bin
 UV := $(BIN)/uv
@@ -12,22 +12,28 @@ export PATH := $(CURDIR)/$(BIN):$(CURDIR)/$(TOOLS):$(PATH)
 # Small models train 2-4 times faster on one thread each (docs/LOG.md); Ray gives each worker its own core.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help setup setup-tests kustomize kuberay podsecurity apiserver debian native run lab lab-full test test-all test-fast lint format bench up down status logs lock audit clean
+.PHONY: help setup native native-all compiler setup-tests kustomize kuberay podsecurity apiserver debian debian-marker run lab long-traces lab-full test test-all test-fast lint format bench up down status logs lock audit clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
 
-setup: debian $(VENV)/.synced .venv-triton/.synced native ## Install everything the project needs, into this folder
+JOBS ?= $(shell nproc)
+# All at once, on all cores: what needs no package compiles while packages come from the net.
+setup: ## Install what the loop needs, into this folder; the rest is built when it is asked for
+	@$(MAKE) --no-print-directory --silent -j$(JOBS) $(VENV)/.synced .venv-triton/.synced native
 
 # Says what it did, or could not do; never a reason to stop.
 debian:
 	@infra/setup/debian.sh "the C++ sender agent" "the Python client (serving/agent/predictors/reference_client.py) does its work" \
 	  g++ libgrpc++-dev libprotobuf-dev protobuf-compiler protobuf-compiler-grpc libcli11-dev prometheus-cpp-dev
+
+debian-marker:
 	@infra/setup/debian.sh "marking TCP packets (swiftqueue mark)" "UDP packets are marked without it" clang libbpf-dev libelf-dev iproute2
 
 # Apart from `setup`: with an init system Debian starts both servers, Prometheus on every interface.
-setup-tests: kustomize kuberay podsecurity ## Install what some tests use where it is: Prometheus, PostgreSQL, kustomize, KubeRay's schemas, Pod Security's rules
+setup-tests: setup kustomize kuberay podsecurity debian-marker ## Install and build what tests need besides: marker, test bed, simulator's tests, Prometheus, PostgreSQL, kustomize
 	@infra/setup/debian.sh "the tests with Prometheus and PostgreSQL" "those tests are left out" prometheus prometheus-alertmanager postgresql
+	@$(MAKE) --no-print-directory --silent -j$(JOBS) native-all
 
 # Debian has none. As with its packages: says what it could not do; never a reason to stop.
 KUSTOMIZE := sigs.k8s.io/kustomize/kustomize/v5@v5.8.1
@@ -57,8 +63,8 @@ apiserver: ## Build the real Kubernetes API server for the tests that ask it (Go
 	$(GO_BUILD) ./kube-apiserver ./etcd
 
 $(UV): infra/setup/uv.lock
-	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if v in ((3, 11), (3, 12)) else f"Python 3.11 or 3.12 is needed, {v[0]}.{v[1]} was found; name one with: make PYTHON=/path/to/python3.11 setup")'
-	@for tool in g++ git; do command -v $$tool >/dev/null || { echo "$$tool is needed and was not found; on Debian: apt-get install g++ git"; exit 1; }; done
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 11) <= v <= (3, 13) else f"Python 3.11, 3.12 or 3.13 is needed, {v[0]}.{v[1]} was found: on Debian run apt-get install python3.11-venv, then make PYTHON=python3.11 $(or $(MAKECMDGOALS),setup); or name another with PYTHON=/path/to/python3.13")'
+	@command -v git >/dev/null || { echo "git is needed and was not found; on Debian: apt-get install git"; exit 1; }
 	@$(PYTHON) -m venv $(VENV) || { echo "the venv module is needed; on Debian: apt-get install python3-venv"; exit 1; }
 	@$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r infra/setup/uv.lock
 	@touch $@
@@ -70,24 +76,40 @@ $(VENV)/.synced: requirements.lock pyproject.toml $(UV)
 	VIRTUAL_ENV=$(VENV) $(UV) pip install --no-deps --no-build-isolation --quiet --editable .
 	@touch $@
 
-# Triton's Python backend needs NumPy 1, so it lives in an environment of its own.
+# Triton's Python backend needs NumPy 1, so it lives in an environment of its own. NumPy 1 has no wheel for Python 3.13:
+# there the environment has ours, and Triton serves the networks that the engine knows, no others.
+NUMPY = awk '/^[^ ]/ { kept = /^numpy==/ } kept == $(1)' $(2)
 .venv-triton/.synced: requirements-triton.lock $(VENV)/.synced
 	$(UV) venv --quiet --allow-existing --python $(BIN)/python .venv-triton
-	VIRTUAL_ENV=.venv-triton $(UV) pip sync --require-hashes --compile-bytecode requirements-triton.lock
+	lock=requirements-triton.lock; if [ -x .venv-triton/bin/python3.13 ]; then mkdir -p build; lock=build/$$lock; \
+	  { $(call NUMPY,0,requirements-triton.lock); $(call NUMPY,1,requirements.lock); } > $$lock; fi; \
+	  VIRTUAL_ENV=.venv-triton $(UV) pip sync --require-hashes --compile-bytecode $$lock
 	$(BIN)/python -m infra.local.triton_environment
 	@touch $@
 
-native: $(VENV)/.synced | debian
-	@$(MAKE) --no-print-directory -C common
-	@$(MAKE) --no-print-directory -C feature_store
-	@$(MAKE) --no-print-directory -C models/networks
-	@$(MAKE) --no-print-directory -C serving/engine
-	@$(MAKE) --no-print-directory -C serving/triton/front
-	@$(MAKE) --no-print-directory -C serving/triton/native
-	@$(MAKE) --no-print-directory -C serving/triton/identity
-	@$(MAKE) --no-print-directory -C serving/agent
-	@$(MAKE) --no-print-directory -C testbed
-	@$(MAKE) --no-print-directory -C simulation
+compiler: | debian
+	@command -v g++ >/dev/null || { echo "g++ is needed and was not found; on Debian: apt-get install g++"; exit 1; }
+
+# The rooms of C++ that the loop runs on, each after the room whose objects it links.
+ENGINE_USERS := serving/triton/native serving/agent simulation
+ROOMS := common feature_store models/networks serving/engine serving/triton/front $(ENGINE_USERS)
+# Built by whoever asks for them first: `swiftqueue bed`, `mark`, `udp`, a bench, a test (common/native.py).
+ON_DEMAND := serving/triton/identity testbed
+native: $(ROOMS:%=native-%)
+native-all: native $(ON_DEMAND:%=native-%) native-udp native-suites
+
+.PHONY: $(ROOMS:%=native-%) $(ON_DEMAND:%=native-%) native-udp native-suites
+# A room that was up to date says nothing.
+BUILD = $(MAKE) --no-print-directory -C $(1) && { ((SECONDS < 2)) || echo "setup: built $(1) ($$SECONDS s)"; }
+$(ROOMS:%=native-%) $(ON_DEMAND:%=native-%): native-%: | compiler
+	@$(call BUILD,$*)
+native-udp: native-serving/agent
+	@$(call BUILD,serving/agent udp)
+native-suites: native-simulation
+	@$(call BUILD,simulation tests)
+native-serving/engine: native-feature_store
+$(ENGINE_USERS:%=native-%): native-serving/engine
+native-serving/agent native-simulation: $(VENV)/.synced  # the protocol's description, ns-3
 
 run: setup ## The main job: traces to a served prediction, replayed; ends with where to look next
 	swiftqueue run
@@ -95,6 +117,13 @@ run: setup ## The main job: traces to a served prediction, replayed; ends with w
 lab: setup ## The L4S laboratory: the published model on a small link beside its controls, and the report (minutes)
 	swiftqueue lab run small --artifact docs/laboratory/models/figure8
 	swiftqueue lab report small
+
+LONG_TRACES := web web-varying video video-varying
+long-traces: $(LONG_TRACES:%=long-trace-%) ## Half an hour each of four kinds of traffic, in data/long (20 minutes; docs/TRACES.md)
+long-trace-%: setup
+	@[ -d data/long/packets/trace=long-$* ] || { \
+	  pipelines/run laboratory.learning.long_trace --scenario simulation/scenarios/long-$*.yaml --output data/long/$* && \
+	  pipelines/run extract --output data/long/packets --trace long-$* --file data/long/$*/s1.pcap --sender None --latency selective; }
 
 LAB_MODELS := var/lab/models/figure8
 lab-full: setup ## The full laboratory: models, figure 8, sweeps, maps, 500 flows, report (some 19 hours of CPU; resumes)
@@ -161,4 +190,4 @@ audit: ## Ask PyPI for known vulnerabilities of all that the locks name (needs t
 	  pip-audit --disable-pip --require-hashes --progress-spinner=off -r $$lock || exit 1; done
 
 clean: ## Remove what was built (environments, DVC data and var/ stay)
-	rm -rf build common/_build feature_store/_build models/networks/_build serving/engine/_build serving/agent/_build serving/triton/front/_build serving/triton/native/_build serving/triton/identity/_build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf build $(addsuffix /_build,$(ROOMS) $(ON_DEMAND)) .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import fcntl
+import os
 import shutil
 import subprocess
 import sys
@@ -55,18 +56,17 @@ def _problem(library: Path, sources: Iterable[str]) -> str | None:
 
 def _build(library: Path) -> None:
     """Build the library if there is a make."""
-    folder = library.parent.parent
-    if not (folder / MAKEFILE).is_file() or shutil.which("make") is None:
-        return
-    print(f"building {library.name}", file=sys.stderr, flush=True)
-    library.parent.mkdir(exist_ok=True)
-    with (library.parent / ".lock").open("w") as lock:  # several stages may start at once
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        target = f"_build/{library.name}"
-        made = subprocess.run(
-            ["make", "--no-print-directory", "-C", str(folder), "-f", MAKEFILE, target],
-            stdout=sys.stderr,
-            check=False,
-        )
-    if made.returncode == 0 and library.is_file():
+    if build_room(library.parent.parent, f"_build/{library.name}") and library.is_file():
         library.touch()  # a checkout sets its files' times in any order
+
+
+def build_room(folder: Path, target: str = "all") -> bool:
+    """Build what is out of date of a folder's C++, and print a line; return whether make succeeded."""
+    if not (folder / MAKEFILE).is_file() or shutil.which("make") is None:
+        return False
+    print(f"building {folder.name if target == 'all' else Path(target).name}", file=sys.stderr, flush=True)
+    with (folder / MAKEFILE).open() as lock:  # several stages may start at once
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        cores = len(os.sched_getaffinity(0))
+        make = ["make", "--silent", "--no-print-directory", f"-j{cores}", "-C", str(folder), "-f", MAKEFILE]
+        return subprocess.run([*make, target], stdout=sys.stderr, check=False).returncode == 0

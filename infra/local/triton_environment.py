@@ -17,6 +17,7 @@ from typing import Final
 # The library that runs before the server's own main function: it reads the secret, and bounds messages.
 FRONT: Final = Path(__file__).resolve().parents[2] / "serving/triton/front/_build/libswiftqueue_front.so"
 ENVIRONMENT: Final = Path(__file__).resolve().parents[2] / ".venv-triton"
+WITH_NUMPY_1: Final = ("3.11", "3.12")  # elsewhere models of the Python backend refuse to start (model.py)
 # A program that tells the Python-backend stub about its interpreter.
 _ASK: Final = (
     "import importlib.util as u, os, sys, sysconfig, numpy, onnxruntime;"
@@ -48,7 +49,7 @@ def find_environment(folder: Path = ENVIRONMENT) -> TritonEnvironment:
     if asked.returncode:
         raise OSError(f"{folder}: incomplete ({asked.stderr.strip().splitlines()[-1]}); run `make setup`")
     version, library_dir, pytriton, numpy_version = asked.stdout.splitlines()
-    if not numpy_version.startswith("1."):
+    if not numpy_version.startswith("1.") and version in WITH_NUMPY_1:
         raise OSError(
             f"{folder}: NumPy {numpy_version}, but Triton's Python backend needs 1; run `make setup`"
         )
@@ -90,7 +91,7 @@ def _place_stub(triton: Path, version: str) -> None:
     name = "triton_python_backend_stub"
     source = triton / "python_backend_stubs" / version / name
     if not source.is_file():
-        raise OSError(f"{triton}: no Python-backend stub for Python {version}; use 3.11 or 3.12")
+        raise OSError(f"{triton}: no Python-backend stub for Python {version}; use 3.11, 3.12 or 3.13")
     target = triton / "backends" / "python" / name
     if not target.is_file() or target.stat().st_size != source.stat().st_size:
         partial = target.with_name(f".{name}.{os.getpid()}")

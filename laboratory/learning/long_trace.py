@@ -1,4 +1,4 @@
-"""Stage `simulate` of data/long/dvc.yaml: one long, explored capture of a scenario's first sender.
+"""`make long-traces`: one long, explored capture of a scenario's first sender.
 
 It is as `explore` of the scenario says, with the first of its lengths of bursts and, unless
 told otherwise, of its seeds.

@@ -185,6 +185,7 @@ def _prepare(folder: Path, study: Study, params: Any, stages: Any) -> None:
         call_dvc(["init", "--no-scm", "--force"], folder)
         call_dvc(["config", "core.analytics", "false"], folder)
         call_dvc(["config", "plots.html_template", str(PROJECT / ".dvc" / "plots.html")], folder)
+    shutil.copyfile(PROJECT / ".dvcignore", folder / ".dvcignore")
     for room in _code_folders(stages):
         link = folder / room
         if not link.is_symlink() or link.resolve() != PROJECT / room:

@@ -24,7 +24,10 @@ class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
         """Load the version's network; an exception here makes Triton refuse the version."""
         if int(np.__version__.split(".")[0]) > 1:
-            raise RuntimeError(f"NumPy {np.__version__} in Triton's environment; it needs NumPy 1")
+            raise RuntimeError(
+                f"NumPy {np.__version__} in Triton's environment; the Python backend needs NumPy 1: "
+                "set the project up with Python 3.11 or 3.12"
+            )
         folder = Path(args["model_repository"]) / args["model_version"]
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = options.inter_op_num_threads = 1  # one window is too small to share

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import subprocess
 import time
 from pathlib import Path
 from typing import Any, Final
+
+from common.native import build_room
 
 PROJECT: Final = Path(__file__).resolve().parents[2]
 BUILD: Final = PROJECT / "build" / "testbed"
@@ -32,11 +35,19 @@ def build_hash(*files: Path) -> str:
 
 
 def why_not_built(*files: Path) -> str | None:
-    """Return a line if one of these files of the test bed is missing, else None."""
+    """Build the test bed if it is missing; return a line if one of these files still is, else None."""
+    if not ROUTER.is_file() or not all(file.is_file() for file in files):
+        _build_once()
     for file in files:
         if not file.is_file():
             return f"{file.name} is not built; `make -C testbed` builds it or says what is missing"
     return None
+
+
+@functools.cache
+def _build_once() -> None:
+    """Build what this machine can build; make says once what the rest needs."""
+    build_room(PROJECT / "testbed")
 
 
 def wait_for_name(control: str, seconds: float = 60.0) -> None:

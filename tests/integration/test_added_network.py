@@ -26,7 +26,7 @@ from models.networks.prediction import predict
 from models.registry import gate
 from models.sharp import PAPERS
 from models.training.head import FinetuneParams
-from pipelines import dependencies, register
+from pipelines import register
 from pipelines.params import sections
 from serving.engine import Engine
 from serving.triton.config import Backend
@@ -75,7 +75,6 @@ def test_its_folder_and_its_section_are_all_that_is_asked_for(
     assert door.chosen(params).kind is kind
     assert NAME in sections.sections()
     sections.check(yaml.safe_load(params.read_text()))
-    assert NAME in dependencies.trained_by(params.parent)
     (page,) = blocks(project, "yaml")
     assert set(yaml.safe_load(page)[NAME]) == set(kind.Params.model_fields)
     own = yaml.safe_load(params.read_text())

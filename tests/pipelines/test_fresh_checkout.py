@@ -15,7 +15,19 @@ from models.registry.lineage import UNKNOWN, git_commit
 
 pytestmark = pytest.mark.slow
 
-ROOMS = ("feature_store", "models", "pipelines", "tests/data/captures", ".dvc", ".gitignore", ".dvcignore")
+ROOMS = (
+    *("common", "feature_store", "models", "pipelines", "tests/data/captures"),
+    *(".dvc", ".gitignore", ".dvcignore"),
+)
+    "common",
+    "feature_store",
+    "models",
+    "pipelines",
+    "tests/data/captures",
+    ".dvc",
+    ".gitignore",
+    ".dvcignore",
+)
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ ROOMS = [
     *("common", "feature_store", "models", "serving", "pipelines", "laboratory", "testbed"),
     *("infra.local", "infra.monitoring", "benchmarks", "infra", "swiftqueue"),
 ]
-STAGES_SHARE = {"__init__", "stage", "dependencies", "simulators"}
+STAGES_SHARE = {"__init__", "stage", "simulators"}
 MODEL_ROOMS = [
     *("networks", "training", "scoring", "forecasters"),
     *("event_stream", "mlp", "trees", "repeated", "window", "registry", "rate", "limit"),
@@ -50,40 +50,24 @@ def test_stages_params_and_files_are_the_same_set(project: Path) -> None:
     assert stages == (sections - of_no_one_stage) | {"pretrain"} == files
 
 
-def stages_of(project: Path, file: str = "dvc.yaml") -> dict[str, Any]:
-    stages = yaml.safe_load((project / file).read_text())["stages"]
+def stages_of(project: Path) -> dict[str, Any]:
+    stages = yaml.safe_load((project / "dvc.yaml").read_text())["stages"]
     return {name: stage.get("do", stage) for name, stage in stages.items()}
 
 
 def test_each_stage_depends_on_its_own_file_and_section(project: Path) -> None:
-    from pipelines.dependencies import trained_by
+    from pipelines.params.sections import of_forecasters
 
+    own, kinds = yaml.safe_load((project / "params.yaml").read_text()), of_forecasters()
     for name, stage in stages_of(project).items():
         assert f"pipelines/{name}.py" in stage["deps"]
         if name == "simulate":  # all but the seeds: each is a stage of its own
-            section = yaml.safe_load((project / "params.yaml").read_text())[name]
-            assert stage["params"] == [f"{name}.{key}" for key in section if key != "seeds"]
+            assert stage["params"] == [f"{name}.{key}" for key in own[name] if key != "seeds"]
         elif name == "pretrain":  # the one that is chosen is trained
-            assert stage["params"] == trained_by(project)
+            assert stage["params"] == ["architecture", "change", *(one for one in own if one in kinds)]
         elif name != "extract":  # whose command holds all that params.yaml says of its trace
             assert stage["params"][0] == name
         assert stage["cmd"].startswith(f"pipelines/run {name} ")
-
-
-@pytest.mark.slow
-def test_each_stage_depends_on_all_it_imports_and_on_nothing_else(project: Path) -> None:
-    """Lazy imports counted, C++ sources and templates too; `python -m pipelines.dependencies` mends it."""
-    from pipelines.dependencies import dependencies
-
-    deps = stages_of(project)
-    long = stages_of(project, "data/long/dvc.yaml")
-    for name, stage in [*deps.items(), *long.items()]:
-        assert stage["deps"] == dependencies(stage), name
-        fixed = [dep for dep in stage["deps"] if not dep.startswith("data") and "$" not in dep]
-        assert all((project / dep).exists() for dep in fixed), name
-    assert "models/scoring/report.html.j2" in deps["evaluate"]["deps"]
-    assert {"feature_store/packets/match.cc", "common/native.py"} <= set(deps["extract"]["deps"])
-    assert "models/sharp.py" in deps["pretrain"]["deps"]
 
 
 @functools.cache

@@ -99,10 +99,12 @@ class SendResult:
 
 
 def why_not_built() -> str | None:
-    """Return a line if library or program is missing, else None."""
+    """Build library and program if they are missing; return a line if one still is, else None."""
+    if not (LIBRARY.is_file() and BINARY.is_file()):
+        native.build_room(FOLDER, "udp")
     for file in (LIBRARY, BINARY):
         if not file.is_file():
-            return f"{file} is not built; `make -C {FOLDER}` builds it or says what is missing"
+            return f"{file} is not built; `make -C {FOLDER} udp` builds it or says what is missing"
     return None
 
 
