@@ -19,15 +19,6 @@ ROOMS = (
     *("common", "feature_store", "models", "pipelines", "tests/data/captures"),
     *(".dvc", ".gitignore", ".dvcignore"),
 )
-    "common",
-    "feature_store",
-    "models",
-    "pipelines",
-    "tests/data/captures",
-    ".dvc",
-    ".gitignore",
-    ".dvcignore",
-)
 
 
 @pytest.fixture
