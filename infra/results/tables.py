@@ -51,12 +51,13 @@ from testbed.host import runs as bed_runs
 
 LABORATORY: Final = Path("docs/laboratory")
 WIDEST: Final = 150  # of a table's line, in characters
+FEW: Final = (FINETUNED, PRETRAINED, TREES, "ewma", "last_flow")  # where a picture has all methods
 ALONE: Final = frozenset({"linerate"})  # benchmarks whose references only the text names
 # Rows that a benchmark's page draws, as patterns of `NAME | REFERENCE`; of other benchmarks all are drawn.
 SHOWN: Final[Mapping[str, Sequence[str]]] = {
     "inference": (
-        *("full graph, avx512, p50 | *", "every candidate, avx512, p50 | *", "last token, avx2, p50 | *"),
-        *("last token, portable, p50 | *", "encoder features*", "head swap*"),
+        *("full graph, avx512, p50 | *", "every candidate, avx512, p50 | OpenVINO*"),
+        *("last token, avx2, p50 | *", "last token, portable, p50 | *", "head swap*"),
     ),
     "serving": ("event stream, p?? | identity*", "every candidate, p?? | ONNX*"),
     "linerate": ("* 4 flows, W 64 | *", "*5 ms ahead, 4 flows, W 128 | *", "packets decided*"),
@@ -162,8 +163,8 @@ class Data:
         return self.runs.filter(pl.col("scenario").is_in(scenarios))
 
 
-def scores(data: Data, name: str) -> list[str]:
-    """Every method's scores in one evaluation."""
+def scores(data: Data, name: str, methods: Sequence[str] = METHODS) -> list[str]:
+    """Return a table of methods' scores in one evaluation."""
     one = data.evaluation(name)
     about = one["about"]
     said = (
@@ -182,7 +183,7 @@ def scores(data: Data, name: str) -> list[str]:
         )
         head.append("regret, ms (95 %)")
     lines = [*_wrapped(said), "", *lab.head_of(head)]
-    for method in METHODS:
+    for method in methods:
         if (found := one["methods"].get(method)) is None:  # published before there was that row
             continue
         lines.append(
@@ -389,8 +390,8 @@ TABLES: Final[Mapping[str, Callable[[Data], list[str]]]] = {
     "summary": summary,
     "late-packets": lambda data: scores(data, "late-packets"),
     "late-packets-cumulative": lambda data: scores(data, "cumulative"),
-    "wifi": lambda data: scores(data, "wifi"),
-    "speed-tests": lambda data: scores(data, "speed-tests"),
+    "wifi": lambda data: scores(data, "wifi", FEW),
+    "speed-tests": lambda data: scores(data, "speed-tests", FEW),
     "forecasters-verdicts": lambda data: forecasters.verdicts(data.forecasters),
     "forecasters-again-verdicts": lambda data: forecasters.verdicts(
         data.forecasters, forecasters.JUDGED_AGAIN

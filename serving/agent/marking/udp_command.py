@@ -1,4 +1,4 @@
-"""`swiftqueue udp send|echo`: marked packets, and the receiver that acknowledges them (docs/how-to/mark-packets.md)."""
+"""`swiftqueue udp send|echo`: marked packets and their receiver (docs/how-to/mark-packets.md)."""
 
 from __future__ import annotations
 
