@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -12,6 +13,13 @@ _RANGE: Final = {  # a JSON schema's keywords for ranges
     "exclusiveMaximum": "below",
     "multipleOf": "a multiple of",
 }
+_SIGNS: Final = (  # words of `allowed`, and the signs for them on a reference page
+    (r"\b(from|above) (\S+), (at most|below) (\S+)\b", r"\1 \2…\4"),
+    (r"\bfrom (\S+)…", r"\1…"),
+    (r"\bfrom (\S+)", r"≥\1"),
+    (r"\ba whole number", "whole"),
+    (r"\ba number ", ""),
+)
 _FORMATS: Final = {"path": "a path", "ipv4": "an IPv4 address"}
 
 
@@ -43,3 +51,11 @@ def allowed(schema: Mapping[str, Any]) -> str:
             return "null"
         case _:
             return "a mapping of names" + (", not empty" if schema.get("minProperties") else "")
+
+
+def in_signs(schema: Mapping[str, Any]) -> str:
+    """Return the same for a reference page: shorter, ranges as signs."""
+    text = allowed(schema)
+    for words, signs in _SIGNS:
+        text = re.sub(words, signs, text)
+    return text

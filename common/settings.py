@@ -18,7 +18,7 @@ from typing import Annotated, Any, Final
 from pydantic import Field, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from common.allowed_values import allowed
+from common.allowed_values import allowed, in_signs
 
 PREFIX: Final = "SWIFTQUEUE_"
 Port = Annotated[int, Field(ge=1, le=65535)]
@@ -211,10 +211,14 @@ def _key(name: str) -> str:
 
 
 def _values(name: str) -> str:
+    return allowed(_schema(name))
+
+
+def _schema(name: str) -> dict[str, Any]:
     schema: dict[str, Any] = Settings.model_json_schema()["properties"][_key(name)]
     if "anyOf" in schema:  # a variable cannot be null
         (schema,) = (one for one in schema["anyOf"] if one != {"type": "null"})
-    return allowed(schema)
+    return schema
 
 
 def reference() -> str:
@@ -230,7 +234,7 @@ def reference() -> str:
     for name, field in Settings.model_fields.items():
         default = "" if field.default in (None, "") else f", else `{field.default}`"
         meaning = " ".join(str(field.description).split())
-        said = f"- **`{variable(name)}`**: {_values(name)}{default}. {meaning}"
+        said = f"- **`{variable(name)}`**: {in_signs(_schema(name))}{default}. {meaning}"
         lines += textwrap.wrap(said, 118, subsequent_indent="  ", break_on_hyphens=False)
     return "\n".join(lines) + "\n"
 

@@ -186,7 +186,7 @@ def triton_command(environment: TritonEnvironment, repository: Path, ports: Mapp
         "--model-control-mode=explicit",
         "--disable-auto-complete-config",  # ours are whole: a missing value is an error, not a guess
         # With the default of 8, a stream with hundreds of requests under way ends the server: its front end
-        # uses a request's state after it was freed (docs/SERVING.md). So this many are kept instead.
+        # uses a request's state after it was freed. Up to so many are kept (docs/explanation/serving.md).
         "--grpc-infer-allocation-pool-size=16384",
         "--allow-http=false",  # nobody needs HTTP, and a body of 6 MB ends the server there
         f"--grpc-max-message-bytes={MAX_MESSAGE_BYTES}",

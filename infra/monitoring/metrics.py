@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import re
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -152,11 +153,12 @@ def reference(project: Path) -> str:
         "`python -m infra.monitoring.metrics > docs/METRICS.md` makes this page from the code.",
     ]
     for job, metrics in OURS.items():
-        lines += ["", f"## {job}", "", "| metric | labels | meaning |", "|---|---|---|"]
+        lines += ["", f"## {job}", ""]
         for name, labels in metrics.items():
-            meaning = helps[name].strip().rstrip(".").replace("|", "\\|")
-            shown = ", ".join(f"`{label}`" for label in labels)
-            lines.append(f"| `{name}` | {shown} | {meaning[0].lower()}{meaning[1:]} |".replace("|  |", "| |"))
+            meaning = helps[name].strip().rstrip(".")
+            by = f" by {', '.join(labels)}" if labels else ""
+            said = f"- `{name}`{by}: {meaning[0].lower()}{meaning[1:]}"
+            lines += textwrap.wrap(said, 118, subsequent_indent="  ", break_on_hyphens=False)
     return "\n".join(lines) + "\n"
 
 

@@ -58,12 +58,13 @@ from testbed.host import runs as bed_runs
 
 LABORATORY: Final = Path("docs/laboratory")
 WIDEST: Final = 150  # of a table's line, in characters
+FEW: Final = (FINETUNED, PRETRAINED, TREES, "ewma", "last_flow")  # where a picture has all methods
 ALONE: Final = frozenset({"linerate"})  # benchmarks whose references only the text names
 # Rows that a benchmark's page draws, as patterns of `NAME | REFERENCE`; of other benchmarks all are drawn.
 SHOWN: Final[Mapping[str, Sequence[str]]] = {
     "inference": (
-        *("full graph, avx512, p50 | *", "every candidate, avx512, p50 | *", "last token, avx2, p50 | *"),
-        *("last token, portable, p50 | *", "encoder features*", "head swap*"),
+        *("full graph, avx512, p50 | *", "every candidate, avx512, p50 | OpenVINO*"),
+        *("last token, avx2, p50 | *", "last token, portable, p50 | *", "head swap*"),
     ),
     "serving": ("event stream, p?? | identity*", "every candidate, p?? | ONNX*"),
     "linerate": ("* 4 flows, W 64 | *", "*5 ms ahead, 4 flows, W 128 | *", "packets decided*"),
@@ -174,8 +175,8 @@ class Data:
         return self.runs.filter(pl.col("scenario").is_in(scenarios))
 
 
-def scores(data: Data, name: str) -> list[str]:
-    """Every method's scores in one evaluation."""
+def scores(data: Data, name: str, methods: Sequence[str] = METHODS) -> list[str]:
+    """Return a table of methods' scores in one evaluation."""
     one = data.evaluation(name)
     about = one["about"]
     said = (
@@ -194,7 +195,7 @@ def scores(data: Data, name: str) -> list[str]:
         )
         head.append("regret, ms (95 %)")
     lines = [*_wrapped(said), "", *lab.head_of(head)]
-    for method in METHODS:
+    for method in methods:
         if (found := one["methods"].get(method)) is None:  # published before there was that row
             continue
         lines.append(
@@ -372,8 +373,8 @@ def summary(data: Data) -> list[str]:
 TABLES: Final[Mapping[str, Callable[[Data], list[str]]]] = {
     "summary": summary,
     "late-packets": lambda data: scores(data, "late-packets"),
-    "wifi": lambda data: scores(data, "wifi"),
-    "speed-tests": lambda data: scores(data, "speed-tests"),
+    "wifi": lambda data: scores(data, "wifi", FEW),
+    "speed-tests": lambda data: scores(data, "speed-tests", FEW),
     "forecasters": lambda data: forecasters.beside_layers(data.forecasters),
     "choice": lambda data: forecasters.choices(data.forecasters),
     "choice-selective": lambda data: forecasters.choices(data.forecasters, forecasters.SELECTIVE),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-# Population stability index of an input above which a full re-train is due. Stretches of the same simulated
-# traffic differ by up to 0.8, its first half minute from the rest by 2.8 to 4.6 (docs/LIVE.md).
+# Population stability index of an input beyond which a full re-train is due. Stretches of the same simulated
+# traffic differ by up to 0.8, its first half minute from the rest by 2.8 to 4.6
+# (docs/explanation/live-loop.md).
 DRIFT: Final = 1.5

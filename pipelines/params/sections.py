@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, cast
 
-from common.allowed_values import allowed
+from common.allowed_values import in_signs
 from common.section import Section, near, read_all, schema_at
 from models.forecasters.forecaster import kinds
 
@@ -87,7 +87,7 @@ def reference(project: Path) -> str:
         for key, about in section.model_fields.items():
             here = own[name][key]
             shown = f"{len(here)} traces" if isinstance(here, dict) else f"`{json.dumps(here)}`"
-            values = allowed(schema_at(section, [key]))
+            values = in_signs(schema_at(section, [key]))
             said = f"- **`{key}`** = {shown} ({values}): {about.description}"
             lines += textwrap.wrap(said, 118, subsequent_indent="  ", break_on_hyphens=False)
     return "\n".join(lines) + "\n"

@@ -34,7 +34,7 @@ parameters {{ key: "schema_hash" value {{ string_value: "{schema_hash}" }} }}
 parameters {{ key: "content_sha256" value {{ string_value: "{content}" }} }}
 """
 # The Python backend computes waiting requests together. The engine answers each request by itself, so there
-# collecting requests would only add a thread to each one's way (docs/SERVING.md has the figures).
+# collecting requests would only add a thread to each one's way (docs/explanation/serving.md has the figures).
 _BATCHING: Final = "dynamic_batching { }\n"
 # TensorRT builds its kernels for the range of batch sizes seen so far, which takes seconds: the warm-up
 # shows it the smallest and the largest before any client comes. FP32 is the precision of the checks. ONNX

@@ -50,7 +50,7 @@ def run(
 def up(
     context: typer.Context,
     mlflow: Annotated[bool, typer.Option("--mlflow", help="start the MLflow server alone")] = False,
-    live: Annotated[bool, typer.Option("--live", help="start the whole live loop (docs/LIVE.md)")] = False,
+    live: Annotated[bool, typer.Option("--live", help="start the whole live loop")] = False,
     trace: Annotated[
         str | None, typer.Option(help="--live: trace that its sender replays (default: register.trace)")
     ] = None,

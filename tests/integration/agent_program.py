@@ -34,7 +34,7 @@ needs_agent = pytest.mark.skipif(
 FLOWS = np.arange(8) % 3  # flow 0 is not L4S-capable
 DEFAULTS = (FLOWS > 0).astype(np.uint8)
 LATENCY_NS = 20_000_000
-# Faults at their full length: a server away for a minute, memory over 10 million packets (docs/AGENT.md).
+# Faults at their full length: a server away for a minute, memory over 10 million packets.
 FULL = ALL
 GONE_S = 60.0 if FULL else 5.0  # how long a server stays away
 

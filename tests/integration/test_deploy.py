@@ -529,7 +529,7 @@ def test_the_container_repository_holds_the_same_network(triton: Path, registry,
     repository = ModelRepository()
     network = (repository.gpu / MODEL / str(version) / "model.onnx").read_bytes()
     assert network == (repository.folder(version) / "model.onnx").read_bytes()
-    # Limits of the ONNX Runtime in the container named in docs/SERVING.md (Triton 24.10, 1.19).
+    # Limits of the ONNX Runtime in the container named in docs/how-to/serve.md (Triton 24.10, 1.19).
     model = onnx.load_from_string(network)
     assert model.ir_version <= 10
     assert model.opset_import[0].version <= 21

@@ -323,7 +323,12 @@ def test_the_examples_are_right_as_they_stand(
 ) -> None:
     """Python's is run and C++'s compiled literally, but for the port; one that polls once decides a few."""
     python = textwrap.dedent(str(marked_udp.__doc__).partition("\n\n")[2].partition("\n\nThe receiver")[0])
-    cpp = (project / "docs" / "AGENT.md").read_text().partition("```cpp\n")[2].partition("```")[0]
+    cpp = (
+        (project / "docs" / "how-to" / "mark-packets.md")
+        .read_text()
+        .partition("```cpp\n")[2]
+        .partition("```")[0]
+    )
     hasty = re.sub(r"while .* > 0:", "if (left_ns := due_ns - time.monotonic_ns()) > 0:", python)
     assert hasty != python
     monkeypatch.chdir(tmp_path)

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A sender's connection with the agent (docs/AGENT.md, "A program that sends") that never makes it
-// wait: every read, write and connect is non-blocking. Without an agent, or when it goes, nothing
+// A sender's connection with the agent (docs/how-to/mark-packets.md) that never makes it wait: every
+// read, write and connect is non-blocking. Without an agent, or when it goes, nothing
 // is decided from that moment on.
 //
 //   AgentLink link("var/agent.sock", "backup");

@@ -1,4 +1,4 @@
-"""`swiftqueue udp send|echo`: sends marked packets, and acknowledges them at the receiver (docs/AGENT.md)."""
+"""`swiftqueue udp send|echo`: marked packets and their receiver (docs/how-to/mark-packets.md)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The predictor behind Triton: one long-lived KServe ModelStreamInfer stream to each server, asked
-// in order of preference (docs/SERVING.md, "The C++ client").
+// in order of preference (docs/explanation/agent.md).
 #ifndef SWIFTQUEUE_SERVING_AGENT_TRITON_PREDICTOR_H_
 #define SWIFTQUEUE_SERVING_AGENT_TRITON_PREDICTOR_H_
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The Triton backend `swiftqueue` (docs/SERVING.md, "Native backend"): the inference engine behind
+// The Triton backend `swiftqueue` (docs/explanation/serving.md): the inference engine behind
 // Triton's C interface. Each request of a batch is computed and answered on its own, so a bad one
 // spoils nothing and a good one does not wait for those behind it. No exception leaves a function
 // that Triton calls.
@@ -246,7 +246,7 @@ SWIFTQUEUE_EXPORT TRITONSERVER_Error* TRITONBACKEND_ModelInitialize(TRITONBACKEN
 
 SWIFTQUEUE_EXPORT TRITONSERVER_Error* TRITONBACKEND_ModelFinalize(TRITONBACKEND_Model* model) {
   TRITONSERVER_Error* error = finalize<Version>(TRITONBACKEND_ModelState, model);
-  // A version leaves holes in the heaps of many threads (docs/LIVE.md, "Hours"); takes 0.3 ms.
+  // A version leaves holes in the heaps of many threads (docs/results/soak.md); takes 0.3 ms.
   malloc_trim(0);
   return error;
 }
