@@ -182,7 +182,9 @@ class Keeper:
             why = self._spared(server)
             if why != self._said_spared.get(name, ""):
                 say(
-                    f"{name} does not answer, and is not ended: {why}" if why else f"{name} is not spared now"
+                    f"{name} does not answer, and is not ended: {why}"
+                    if why
+                    else f"{name} may be ended again"
                 )
             self._said_spared[name] = why
             if why:
@@ -348,9 +350,13 @@ def main(
     up = Gauge(
         "swiftqueue_part_up", "1 while a part runs and answers the keeper", ["part"], registry=registry
     )
-    free = Gauge("swiftqueue_disk_free_bytes", "free on the disk of the state folder", registry=registry)
+    free = Gauge(
+        "swiftqueue_disk_free_bytes", "free bytes on the disk of the state folder", registry=registry
+    )
     free.set_function(lambda: disk().free)
-    size = Gauge("swiftqueue_disk_size_bytes", "size of the disk of the state folder", registry=registry)
+    size = Gauge(
+        "swiftqueue_disk_size_bytes", "size in bytes of the disk of the state folder", registry=registry
+    )
     size.set_function(lambda: disk().size)
     if asked.asked() is None:
         raise ValueError("there is no loop to keep: swiftqueue up --live")

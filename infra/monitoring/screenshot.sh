@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# A page of a local server as a small PNG, by headless Chromium (Debian: apt-get install chromium).
-#   infra/monitoring/screenshot.sh URL FILE.png [WIDTH,HEIGHT [KEEP]]        KEEP: only the leftmost so many pixels
+# Saves a page of a local server as a small PNG, by headless Chromium (Debian: apt-get install chromium).
+#   infra/monitoring/screenshot.sh URL FILE.png [WIDTH,HEIGHT [KEEP]]        KEEP: number of leftmost pixels to keep
 set -euo pipefail
 [ $# -ge 2 ] || { echo "usage: $0 URL FILE.png [WIDTH,HEIGHT [KEEP]]" >&2; exit 2; }
 url=$1 file=$2 size=${3:-1280,800} keep=${4:-100000}
@@ -11,7 +11,7 @@ trap 'rm -rf "$profile"' EXIT
 sandbox=$([ "$(id -u)" = 0 ] && echo --no-sandbox || true)
 chromium --headless $sandbox --disable-gpu --hide-scrollbars --no-first-run --user-data-dir="$profile" \
   --window-size="$size" --virtual-time-budget=20000 --timeout=60000 --screenshot="$file" "$url" 2>/dev/null
-# 64 colours are enough for a page, and a third of the bytes.
+# 64 colours are enough for a page, and need a third of the bytes.
 "$(dirname "$0")/../../.venv/bin/python" - "$file" "$keep" <<'PYTHON'
 import sys
 

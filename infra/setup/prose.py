@@ -58,7 +58,9 @@ def comments(text: str, *, cpp: bool) -> Iterator[tuple[int, str]]:
     """Yield each comment's line and text; of a block of full-line comments only the first line."""
     if cpp:
         found = [(n, line.partition("//")) for n, line in enumerate(text.splitlines(), 1) if "//" in line]
-        places = [(n, not before.strip(), said) for n, (before, _, said) in found if not before.count('"') % 2]
+        places = [
+            (n, not before.strip(), said) for n, (before, _, said) in found if not before.count('"') % 2
+        ]
     else:
         tokens = tokenize.generate_tokens(io.StringIO(text).readline)
         every = [one for one in tokens if one.type == tokenize.COMMENT]

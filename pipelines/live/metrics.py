@@ -33,7 +33,7 @@ class _ServedVersionCollector(Collector):
         )
         age = GaugeMetricFamily(
             "swiftqueue_served_version_age_seconds",
-            "since that version was registered",
+            "seconds since that version was registered",
             labels=["server"],
         )
         for server, version in zip(servers, answered, strict=True):
@@ -56,15 +56,18 @@ class Metrics:
         for outcome in (*OUTCOMES, SKIPPED):
             self._rounds.labels(outcome)
         self._steps = Gauge(
-            "swiftqueue_round_step_seconds", "of the last round", ["step"], registry=self._registry
+            "swiftqueue_round_step_seconds",
+            "seconds of the last round's steps",
+            ["step"],
+            registry=self._registry,
         )
         self._gate = Counter(
-            "swiftqueue_gate_decisions", "challengers judged", ["decision"], registry=self._registry
+            "swiftqueue_gate_decisions", "judged challengers", ["decision"], registry=self._registry
         )
         for decision in ("passed", "failed"):
             self._gate.labels(decision)
         self._interval = Gauge(
-            "swiftqueue_round_interval_seconds", "from one round to the next", registry=self._registry
+            "swiftqueue_round_interval_seconds", "seconds from one round to the next", registry=self._registry
         )
         self._psi = Gauge(
             "swiftqueue_input_drift_psi",
@@ -76,18 +79,16 @@ class Metrics:
         )
         self._retrains = Counter(
             "swiftqueue_retrains",
-            "full re-trains, by what became of them",
+            "full re-trains, by event",
             ["event"],
             registry=self._registry,
         )
         for event in RETRAINING:
             self._retrains.labels(event)
-        self._rollbacks = Counter(
-            "swiftqueue_rollbacks", "versions put back without a hand", registry=self._registry
-        )
+        self._rollbacks = Counter("swiftqueue_rollbacks", "automatic rollbacks", registry=self._registry)
         self._claims = Counter(
             "swiftqueue_claims_refused",
-            "claims of senders that cannot be, by kind",
+            "impossible claims of senders, by kind",
             ["kind"],
             registry=self._registry,
         )

@@ -147,7 +147,7 @@ class SliceFolder:
             except (*NOT_READ, pl.exceptions.PolarsError) as error:
                 file.unlink(missing_ok=True)
                 said = str(error).splitlines() or [type(error).__name__]
-                say(f"a slice that judged cannot be read and is left out: {file.name}: {said[0][:200]}")
+                say(f"a judging slice cannot be read and is left out: {file.name}: {said[0][:200]}")
         return tuple(found)
 
     def keep(self, slices: tuple[JudgingSlice, ...]) -> None:

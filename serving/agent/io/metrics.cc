@@ -103,11 +103,11 @@ std::vector<MetricFamily> collect(const Statistics& s, const Predictor& predicto
   };
   const std::int64_t dropped = telemetry == nullptr ? 0 : telemetry->dropped();
   return {
-      family("batches_total", "Batches of 8 packets by what became of them.", MetricType::Counter,
+      family("batches_total", "Batches of 8 packets by outcome.", MetricType::Counter,
              std::move(batches)),
       family("packets_total", "Packets by the queue they were given.", MetricType::Counter,
              std::move(packets)),
-      family("round_trip_seconds", "From asking to having the answer.", MetricType::Histogram,
+      family("round_trip_seconds", "Time from a question to its answer.", MetricType::Histogram,
              {histogram(s.round_trip, kRoundTripBuckets)}),
       family("server_version", "Model version served there, as far as known.", MetricType::Gauge,
              std::move(version)),
@@ -135,10 +135,10 @@ std::vector<MetricFamily> collect(const Statistics& s, const Predictor& predicto
              MetricType::Counter, single(MetricType::Counter, s.guard.pairs)),
       family("prediction_error_seconds", "|predicted - came| of each acknowledged packet.",
              MetricType::Histogram, {histogram(s.prediction_error, kErrorBuckets)}),
-      family("forecasts_total", "Questions about a connection's rate, by what became of them.",
+      family("forecasts_total", "Questions about a connection's rate, by outcome.",
              MetricType::Counter, std::move(forecasts)),
-      family("forecast_seconds", "From a sample's arrival to the forecast.", MetricType::Histogram,
-             {histogram(s.forecast_time, kRoundTripBuckets)}),
+      family("forecast_seconds", "Time from a sample's arrival to the forecast.",
+             MetricType::Histogram, {histogram(s.forecast_time, kRoundTripBuckets)}),
       family("rate_connections", "Connections whose samples are remembered.", MetricType::Gauge,
              single(MetricType::Gauge, s.connections)),
       family("senders", "Senders connected.", MetricType::Gauge,
