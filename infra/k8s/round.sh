@@ -1,5 +1,5 @@
 #!/bin/sh
-# One round as a Ray job of the training cluster, which ends at a time of day, whenever Ray started it.
+# Runs one round as a Ray job of the training cluster until a time of day, whenever Ray started it.
 #   sh infra/k8s/round.sh UNTIL    # in seconds since 1970 (round.yaml)
 set -eu
 left_s=$(($1 - $(date +%s)))

@@ -49,7 +49,7 @@ def asked() -> LiveOptions | None:
     except FileNotFoundError:
         return None
     except (ValueError, TypeError) as error:
-        raise ValueError(f"{asked_file()}: not what `up --live` writes ({error}); remove it") from error
+        raise ValueError(f"{asked_file()}: not the options of `up --live` ({error}); remove it") from error
 
 
 def write_asked(live: LiveOptions) -> None:

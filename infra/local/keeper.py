@@ -182,7 +182,9 @@ class Keeper:
             why = self._spared(server)
             if why != self._said_spared.get(name, ""):
                 say(
-                    f"{name} does not answer, and is not ended: {why}" if why else f"{name} is not spared now"
+                    f"{name} does not answer, and is not ended: {why}"
+                    if why
+                    else f"{name} may be ended again"
                 )
             self._said_spared[name] = why
             if why:

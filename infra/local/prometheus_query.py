@@ -57,4 +57,4 @@ def ask(server: str, path: str, *, timeout_s: float = TIMEOUT_S, **parameters: s
     except NO_ANSWER as error:
         raise QueryError(f"no Prometheus answers at {server}: {error}") from error
     except (ValueError, TypeError, LookupError) as error:
-        raise QueryError(f"what answers at {server} is no Prometheus") from error
+        raise QueryError(f"the server at {server} is no Prometheus") from error

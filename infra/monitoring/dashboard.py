@@ -52,7 +52,7 @@ ROWS: Final[dict[str, tuple[Panel, ...]]] = {
         Panel(
             "Version",
             "none",
-            "What a real request is answered by, and what each agent last saw from each server.",
+            "Version that answers a real request, and the one that each agent last saw at each server.",
             (
                 Query("swiftqueue_served_version", "{{server}}"),
                 Query("swiftqueue_agent_server_version", "{{instance}} sees {{server}}"),
@@ -67,7 +67,7 @@ ROWS: Final[dict[str, tuple[Panel, ...]]] = {
         Panel(
             "Rounds in 15 minutes",
             "short",
-            "pushed, kept (the gate refused), declined (telemetry), skipped (the one before ran), failed.",
+            "Rounds by outcome; kept: the gate refused, declined: telemetry, skipped: the one before ran.",
             (Query("sum by (outcome) (increase(swiftqueue_rounds_total[15m]))", "{{outcome}}"),),
             stacked=True,
         ),
@@ -85,7 +85,7 @@ ROWS: Final[dict[str, tuple[Panel, ...]]] = {
         Panel(
             "Round trip",
             "s",
-            "From the agent's request to the answer.",
+            "Time from the agent's request to the answer.",
             _quantiles("swiftqueue_agent_round_trip_seconds", 0.5, 0.9, 0.99),
         ),
         Panel(
@@ -98,7 +98,7 @@ ROWS: Final[dict[str, tuple[Panel, ...]]] = {
         Panel(
             "Deadline misses",
             "percentunit",
-            "Part of all batches.",
+            "Share of all batches.",
             (Query("swiftqueue:agent_deadline_misses:ratio_rate1m", "late"),),
         ),
         Panel(
@@ -111,7 +111,7 @@ ROWS: Final[dict[str, tuple[Panel, ...]]] = {
         Panel(
             "Moved and not acknowledged",
             "short",
-            "Beyond a share of what is in flight the controller moves no more.",
+            "Beyond a share of the packets in flight the controller moves no more.",
             (
                 Query("swiftqueue_agent_moved_unacked", "{{instance}}"),
                 Query("sum(increase(swiftqueue_agent_stale_answers_total[1m]))", "stale answers a minute"),
@@ -120,7 +120,7 @@ ROWS: Final[dict[str, tuple[Panel, ...]]] = {
         Panel(
             "The guard",
             "short",
-            "Receivers by what the guard says of moving to them; trials, stops and compared pairs a minute.",
+            "Receivers by the guard's state; trials, stops and compared pairs a minute.",
             (
                 Query("sum by (state) (swiftqueue_agent_guard_receivers)", "{{state}}"),
                 Query("sum(increase(swiftqueue_agent_guard_trials_total[1m]))", "trials"),
@@ -133,7 +133,7 @@ ROWS: Final[dict[str, tuple[Panel, ...]]] = {
         Panel(
             "Forecasts of connections' rates",
             "short",
-            "A second, by what became of them; and connections that tell their samples.",
+            "Forecasts a second by outcome, and connections that send samples.",
             (
                 *_rate("swiftqueue_agent_forecasts_total", "outcome"),
                 Query("swiftqueue_agent_rate_connections", "connections at {{instance}}"),
@@ -142,7 +142,7 @@ ROWS: Final[dict[str, tuple[Panel, ...]]] = {
         Panel(
             "Time of a forecast",
             "s",
-            "From the fifth sample of a connection to the answer.",
+            "Time from the fifth sample of a connection to the answer.",
             _quantiles("swiftqueue_agent_forecast_seconds", 0.5, 0.99),
         ),
         Panel(
@@ -206,7 +206,7 @@ ROWS: Final[dict[str, tuple[Panel, ...]]] = {
         Panel(
             "Batches",
             "cps",
-            "By outcome (busy and failed are told to come again), and the reasons of refusals.",
+            "Batches by outcome (busy and failed ones are sent again), and refusals by reason.",
             (
                 *_rate("swiftqueue_ingest_batches_total", "outcome"),
                 Query("sum by (reason) (rate(swiftqueue_ingest_refused_total[1m]))", "refused: {{reason}}"),
@@ -215,7 +215,7 @@ ROWS: Final[dict[str, tuple[Panel, ...]]] = {
         Panel(
             "Duplicates, gaps and drops",
             "short",
-            "Per minute. Duplicates are harmless retries; a gap is telemetry that never came.",
+            "Counts a minute. Duplicates are harmless retries; a gap is telemetry that never came.",
             (
                 Query(
                     "sum(increase(swiftqueue_agent_telemetry_dropped_frames_total[1m]))",
@@ -244,7 +244,7 @@ ROWS: Final[dict[str, tuple[Panel, ...]]] = {
         Panel(
             "Senders",
             "short",
-            "Connected to the agents, and decisions a minute that their sockets did not take.",
+            "Senders at the agents, and decisions a minute that their sockets did not take.",
             (
                 Query("swiftqueue_agent_senders", "at {{instance}}"),
                 Query("sum(increase(swiftqueue_agent_refused_senders_total[1m]))", "refused"),
@@ -254,7 +254,7 @@ ROWS: Final[dict[str, tuple[Panel, ...]]] = {
         Panel(
             "Packets remembered",
             "short",
-            "Whose ACK may still come, at each agent, and those given up early a minute for want of room.",
+            "Packets whose ACK may still come, at each agent, and packets given up early a minute.",
             (
                 Query("swiftqueue_agent_remembered_packets", "at {{instance}}"),
                 Query("sum(increase(swiftqueue_agent_overflowed_packets_total[1m]))", "given up early"),
@@ -265,14 +265,14 @@ ROWS: Final[dict[str, tuple[Panel, ...]]] = {
         Panel(
             "Seconds by step",
             "s",
-            "Of the last round.",
+            "Seconds of the last round by step.",
             (Query('swiftqueue_round_step_seconds{step!="total"}', "{{step}}"),),
             stacked=True,
         ),
         Panel(
             "Gate decisions in an hour",
             "short",
-            "Challengers that passed, and that were refused.",
+            "Challengers that passed, and challengers that were refused.",
             (Query("sum by (decision) (increase(swiftqueue_gate_decisions_total[1h]))", "{{decision}}"),),
             stacked=True,
         ),

@@ -36,7 +36,7 @@ def register(
         tuned: the round's result.
         folder: new folder in which the artifact is put together.
         champion: version that it was judged against.
-        parent: that version's artifact, with its ONNX network.
+        parent: artifact of `champion`, with its ONNX network.
         packets: packet table that it learned from.
         finetune: how its head was trained.
         retrained: the re-train that made its encoder; None if it has the champion's.

@@ -62,7 +62,7 @@ class Metrics:
             registry=self._registry,
         )
         self._gate = Counter(
-            "swiftqueue_gate_decisions", "challengers judged", ["decision"], registry=self._registry
+            "swiftqueue_gate_decisions", "judged challengers", ["decision"], registry=self._registry
         )
         for decision in ("passed", "failed"):
             self._gate.labels(decision)

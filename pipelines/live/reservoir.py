@@ -29,7 +29,7 @@ from common.section import Section, read, read_all
 from pipelines.live.encoding import ASIDE, NOT_READ, Decisions
 
 STRETCH_NS: Final = 1_000_000_000
-MOST_WINDOWS: Final = 128  # of more windows in a stretch, every second or third is taken: they are alike
+MOST_WINDOWS: Final = 128  # most of a stretch; of more, every second or third is taken: they are alike
 QUANTILES: Final = (0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
 RATE_SHARE: Final = 0.5  # weight of the rate beside one quantile, both in natural logarithms
 FILE: Final = "reservoir.npz"  # file in var/live

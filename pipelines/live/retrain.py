@@ -156,7 +156,7 @@ class Retraining:
             tags = dict(yaml.safe_load((folder / "tags.yaml").read_text()))
             inputs_NF = np.load(folder / INPUTS_FILE, allow_pickle=False)
         except (*NOT_READ, TypeError, yaml.YAMLError) as error:  # for example after a power cut
-            raise RetrainError(f"what the re-train left in {folder} cannot be read: {error}") from error
+            raise RetrainError(f"the re-train's result in {folder} cannot be read: {error}") from error
         return RetrainingResult(files, tags, inputs_NF)
 
     def drop(self) -> None:

@@ -245,7 +245,7 @@ class Rounds(Runner[RoundRecord]):
             if tuned.reservoir is not None:
                 self._reservoir.save(tuned.reservoir)
         except OSError as error:
-            say(f"round {record.number}: what judged it, or what it learned, is not kept: {error}")
+            say(f"round {record.number}: its slice or the reservoir is not saved: {error}")
 
     def _candidate(self, record: RoundRecord) -> RetrainingResult | None:
         """Return a re-train's result; an unreadable one is dropped, and the round tunes the champion."""
@@ -299,7 +299,7 @@ class Rounds(Runner[RoundRecord]):
             raise DeclinedError("no telemetry")
         name = record.sender = str(latest.packets["trace"][0])
         if latest.damaged:
-            say(f"round {record.number}: {latest.damaged}; what came before it is left out")
+            say(f"round {record.number}: {latest.damaged}; earlier telemetry is left out")
         number, newest_ns = self._learned.get(name, (0, None))
         if latest.newest_ns == newest_ns:
             raise DeclinedError(f"no telemetry since round {number}")

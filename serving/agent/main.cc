@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// swiftqueue-agent: options, and what they put together (docs/AGENT.md).
+// swiftqueue-agent: its options, and the parts that they put together (docs/AGENT.md).
 #include <pthread.h>
 #include <sys/prctl.h>
 #include <unistd.h>
@@ -30,7 +30,7 @@
 namespace swiftqueue::agent {
 namespace {
 
-constexpr std::int64_t kIdleNs = 100'000'000;  // between looks at nothing in particular
+constexpr std::int64_t kIdleNs = 100'000'000;  // between looks while idle
 constexpr std::int64_t kReportMs = 250;
 
 struct Options {
@@ -153,7 +153,7 @@ std::unique_ptr<Predictor> make_predictor(const Options& o) {
   return make_local_predictor(o.local);
 }
 
-// Null: nobody forecasts rates.
+// Returns null if nobody forecasts rates.
 std::unique_ptr<Rates> make_rates(const Options& o, Predictor& predictor) {
   if (!o.local_rates.empty()) return make_local_rates(o.local_rates);
   if (!o.server_rates) return nullptr;
@@ -162,7 +162,7 @@ std::unique_ptr<Rates> make_rates(const Options& o, Predictor& predictor) {
   return make_triton_rates(triton, [&predictor] { predictor.wake(); });
 }
 
-// Takes a replay's decisions: to the record, and back to its source.
+// Takes a replay's decisions to the record, and back to its source.
 class ScheduleTaker final : public DecisionTaker {
  public:
   ScheduleTaker(Source& source, FrameSink* record) : source_(source), record_(record) {}
@@ -184,7 +184,7 @@ sigset_t ending_signals() {
   return signals;
 }
 
-// Ends the program in order when it is asked to: a thread waits for the signals, which are blocked
+// Ends the program in order when it is told to: a thread waits for the signals, which are blocked
 // in every other one.
 class Stop {
  public:
@@ -251,7 +251,7 @@ int run(const Options& o) {
   }
   prctl(PR_SET_TIMERSLACK, 1UL);  // ns by which the kernel may delay this program's sleeps
   const sigset_t signals = ending_signals();
-  pthread_sigmask(SIG_BLOCK, &signals, nullptr);  // first: every thread inherits it
+  pthread_sigmask(SIG_BLOCK, &signals, nullptr);  // first, because every thread inherits it
   Statistics statistics;
   const std::unique_ptr<Predictor> predictor = make_predictor(o);
   const std::unique_ptr<Rates> rates = make_rates(o, *predictor);
@@ -278,7 +278,7 @@ int run(const Options& o) {
 
   const std::int64_t begin_ns = monotonic_ns();
   double seconds = 0;
-  std::int64_t lost = 0;  // of the record
+  std::int64_t lost = 0;  // lost frames of the record
   if (!o.listen.empty()) {
     Feed feed(o.listen, o.allowed, statistics, loop.complaints(), rates.get(),
               [&] { predictor->wake(); });
@@ -305,7 +305,7 @@ int run(const Options& o) {
     loop.close(sender);
     if (record) lost = record->finish();
   }
-  if (telemetry) telemetry->finish();  // it counts what it could not write
+  if (telemetry) telemetry->finish();  // it counts the frames that it could not write
   report.stop();                       // the summary is the last line
   report.say(summary(statistics, report, predictor->problem(), seconds, telemetry.get()));
   if (lost == 0) return 0;

@@ -81,7 +81,7 @@ void require(bool condition, const char* what) {
   std::exit(1);
 }
 
-// Answers at any time, out of order, wrongly, or never: what a server may do.
+// Answers at any time, out of order, wrongly, or never, as a server may.
 class MoodyPredictor final : public Predictor {
  public:
   explicit MoodyPredictor(std::uint64_t seed) : random_(seed) {}
@@ -100,9 +100,9 @@ class MoodyPredictor final : public Predictor {
       case 0:
         return false;
       case 1:
-        return true;  // and never a word
+        return true;  // no answer ever comes
       case 2:
-        waiting_.push_back(ticket - static_cast<std::uint64_t>(upto(random_, 5)));  // another's
+        waiting_.push_back(ticket - static_cast<std::uint64_t>(upto(random_, 5)));  // a wrong one
         return true;
       default:
         waiting_.insert(
@@ -151,7 +151,7 @@ class CountingTaker final : public DecisionTaker {
   DecisionFrame last;
 };
 
-// A sender's life: every batch that is asked about is answered once.
+// Tests a sender's life: every batch that is asked about is answered once.
 void live(long rounds, Random& random) {
   MoodyPredictor predictor(random());
   Statistics statistics;
@@ -212,7 +212,7 @@ void live(long rounds, Random& random) {
               static_cast<long>(statistics.stale.get()));
 }
 
-// The same synthetic sender, long enough to be in its steady state: no allocation per packet.
+// Tests the same synthetic sender in its steady state: no allocation per packet.
 void steady(Random& random) {
   MoodyPredictor predictor(random());
   predictor.steady = true;
@@ -239,7 +239,7 @@ void steady(Random& random) {
               static_cast<long>(statistics.all_batches()) - 20'000);
 }
 
-// One sender asks about more than can be under way, and nobody answers: another one still may ask.
+// Tests one sender with more batches than can be under way, without answers: another one may ask.
 void shares(Random& random) {
   MoodyPredictor predictor(random());
   predictor.steady = true;
@@ -266,8 +266,8 @@ void shares(Random& random) {
   std::printf("shares: half of the batches under way are left to others\n");
 }
 
-// Answers the last question when it is told to: what the default queue takes is not what classic
-// does.
+// Answers the last question on demand; the default queue's latencies differ from the classic
+// queue's.
 class OnDemandPredictor final : public Predictor {
  public:
   Model model() const override { return {16, 1}; }
@@ -296,8 +296,8 @@ class OnDemandPredictor final : public Predictor {
   std::uint64_t ticket_ = 0;
 };
 
-// Packets that are sent before their decision comes are held against what was predicted of the
-// queue they went to.
+// Tests packets that are sent before their decision comes: they are compared with the prediction of
+// the queue they went to.
 void early() {
   OnDemandPredictor predictor;
   Statistics statistics;
@@ -325,7 +325,7 @@ void early() {
   std::printf("early: packets before their decision are held against their own queue\n");
 }
 
-// What one sender's packets no longer take serves another sender's.
+// Tests that room which one sender no longer takes serves another sender.
 void room() {
   constexpr std::int64_t kPackets = 1 << 16;
   OnDemandPredictor predictor;
@@ -365,7 +365,7 @@ class NotingPredictor final : public Predictor {
   std::vector<std::int64_t> due;
 };
 
-// A path for a socket of this process; nobody listens there yet.
+// Returns a path for a socket of this process; nobody listens there yet.
 std::string socket_path() { return "/tmp/swiftqueue-stress-" + std::to_string(getpid()) + ".sock"; }
 
 int connected_to(const std::string& path) {
@@ -378,7 +378,7 @@ int connected_to(const std::string& path) {
   return fd;
 }
 
-// A sender's library says what the agent takes, however late an ACK comes.
+// Tests that the agent takes everything a sender's library says, however late an ACK comes.
 void told() {
   const std::string path = socket_path();
   sockaddr_un address{};
@@ -428,7 +428,7 @@ void told() {
   std::printf("told: what a sender says can be, however late an ACK is\n");
 }
 
-// Of what senders asked meanwhile, what is due first is computed first.
+// Tests that among batches asked meanwhile the one that is due first is computed first.
 bool earliest_first() {
   const std::string path = socket_path();
   NotingPredictor predictor;
@@ -518,7 +518,7 @@ std::string damaged(std::string bytes, Random& random) {
   return bytes;
 }
 
-// The reader alone: exactly as many bytes as there are, so that one too far is seen.
+// Tests the reader alone, with exactly as many bytes as there are, so that one too far is seen.
 void fuzz_reader(long rounds, Random& random) {
   long frames = 0;
   long refused = 0;
@@ -541,14 +541,14 @@ void fuzz_reader(long rounds, Random& random) {
   require(refused > rounds / 4, "hardly any damage is noticed");
 }
 
-// Whole frames, in order.
+// Checks that telemetry has whole frames, in order.
 void check_telemetry(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
   const std::string bytes{std::istreambuf_iterator<char>(file), {}};
   std::filesystem::remove(path);
   Frame frame;
   const char* why = nullptr;
-  std::map<std::uint32_t, std::uint64_t> next;  // number by sender that is there
+  std::map<std::uint32_t, std::uint64_t> next;  // next number by open sender
   long left = 0;
   for (std::size_t at = 0; at < bytes.size(); at += frame.header.bytes) {
     require(read_frame(std::string_view(bytes).substr(at), frame, why) == Read::kFrame,
@@ -563,7 +563,7 @@ void check_telemetry(const std::string& path) {
   require(left > 0 && next.empty(), "no telemetry, or a sender that never left");
 }
 
-// The real socket: hostile senders beside good ones, and the agent goes on.
+// Tests the real socket: hostile senders beside good ones, and the agent goes on.
 void fuzz_socket(long rounds, Random& random) {
   const std::string path = socket_path();
   MoodyPredictor predictor(random());
@@ -620,7 +620,7 @@ void fuzz_socket(long rounds, Random& random) {
               static_cast<long>(statistics.all_batches()));
 }
 
-// Artifacts that come, go and are broken under a loop that asks all the while.
+// Tests artifacts that come, go and break under a loop that asks all the while.
 void swap_artifacts(const std::string& artifact, Random& random) {
   namespace fs = std::filesystem;
   const fs::path folder = "/tmp/swiftqueue-stress-" + std::to_string(getpid());

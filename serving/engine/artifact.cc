@@ -61,7 +61,7 @@ void require_known_sizes(const json::Value& sizes) {
   }
 }
 
-// Where a feature stands in an event window's row.
+// Returns the column of a feature in an event window's row.
 int column_of(std::string_view name) {
   const auto found = std::find(kEventWindowFeatures.begin(), kEventWindowFeatures.end(), name);
   if (found == kEventWindowFeatures.end()) {
@@ -70,7 +70,7 @@ int column_of(std::string_view name) {
   return static_cast<int>(found - kEventWindowFeatures.begin());
 }
 
-// Inputs that are found in the row by their names.
+// Reads the inputs, and finds their columns in the row by their names.
 Inputs read_inputs(const json::Value& described, std::string_view key) {
   Inputs inputs{read_features(described.at(key, "the description").array(std::string(key))), {}};
   for (const Scaling& scaling : inputs.scaling) inputs.columns.push_back(column_of(scaling.name));
@@ -78,7 +78,7 @@ Inputs read_inputs(const json::Value& described, std::string_view key) {
   return inputs;
 }
 
-// The sizes that an artifact is free in (event_window.py).
+// Reads the sizes that an artifact may choose (event_window.py).
 void read_sizes(const json::Value& sizes, int horizon, Description& result) {
   result.feed_forward = bounded(sizes, "feed_forward", "architecture", 1, kMaxFeedForward);
   if (result.feed_forward % kWidth != 0) {
@@ -98,7 +98,7 @@ void read_sizes(const json::Value& sizes, int horizon, Description& result) {
   result.anchor = anchor.is_null() ? -1 : column_of(anchor.string("architecture: anchor"));
 }
 
-// Of a model that gives several quantiles of each latency (event_window.py).
+// Reads the levels of a model that gives several quantiles of each latency (event_window.py).
 std::vector<double> read_levels(const json::Array& list) {
   std::vector<double> levels;
   for (const json::Value& value : list) {
@@ -147,7 +147,7 @@ Shapes expected_shapes(const Description& description) {
   return shapes;
 }
 
-// FNV-1a of every weight but the head's, in order of their names: tells one encoder from another.
+// FNV-1a of every weight but the head's, in order of their names: it identifies an encoder.
 std::uint64_t hash_encoder(const Tensors& tensors) {
   std::uint64_t hash = 0xcbf29ce484222325U;
   for (const auto& [name, tensor] : tensors) {

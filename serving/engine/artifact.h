@@ -24,34 +24,34 @@ struct Scaling {
 // The features of an event window's row (event_window.h) that a network sees, in its own order.
 struct Inputs {
   std::vector<Scaling> scaling;
-  std::vector<int> columns;  // of the row, by the feature's name
+  std::vector<int> columns;  // columns of the row, by the feature's name
 
   bool operator==(const Inputs&) const = default;
 };
 
-// What `model.json` says and the engine needs.
+// The part of `model.json` that the engine needs.
 struct Description {
   int tokens;  // W
   int layers;
   int feed_forward;
   int band;        // events that an event sees
-  Inputs events;   // of an event's row
-  Inputs queries;  // of the row of a packet about to be sent
+  Inputs events;   // inputs of an event's row
+  Inputs queries;  // inputs of a row of a packet about to be sent
   Scaling target;
   int anchor;  // column of a query's row that the head's output corrects, or -1
-  // Of the quantiles that it gives of each latency, ascending, 0.5 among them; none: it gives one
-  // latency.
+  // Levels of the quantiles that it gives of each latency, ascending, 0.5 among them; empty: it
+  // gives one latency.
   std::vector<double> levels;
   std::string schema_hash;
 
-  // Values of each latency that it gives.
+  // Number of values that it gives of each latency.
   int outputs() const { return levels.empty() ? 1 : static_cast<int>(levels.size()); }
   bool operator==(const Description&) const = default;
 };
 
 struct Artifact {
   Description description;
-  Tensors tensors;  // exactly those of the architecture, of the right shapes, all finite
+  Tensors tensors;  // exactly the architecture's, of the right shapes, all finite
   std::uint64_t encoder_hash;
 };
 
@@ -59,10 +59,10 @@ struct Artifact {
 // it is not exactly right, or the engine does not know its architecture); the line names the file.
 Artifact load_artifact(const std::string& folder);
 
-// Throws InvalidError for a model of several quantiles, where one latency is acted on.
+// Throws InvalidError for a model of several quantiles, for callers that act on one latency.
 void require_one_latency(const Description& description);
 
-// The two halves of it, of text and bytes already read; their errors do not name the file.
+// Parse the two halves of it, of text and bytes already read; their errors do not name the file.
 Description parse_description(std::string_view json);
 Artifact parse_artifact(Description description, std::string_view safetensors);
 

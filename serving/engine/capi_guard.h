@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
 //
-// No exception crosses a C interface: it becomes a status and a line.
+// The guard of a C interface, which no exception crosses: it becomes a status and a line.
 #ifndef SWIFTQUEUE_SERVING_ENGINE_CAPI_GUARD_H_
 #define SWIFTQUEUE_SERVING_ENGINE_CAPI_GUARD_H_
 
@@ -18,7 +18,7 @@ inline int tell(int status, const char* message, char* error, size_t error_size)
   return status;
 }
 
-// Runs `action`; no exception crosses the C interface.
+// Runs `action`, and returns the status; no exception crosses the C interface.
 template <typename Action>
 int guarded(char* error, size_t error_size, Action action) {
   try {

@@ -17,8 +17,8 @@
 namespace swiftqueue::engine {
 namespace {
 
-// sums[o] += inputs[i] * weights[i][o]: each output in a lane of its own, whatever the lanes'
-// number.
+// sums[o] += inputs[i] * weights[i][o], with each output in a lane of its own, whatever the number
+// of lanes.
 SWIFTQUEUE_FOR_EACH_CPU
 void accumulate(const float* __restrict weights, const float* __restrict inputs, std::size_t in,
                 float* __restrict sums, std::size_t out) {

@@ -23,12 +23,12 @@ class Dense {
   // `tensors`. Throws InvalidError, naming the tensor, where one is missing or of another shape.
   Dense(const std::vector<std::size_t>& sizes, Tensors& tensors);
 
-  // The last layer's outputs, valid until the next call; `inputs` has sizes.front() values.
+  // Returns the last layer's outputs, valid until the next call; `inputs` has sizes.front() values.
   std::span<const float> forward(std::span<const float> inputs);
 
  private:
   struct Layer {
-    std::vector<float> weights;  // by input, then output
+    std::vector<float> weights;  // ordered by input, then output
     std::vector<float> biases;
   };
 

@@ -15,7 +15,7 @@
 namespace swiftqueue::engine {
 namespace {
 
-// scaling.py: the range of what is predicted.
+// scaling.py has the same range of predictions.
 constexpr float kMinLatencyUs = 1.0F;
 constexpr float kMaxLatencyUs = 60e6F;
 constexpr int kFeatures = kEventWindowFeatureCount;
@@ -25,10 +25,10 @@ struct Candidate {
   bool runs_here;
 };
 
-// Best first.
+// Returns the kernels, the best first.
 auto kernels() {
 #ifdef __x86_64__
-  // The compiler's own checks; they ask the operating system for the wide registers as well.
+  // The compiler's own checks ask the operating system for the wide registers as well.
   const bool avx2 = __builtin_cpu_supports("avx2") != 0 && __builtin_cpu_supports("fma") != 0 &&
                     __builtin_cpu_supports("bmi2") != 0;
   const bool avx512 =
@@ -132,8 +132,8 @@ std::int64_t Engine::forward(const float* x_BWF, std::int64_t windows, int token
   return head->version;
 }
 
-// Lists the rows that are attended to: all but padding, and the packets about to be sent in any
-// case. What is not attended to need not be computed.
+// Lists the rows that are attended to: all but padding, and always the packets about to be sent.
+// Other rows need not be computed.
 int Engine::attended_rows(const float* x_WF, int tokens, std::int64_t window) {
   int count = 0;
   for (int token = 0; token < tokens; ++token) {
@@ -141,7 +141,7 @@ int Engine::attended_rows(const float* x_WF, int tokens, std::int64_t window) {
     scratch_.rows()[count] = row;
     if (row[event_input("size_bytes")] > 0 || token >= tokens - kHorizon) {
       ++count;
-    } else if (count > 0) {  // a band would be other events than of a whole log
+    } else if (count > 0) {  // a band would have other events than a whole log
       throw InvalidError("window " + std::to_string(window) + ": token " + std::to_string(token) +
                          " is padding, and events are before it");
     }
@@ -161,7 +161,7 @@ void Engine::require_finite(const float* x_WF, int tokens, std::int64_t window) 
   }
 }
 
-// window_network.py: `anchor`, of one query's row.
+// Returns one query row's anchor, as window_network.py does.
 float Engine::anchor(const float* row) const {
   if (description_.anchor < 0) return 0;
   const float own = row[description_.anchor];
@@ -172,7 +172,7 @@ float Engine::anchor(const float* row) const {
   return ((target.logarithm ? std::log(value) : value) - target.shift) / target.scale;
 }
 
-// window_network.py: `to_us`.
+// Returns a latency in us, like window_network.py's `to_us`.
 float Engine::to_us(float scaled) const {
   const Scaling& target = description_.target;
   const float value = scaled * target.scale + target.shift;

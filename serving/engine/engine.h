@@ -19,7 +19,7 @@
 
 namespace swiftqueue::engine {
 
-// The forward pass for `isa`: "avx512", "avx2", "portable", or "auto" for the best this CPU has.
+// Returns the forward pass for `isa`: "avx512", "avx2", "portable", or "auto" for the CPU's best.
 // Throws InvalidError for another name, or an instruction set that this CPU lacks.
 const Kernel& select_kernel(std::string_view isa);
 
@@ -31,7 +31,7 @@ class Engine {
  public:
   // Loads an artifact; `version` is the caller's number of it, returned with each answer.
   Engine(const std::string& folder, std::string_view isa = "auto", std::int64_t version = 0);
-  // Of an artifact already read. `encoder`, if not null, was made from an artifact of the same
+  // Takes an artifact already read. `encoder`, if not null, was made from an artifact of the same
   // encoder (hash and description): it is shared, and only the head is loaded.
   Engine(const Artifact& artifact, std::shared_ptr<const EncoderWeights> encoder,
          std::string_view isa, std::int64_t version);
@@ -41,9 +41,9 @@ class Engine {
 
   std::unique_ptr<Engine> share() const;
 
-  // Latencies in us of the next H packets, y_BHL, for event windows x_BWF of `tokens` (W, at most
-  // the artifact's; fewer means less history) rows each; the encoder's outputs too unless
-  // feature_BHD is null. Of each latency y_BHL has room for `outputs` (L) values:
+  // Computes latencies in us of the next H packets, y_BHL, for event windows x_BWF of `tokens` (W,
+  // at most the artifact's; fewer means less history) rows each; the encoder's outputs too unless
+  // feature_BHD is null. For each latency y_BHL has room for `outputs` (L) values:
   // description().outputs(), which ascend where they are quantiles. Returns the version of the head
   // that answered all of them. Throws InvalidError, naming the window, if a value is NaN or
   // infinite.
@@ -55,7 +55,7 @@ class Engine {
   // the old head, if the artifact is not whole or anything but its head differs.
   void swap_head(const std::string& folder, std::int64_t version);
 
-  // The version of the head that the next call will use.
+  // Returns the version of the head that the next call will use.
   std::int64_t version() const;
   const Description& description() const { return description_; }
   const Kernel& kernel() const { return kernel_; }

@@ -10,7 +10,7 @@ namespace swiftqueue::engine {
 namespace {
 
 constexpr auto kFeatures = static_cast<std::size_t>(kEventWindowFeatureCount);
-constexpr std::size_t kLogs = 8;      // senders that an engine answers by turns; 0.2 MB each
+constexpr std::size_t kLogs = 8;      // senders that an engine answers in turn; 0.2 MB each
 constexpr int kMostEvents = 1 << 30;  // then a log begins anew, before its numbers overflow
 
 }  // namespace
@@ -26,8 +26,8 @@ EventLogs::EventLogs(const Description& description)
   }
 }
 
-// How many of the first rows are the last of a log, which they go on with; 0: none. Where its
-// oldest events are gone, a full window sees no difference: what it needs reaches back no further.
+// Returns how many of the first rows continue the end of a log; 0: none. A full window does not
+// need the log's oldest events, which may be gone: its bands reach back no further.
 int EventLogs::matched(const Log& log, const float* const* rows, int count) const {
   if (log.count == 0 || log.end > kMostEvents) return 0;
   const auto same_row = [&](int row, int kept) {

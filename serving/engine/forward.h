@@ -21,7 +21,7 @@ namespace {
 constexpr int kTileVectors = SWIFTQUEUE_TILE_VECTORS;
 constexpr int kBlockVectors = kBlock / kLanes;
 
-// What a tile of a matrix product starts from and does at the end.
+// The end of a tile of a matrix product.
 enum class Finish { kStore, kRelu };
 
 // y[r][token] = bias[r] + start[r][token] + sum_k a[r * kRow + k * kColumn] * x[k][token], for R
@@ -78,7 +78,7 @@ SWIFTQUEUE_INLINE void panel_tile(const float* a, const float* bias, const float
   }
 }
 
-// The product of `panels` panels of 16 rows, `panel_stride` floats apart, with a block's first
+// Multiplies `panels` panels of 16 rows, `panel_stride` floats apart, with a block's first
 // `vectors` vectors of tokens.
 template <int kRow, int kColumn, Finish kFinish = Finish::kStore>
 SWIFTQUEUE_INLINE void product(const float* a, std::ptrdiff_t panel_stride, int panels,
@@ -143,12 +143,12 @@ void normalise(const Norm& norm, const float* x, int vectors, float* y) {
   }
 }
 
-// Number of vectors that hold a block's tokens when `tokens` are left.
+// Returns the number of vectors that hold a block's tokens when `tokens` are left.
 SWIFTQUEUE_INLINE int vectors_for(int tokens) {
   return tokens >= kBlock ? kBlockVectors : (tokens + kLanes - 1) / kLanes;
 }
 
-// Transform, shift and scale of what is seen of a block's rows.
+// Transforms, shifts and scales the seen columns of a block's rows.
 void scale(const SeenInputs& seen, const float* const* rows, int tokens, float* scaled) {
   const int vectors = vectors_for(tokens);
   const Scales& scales = seen.scales;
@@ -165,15 +165,15 @@ void scale(const SeenInputs& seen, const float* const* rows, int tokens, float* 
   }
 }
 
-// An embedding of a block's scaled inputs.
+// Embeds a block's scaled inputs.
 SWIFTQUEUE_INLINE void embed(const Linear& embedding, int inputs, const float* scaled, int vectors,
                              float* x) {
   product<1, kPanel>(embedding.weight, inputs * kPanel, kWidth / kPanel, embedding.bias, nullptr,
                      scaled, inputs, vectors, x);
 }
 
-// Softmax over keys of scores[key][query], in place but for the division; inverse_sum[query]. The
-// sum has `S` parts: with one, keys that are hidden at either end change no bit of it.
+// Computes the softmax over keys of scores[key][query] in place, but for the division:
+// inverse_sum[query]. The sum has `S` parts: with one, hidden keys at the ends change no bit of it.
 template <int S>
 SWIFTQUEUE_INLINE void softmax(float* scores, int keys, int vectors, float* inverse_sum) {
   for (int v = 0; v < vectors; ++v) {
@@ -205,12 +205,12 @@ SWIFTQUEUE_INLINE void softmax(float* scores, int keys, int vectors, float* inve
   }
 }
 
-// Tokens [first, end) that are attended to: their keys and values, and perhaps a sink.
+// Tokens [first, end) to attend to: their keys and values, and perhaps a sink.
 struct SeenTokens {
   const float* keys;      // [slots / 64][stride][64], a head's rows 16 apart
   const float* values;    // likewise
   std::ptrdiff_t stride;  // rows from one block to the next
-  int slots;              // a token is at its number modulo this
+  int slots;              // a token's slot is its number modulo this
   int first;
   int end;
   const float* sink_key = nullptr;
@@ -229,13 +229,13 @@ SWIFTQUEUE_INLINE void by_blocks(const SeenTokens& seen, Part part) {
   }
 }
 
-// Hides nothing.
+// Hides no score.
 struct NoMask {
   void operator()(float* /*scores*/) const {}
 };
 
-// Attention of a block's queries[D][64] to what is seen: work.mixed, heads side by side. `hide` may
-// lower scores[key][query] before the softmax.
+// Attention of a block's queries[D][64] to the seen tokens: work.mixed, heads side by side. `hide`
+// may lower scores[key][query] before the softmax.
 template <typename Hide = NoMask>
 void attend(const Workspace& work, const SeenTokens& seen, const float* queries, int vectors,
             Hide hide = {}) {
@@ -250,7 +250,7 @@ void attend(const Workspace& work, const SeenTokens& seen, const float* queries,
                          nullptr, query, kHeadWidth, vectors, work.scores + number * kBlock);
     });
     hide(work.scores);
-    if (seen.sink_key != nullptr) {  // the last score; 15 rows after it are not looked at
+    if (seen.sink_key != nullptr) {  // the last score; 15 unused rows follow
       product<1, kPanel>(seen.sink_key + head * kPanel * kHeadWidth, 0, 1, nullptr, nullptr, query,
                          kHeadWidth, vectors, work.scores + count * kBlock);
     }
@@ -308,7 +308,7 @@ SWIFTQUEUE_INLINE void linear_one(const Linear& layer, const float* x, float* y)
   }
 }
 
-// The embedding of a block's events: that of SENDs or that of ACKs.
+// Embeds a block's events as SENDs or as ACKs.
 void embed_events(const EventEncoder& encoder, const float* const* rows, int tokens,
                   const Workspace& work, float* x) {
   const int vectors = vectors_for(tokens);
@@ -326,12 +326,12 @@ void embed_events(const EventEncoder& encoder, const float* const* rows, int tok
   }
 }
 
-// First row of a layer's kept keys; values follow those of each block.
+// Returns the first row of a layer's kept keys; values follow those of each block.
 SWIFTQUEUE_INLINE float* kept_rows(const KeptEvents& kept, int layer) {
   return kept.states + static_cast<std::ptrdiff_t>(layer) * kept.slots * 2 * kWidth;
 }
 
-// Keys and values of events [first, end) in a layer.
+// Returns keys and values of events [first, end) in a layer.
 SWIFTQUEUE_INLINE SeenTokens kept_events(const KeptEvents& kept, const EventLayer& layer,
                                          int number, int first, int end) {
   const float* keys = kept_rows(kept, number);
@@ -339,7 +339,7 @@ SWIFTQUEUE_INLINE SeenTokens kept_events(const KeptEvents& kept, const EventLaye
           end,  layer.sink_key,         layer.sink_value};
 }
 
-// What a layer makes of a block x, in place, attending to what is seen.
+// Applies a layer to a block x, in place, attending to the seen tokens.
 template <typename Hide = NoMask>
 void event_layer(const EventEncoder& encoder, const EventLayer& layer, const Workspace& work,
                  const SeenTokens& seen, int vectors, float* x, Hide hide = {}) {
@@ -357,12 +357,12 @@ void event_layer(const EventEncoder& encoder, const EventLayer& layer, const Wor
   }
 }
 
-// Hides from each event of a block what comes after it, and what lies a band or more before it.
+// Hides from each event of a block the later ones, and those a band or more before it.
 struct OutsideBand {
   int own;   // number of the block's first event
   int band;  // events
   int first;
-  int end;  // of the keys
+  int end;  // end of the keys
 
   void operator()(float* scores) const {
     for (int key = first; key < end; ++key) {
@@ -375,7 +375,7 @@ struct OutsideBand {
   static constexpr float kHidden = -1e30F;
 };
 
-// Puts keys and values of new events, work.fresh, where they are kept; the first is event `own`.
+// Stores keys and values of new events from work.fresh; the first is event `own`.
 SWIFTQUEUE_INLINE void keep(const KeptEvents& kept, int layer, int own, int events,
                             const Workspace& work) {
   float* rows = kept_rows(kept, layer);
@@ -386,8 +386,8 @@ SWIFTQUEUE_INLINE void keep(const KeptEvents& kept, int layer, int own, int even
   }
 }
 
-// Keys and values of the fresh events in all layers, block by block. Of each layer only those are
-// computed that queries or the next layer may need: so many bands before the end.
+// Computes keys and values of the fresh events in all layers, block by block. A layer computes only
+// those that queries or the next layer may need: so many bands before the end.
 void keep_events(const EventEncoder& encoder, const float* const* rows, int events,
                  const KeptEvents& kept, const Workspace& work) {
   const int begin = kept.end - events;
@@ -443,7 +443,7 @@ void head(const Linear& first, const Linear& second, const float* feature_D, flo
 }
 
 bool all_finite(const float* values, std::size_t count) {
-  Vec sum[4] = {};  // of x * 0: stays 0 unless an x is NaN or infinite
+  Vec sum[4] = {};  // sum of x * 0, which stays 0 unless an x is NaN or infinite
   std::size_t i = 0;
   for (; i + 4 * kLanes <= count; i += 4 * kLanes) {
     for (int v = 0; v < 4; ++v) sum[v] += load_loose(values + i + v * kLanes) * 0.0F;

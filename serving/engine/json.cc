@@ -12,7 +12,7 @@ namespace swiftqueue::engine::json {
 namespace {
 
 constexpr int kMaxDepth = 16;  // model.json nests 3 deep; a hostile file must not exhaust the stack
-constexpr std::size_t kMaxMembers = 4096;  // of one object; bounds the search for a key given twice
+constexpr std::size_t kMaxMembers = 4096;  // most of an object; bounds the search for a repeat
 
 class Parser {
  public:
@@ -110,7 +110,7 @@ class Parser {
   }
 
   std::string parse_string() {
-    ++at_;  // the quote
+    ++at_;  // skips the quote
     std::string out;
     while (true) {
       if (at_ == text_.size()) fail("a string does not end");
@@ -182,7 +182,7 @@ class Parser {
     }
   }
 
-  // from_chars takes more than JSON does ("inf", "01", "1."): the grammar is checked here.
+  // from_chars takes more than JSON does ("inf", "01", "1."), so the grammar is checked here.
   double parse_number() {
     const std::size_t start = at_;
     const auto digits = [&] {

@@ -30,9 +30,9 @@ class Value {
   const Object& object(const std::string& what) const;
   double number(const std::string& what) const;
   bool is_null() const { return std::holds_alternative<std::monostate>(content_); }
-  // A whole number in 0..2^53.
+  // Returns a whole number in 0..2^53.
   std::int64_t count(const std::string& what) const;
-  // The member `key` of an object.
+  // Returns the member `key` of an object.
   const Value& at(std::string_view key, const std::string& what) const;
   bool has(std::string_view key, const std::string& what) const;
   // Throws unless this is an object with exactly these keys.
@@ -45,7 +45,7 @@ class Value {
 // Parses one JSON document. Throws InvalidError with the reason and the byte where it stopped.
 Value parse(std::string_view text);
 
-// `text` between quotes, with what cannot be printed replaced, cut short: for error lines.
+// Returns `text` between quotes, without unprintable characters, cut short: for error lines.
 std::string quoted(std::string_view text);
 
 }  // namespace swiftqueue::engine::json

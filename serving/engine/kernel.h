@@ -21,7 +21,7 @@ inline constexpr int kWidth = 64;
 inline constexpr int kHeads = 4;
 inline constexpr int kHeadWidth = kWidth / kHeads;
 inline constexpr int kMaxFeedForward = 1024;  // a multiple of the width
-inline constexpr int kMaxLevels = 16;         // of the quantiles of a latency
+inline constexpr int kMaxLevels = 16;         // most quantiles of a latency
 inline constexpr int kMaxFeatures = 256;
 inline constexpr float kNormEpsilon = 1e-5F;  // torch.nn.LayerNorm's default
 
@@ -42,17 +42,17 @@ struct Norm {
   const float* bias;  // [D]
 };
 
-// Of K inputs.
+// Scaling of K inputs.
 struct Scales {
   const std::uint8_t* log1p;  // whether the input's logarithm is taken
   const float* shift;
   const float* inverse_scale;
 };
 
-// The inputs that a network sees of a row, and how they are scaled.
+// The inputs of a row that a network sees, and their scaling.
 struct SeenInputs {
   int count;           // K
-  const int* columns;  // of the row
+  const int* columns;  // columns of the row
   Scales scales;
 };
 
@@ -73,9 +73,9 @@ struct EventLayer {
 // last `band`, and both the sink.
 struct EventEncoder {
   int ack;             // column of a row: whether an event is an ACK
-  Linear send;         // of events, K = events.count
-  Linear acknowledge;  // likewise, of ACKs
-  Linear ask;          // of queries, K = queries.count
+  Linear send;         // embedding of SENDs, K = events.count
+  Linear acknowledge;  // embedding of ACKs, K = events.count
+  Linear ask;          // embedding of queries, K = queries.count
   SeenInputs events;
   SeenInputs queries;
   Norm norm;
@@ -95,7 +95,7 @@ struct Workspace {
   float* hidden;  // [64][64]: a part of the feed-forward layer
   float* sum;     // [D][64]
   float* last;    // [D][64]: the packets about to be sent
-  float* query;   // [D][64]: what attention asks with
+  float* query;   // [D][64]: attention's queries
 };
 
 // Keys and values of the events of a window (event_log.h), each at its number modulo `slots`.
@@ -103,23 +103,22 @@ struct KeptEvents {
   float* states;  // [layers][slots / 64][2 D][64]
   int slots;      // a multiple of 64, the events of a window or more
   int end;        // number after the last event
-  int fresh;      // so many of the last are not kept yet
+  int fresh;      // number of the last events that are not kept yet
 };
 
 struct RateEncoder;  // rate_kernel.h
 
 struct Kernel {
   const char* name;
-  // Encodes an event window given by its rows, of which the last H are queries, those before them
-  // the events. Only the fresh events are computed. feature_HD is the same, bit for bit, whatever
-  // was kept.
+  // Encodes an event window given by its rows: the last H are queries, those before them events.
+  // Only the fresh events are computed. feature_HD is the same, bit for bit, whatever was kept.
   void (*encode)(const EventEncoder& encoder, const float* const* rows, int count,
                  const KeptEvents& kept, Workspace& work, float* feature_HD);
-  // scaled_L = second(relu(first(feature_D))); `second` is padded to 16 rows.
+  // Computes scaled_L = second(relu(first(feature_D))); `second` is padded to 16 rows.
   void (*head)(const Linear& first, const Linear& second, const float* feature_D, float* scaled_L);
   bool (*all_finite)(const float* values, std::size_t count);
-  // One token of the network that forecasts rates: the sample at `place`, of which x_F holds the
-  // inputs, after those whose keys and values are in `cache`; `answer` has 16 rows.
+  // Computes one token of the network that forecasts rates: the sample at `place`, with inputs x_F,
+  // after those whose keys and values are in `cache`; `answer` has 16 rows.
   void (*rate_token)(const RateEncoder& encoder, float* cache, int place, const float* x_F,
                      float* answer);
 };

@@ -13,8 +13,8 @@ namespace swiftqueue::engine {
 inline constexpr std::string_view kOldSchemaHash =
     "ed5cfb08984c5aee135616b101e817c99cfe962ea8aaabdd3d98516674f4bed3";
 
-// Why a model of this architecture, made for features of this schema hash, is not served; empty
-// unless it is of the old form. Either may be empty, where it is not known.
+// Returns why a model of this architecture, made for features of this schema hash, is not served;
+// empty unless it is of the old form. Either argument may be empty, where it is unknown.
 inline std::string why_old(std::string_view architecture, std::string_view schema_hash) {
   if (architecture != "transformer-encoder" && architecture != "bilstm" &&
       architecture != "query-mlp" && schema_hash != kOldSchemaHash) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
 //
-// What readers of artifacts share, whichever network is in it; defined in artifact.cc.
+// The shared part of readers of artifacts, whichever network is in it; defined in artifact.cc.
 #ifndef SWIFTQUEUE_SERVING_ENGINE_READING_H_
 #define SWIFTQUEUE_SERVING_ENGINE_READING_H_
 
@@ -23,17 +23,17 @@ inline constexpr std::size_t kMaxWeightBytes = std::size_t{1} << 26;
 
 using Shapes = std::map<std::string, std::vector<std::int64_t>, std::less<>>;
 
-// A description's text; its errors say that it is no JSON.
+// Parses a description's text; its errors say that it is no JSON.
 json::Value parse_json(std::string_view text);
-// Inputs with their scaling; names are distinct.
+// Reads inputs with their scaling; names are distinct.
 std::vector<Scaling> read_features(const json::Array& list);
-// The member `key`, a whole number in least..most.
+// Returns the member `key`, a whole number in least..most.
 int bounded(const json::Value& parent, std::string_view key, const std::string& what, int least,
             int most);
 // Adds the weights of a torch.nn.TransformerEncoderLayer whose names begin with `layer`.
 void add_layer_shapes(Shapes& shapes, const std::string& layer, std::int64_t width,
                       std::int64_t hidden);
-// Refuses tensors that are not exactly those.
+// Refuses tensors with other names or shapes than `expected`.
 void require_shapes(const Tensors& tensors, const Shapes& expected);
 
 // Runs `read` on a file's content; its errors get the file's name.

@@ -28,7 +28,7 @@ struct Extent {
   std::string name;
 };
 
-// The tensor `name` of the header: its shape, and where in the data it lies.
+// Returns the shape of tensor `name` of the header, and its place in the data.
 Extent read_entry(const std::string& name, const json::Value& entry, Tensor& tensor) {
   const std::string what = "tensor " + json::quoted(name);
   entry.require_keys({"dtype", "shape", "data_offsets"}, what);

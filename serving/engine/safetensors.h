@@ -20,14 +20,14 @@ struct Tensor {
 
 using Tensors = std::map<std::string, Tensor, std::less<>>;
 
-// Parses a whole file. Throws InvalidError: truncated, offsets that overlap, leave a gap or do not
-// fit the shape, another type, a value that is NaN or infinite.
+// Parses a whole file. Throws InvalidError where it is truncated, offsets overlap, leave a gap or
+// do not fit the shape, the type is another one, or a value is NaN or infinite.
 Tensors parse_safetensors(std::string_view file);
 
 // Reads a whole file of at most `max_bytes`. Throws FileError, or InvalidError if it is larger.
 std::string read_file(const std::string& path, std::size_t max_bytes);
 
-// "(64, 24)".
+// Returns a text like "(64, 24)".
 std::string shape_text(const std::vector<std::int64_t>& shape);
 
 }  // namespace swiftqueue::engine

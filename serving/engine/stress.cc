@@ -148,7 +148,7 @@ void load_predictor(const std::string& description, const std::string& weights) 
   HeadWeights().assign(artifact);
 }
 
-// Samples of any size, in flows of any length: a forecast or one line, and nothing is allocated.
+// Tests samples of any size, in flows of any length: a forecast or one line, without allocation.
 void stress_flows(const std::string& folder, long rounds, Random& random) {
   for (const char* isa : {"avx512", "avx2", "portable"}) {
     std::unique_ptr<RateModel> model;
@@ -195,7 +195,7 @@ void stress_flows(const std::string& folder, long rounds, Random& random) {
   }
 }
 
-// Small files with the right header length, so that nearly every edit reaches the tensors' offsets.
+// Tests small files with the right header length, so that nearly every edit reaches the offsets.
 void fuzz_tensors(long rounds, Random& random) {
   const std::string header =
       R"({"a":{"dtype":"F32","shape":[2,3],"data_offsets":[0,24]},)"
@@ -256,7 +256,7 @@ void stress_windows(const std::string& folder, long rounds, Random& random) {
           goes_on ? earlier.size() / features
                   : horizon + below(random, static_cast<std::size_t>(model.tokens) - horizon + 1);
       const std::size_t padding = below(random, tokens + 1);
-      // Exactly as large as they must be, so that one step too far is seen.
+      // The window is exactly as large as it must be, so that one step too far is seen.
       std::vector<float> x_WF(tokens * features);
       std::vector<float> y_HL(horizon * static_cast<std::size_t>(model.outputs()));
       std::vector<float> feature_HD(horizon * kWidth);
@@ -338,7 +338,7 @@ int main(int argc, char** argv) {
     const auto load = [&](const std::string& description, const std::string& weights) {
       RateModel(description, weights.empty() ? whole : weights, "portable");
     };
-    if (rounds > 0) {  // it has no threads of its own to look at
+    if (rounds > 0) {  // it has no threads of its own to test
       fuzz_loader(folder, rounds, random, load);
       stress_flows(folder, rounds / 50 + 1, random);
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
 //
-// What the programs under sanitizers share (`make sanitize`).
+// Helpers of the programs under sanitizers (`make sanitize`).
 #pragma once
 
 #include <cstddef>
@@ -12,12 +12,12 @@ namespace swiftqueue::stress {
 
 using Random = std::mt19937_64;
 
-// A number below `limit`.
+// Returns a number below `limit`.
 inline std::size_t below(Random& random, std::size_t limit) {
   return std::uniform_int_distribution<std::size_t>(0, limit - 1)(random);
 }
 
-// Ends the program with a line where what must hold does not.
+// Ends the program with a line where `condition` does not hold.
 inline void require(bool condition, const char* what) {
   if (condition) return;
   std::fprintf(stderr, "stress: %s\n", what);

@@ -17,10 +17,10 @@ SWIFTQUEUE_INLINE Vec load(const float* p) { return *reinterpret_cast<const Vec*
 SWIFTQUEUE_INLINE Vec load_loose(const float* p) { return *reinterpret_cast<const LooseVec*>(p); }
 SWIFTQUEUE_INLINE void store(float* p, Vec v) { *reinterpret_cast<Vec*>(p) = v; }
 SWIFTQUEUE_INLINE Vec splat(float value) { return value - Vec{}; }
-// As instructions, since the compiler makes two of the comparison; of a NaN all three return b.
+// These are instructions, since the compiler makes two of the comparison; for a NaN all return b.
 SWIFTQUEUE_INLINE Vec max(Vec a, Vec b) {
 #if SWIFTQUEUE_LANES == 16
-  return _mm512_maskz_max_ps(0xFFFF, a, b);  // g++ 12 warns falsely of the plain one
+  return _mm512_maskz_max_ps(0xFFFF, a, b);  // g++ 12 warns falsely about the plain one
 #elif SWIFTQUEUE_LANES == 8
   return _mm256_max_ps(a, b);
 #else
@@ -28,8 +28,8 @@ SWIFTQUEUE_INLINE Vec max(Vec a, Vec b) {
 #endif
 }
 
-// A shuffle of vectors a and b: of each group of 2 * kHalf lanes, half of a's lanes and half of
-// b's, of each the first (kPart 0) or the second (1) half.
+// Shuffles vectors a and b: for each group of 2 * kHalf lanes it takes half of a's lanes and half
+// of b's, the first half of each (kPart 0) or the second (1).
 template <int kHalf, int kPart>
 struct Halves {
   static constexpr int lane(int i) {
@@ -69,7 +69,7 @@ SWIFTQUEUE_INLINE Vec inverse_sqrt(Vec v) {
   return load(values);
 }
 
-// 2^x for x <= 0, relative error below 2e-7; below 2^-126 it stays there (a softmax weight of 0).
+// Returns 2^x for x <= 0, relative error below 2e-7; below 2^-126 it stays there (weight 0).
 SWIFTQUEUE_INLINE Vec exp2_negative(Vec x) {
   const Vec round = splat(12582912.0F);  // 1.5 * 2^23: adding it rounds to a whole number
   x = max(x, splat(-126.0F));
@@ -82,14 +82,14 @@ SWIFTQUEUE_INLINE Vec exp2_negative(Vec x) {
   p = p * f + 2.40222421e-1F;
   p = p * f + 6.93146978e-1F;
   p = p * f + 1.0F;
-  // The whole part lies in the lowest bits of `shifted`; unsigned, since of an infinite score (the
+  // The whole part lies in the lowest bits of `shifted`; unsigned, since for an infinite score (the
   // caller will refuse the window) it may be anything.
   const WordVec exponent = reinterpret_cast<WordVec>(shifted) << 23;
   return reinterpret_cast<Vec>(reinterpret_cast<WordVec>(p) + exponent);
 }
 
-// log(1 + x) for finite x >= 0. The logarithm's polynomial is that of Cephes' logf (S. Moshier);
-// what 1 + x rounds away is added back to first order.
+// Returns log(1 + x) for finite x >= 0. The logarithm's polynomial is that of Cephes' logf
+// (S. Moshier); the rounding error of 1 + x is added back to first order.
 SWIFTQUEUE_INLINE Vec log1p_positive(Vec x) {
   const Vec u = x + 1.0F;
   const Vec lost = (x - (u - 1.0F)) / u;

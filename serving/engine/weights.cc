@@ -28,7 +28,7 @@ AlignedFloats copied(const std::vector<float>& values) {
   return floats;
 }
 
-// Of a query's weight: exp(q.k / sqrt(d)) = 2^(q.k * log2(e) / sqrt(d)).
+// Scales a query's weight: exp(q.k / sqrt(d)) = 2^(q.k * log2(e) / sqrt(d)).
 float for_softmax(float value) {
   return static_cast<float>(value * (std::numbers::log2e / std::sqrt(double{kHeadWidth})));
 }
@@ -141,7 +141,7 @@ Scratch::Scratch(const Description& description)
       {&view_.last, kWidth * kBlock},
       {&view_.query, kWidth * kBlock},
   };
-  // Memory of its own for each, so that the address sanitizer sees a step from one into another.
+  // Each has memory of its own, so that the address sanitizer sees a step from one into another.
   for (const auto& [part, floats] : parts) {
     storage_.emplace_back(floats);
     *part = storage_.back().data();

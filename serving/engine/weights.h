@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
 //
-// An artifact's weights in the layout that the kernels read (kernel.h), with what can be computed
-// once computed once.
+// An artifact's weights in the layout that the kernels read (kernel.h), with constant parts
+// computed once.
 #ifndef SWIFTQUEUE_SERVING_ENGINE_WEIGHTS_H_
 #define SWIFTQUEUE_SERVING_ENGINE_WEIGHTS_H_
 

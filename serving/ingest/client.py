@@ -115,7 +115,7 @@ class IngestClient:
         if not SENDER_NAME.fullmatch(sender):
             raise ValueError(f"sender {sender!r}: must be 1 to 64 of A-Z a-z 0-9 . _ -")
         if token is not None and not TOKEN.fullmatch(token):
-            raise ValueError(f"sender {sender}: its token is none: 16 to 256 letters, digits, . _ ~ + / = -")
+            raise ValueError(f"sender {sender}: the token must be 16 to 256 letters, digits, . _ ~ + / = -")
         self.sender, self.shipped = sender, ShippingCounts()
         self._host, self._port = host_and_port(url)
         self._tls = ssl.create_default_context(cafile=ca) if url.startswith("https:") else None

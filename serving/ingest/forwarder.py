@@ -114,7 +114,7 @@ class SenderClients:
         self.counts = counts
         self._connect, self._most = connect, most
         self._there: dict[str, NamedSender] = {}
-        self._ends: dict[threading.Event, str] = {}  # of clients that ship their last batches, in their order
+        self._ends: dict[threading.Event, str] = {}  # the ends of clients that ship their last batches
         self._closers = ThreadPoolExecutor(CLOSERS, "forwarder-closer")
 
     def client(self, sender: NamedSender, number: int) -> IngestClient | None:

@@ -59,7 +59,7 @@ MISSING_EVENTS: Final = prometheus.Counter(
 )
 APPEND_SECONDS: Final = prometheus.Histogram(
     "swiftqueue_ingest_append_seconds",
-    "one durable append, of the batches of all requests that waited for it",
+    "seconds of a durable append of all waiting batches",
     buckets=(0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5),
 )
 QUEUE_DEPTH: Final = prometheus.Gauge(
@@ -67,7 +67,7 @@ QUEUE_DEPTH: Final = prometheus.Gauge(
 )
 COMPACT_SECONDS: Final = prometheus.Histogram(
     "swiftqueue_ingest_compact_seconds",
-    "one run of the compaction",
+    "seconds of a run of the compaction",
     buckets=(0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30),
 )
 COMPACT_FAILURES: Final = prometheus.Counter(

@@ -120,7 +120,9 @@ def control_headers(address: str = "") -> dict[str, str]:
         return {}
     host, _, number = address.rpartition(":")
     if host in (LOOPBACK, "localhost", "[::1]") and not elsewhere() and stranger_listens(int(number)):
-        raise PermissionError(f"another user listens at {address}, and is not told what controls our Triton")
+        raise PermissionError(
+            f"another user listens at {address}, so it is not told the secret of our Triton"
+        )
     return {f"triton-grpc-protocol-{CONTROL_KEY}": control_secret_file().read_text().strip()}
 
 

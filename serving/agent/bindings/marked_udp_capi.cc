@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // C interface of marked_udp.h for Python's ctypes (serving/agent/bindings/marked_udp.py). No
-// exception crosses it: what failed is a line in `error`, of kErrorBytes bytes.
+// exception crosses it: a failure writes a line into `error`, of kErrorBytes bytes.
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -53,12 +53,12 @@ MarkedUdp* sq_udp_new(const char* agent, const char* name, char* error) {
 
 void sq_udp_free(MarkedUdp* udp) { delete udp; }
 
-// The flow's id, or -1.
+// Returns the flow's id, or -1.
 int sq_udp_add_flow(MarkedUdp* udp, const char* host, int port, int l4s, char* error) {
   return guarded(error, -1, [&] { return udp->add_flow(host, port, l4s != 0); });
 }
 
-// 0, or -1. flows_H and bytes_H: 8 each, of the payloads.
+// Returns 0, or -1. flows_H has 8 flows, bytes_H the 8 payload sizes.
 int sq_udp_plan(MarkedUdp* udp, const std::int32_t* flows_H, const std::int32_t* bytes_H,
                 std::int64_t due_ns, char* error) {
   return guarded(error, -1, [&] {
@@ -69,7 +69,7 @@ int sq_udp_plan(MarkedUdp* udp, const std::int32_t* flows_H, const std::int32_t*
   });
 }
 
-// 0, or -1.
+// Returns 0, or -1.
 int sq_udp_send(MarkedUdp* udp, int flow, const void* payload, std::size_t bytes, sq_udp_sent* out,
                 char* error) {
   return guarded(error, -1, [&] {

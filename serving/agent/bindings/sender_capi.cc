@@ -43,8 +43,8 @@ void sq_guard_defaults(double* alpha, int* pair_packets, double* most_growth,
   *most_advantage = params.most_advantage;
 }
 
-// Null for parameters that cannot be, or when out of memory. `guard_packets` of a pair; 0: no
-// guard.
+// Returns null for impossible parameters, or when out of memory. A pair has `guard_packets`
+// packets; 0: no guard.
 QueueController* sq_controller_new(double margin_us, double margin_share,
                                    std::int32_t max_moved_unacked, double max_moved_share,
                                    double charge_us, double least_probability,
@@ -54,7 +54,7 @@ QueueController* sq_controller_new(double margin_us, double margin_share,
     GuardParams guard;
     guard.on = guard_packets > 0;
     if (guard.on) guard.pair_packets = guard_packets;
-    guard.most_growth = guard.most_advantage = 0;  // nobody says here what was sent
+    guard.most_growth = guard.most_advantage = 0;  // this interface has no `sent`
     return new QueueController({margin_us, margin_share, max_moved_unacked, max_moved_share,
                                 charge_us, least_probability, probability_margin, deadline_us,
                                 guard});
@@ -68,9 +68,9 @@ std::int64_t sq_controller_moved_unacked(const QueueController* controller) {
   return static_cast<std::int64_t>(controller->moved_unacked());
 }
 
-// Of a batch of 8: flow and default queue in, predicted_us_2HL in (classic, then default queue),
-// chosen queue out. `levels` are those of quantiles, in which case predicted_us_2HL has as many of
-// each latency; without, it has one. 0, or -1 when out of memory.
+// Takes a batch of 8: flows, default queues and predicted_us_2HL (classic, then default queue).
+// Writes the chosen queues. With the quantiles `levels` predicted_us_2HL has as many values of each
+// latency; without, it has one. Returns 0, or -1 when out of memory.
 int sq_controller_choose(QueueController* controller, std::int64_t first_packet,
                          std::int64_t now_ns, std::int32_t in_flight, const std::int32_t* flow_id,
                          const std::uint8_t* default_queue, const float* predicted_us_2HL,
@@ -91,7 +91,7 @@ int sq_controller_choose(QueueController* controller, std::int64_t first_packet,
   return 0;
 }
 
-// Of one packet: `BatchAnswer::better`.
+// Returns `BatchAnswer::better` for one packet.
 double sq_controller_better(const double* levels, std::size_t level_count,
                             const float* classic_us_L, const float* l4s_us_L, double deadline_us) {
   return BatchAnswer{{levels, level_count}, classic_us_L, l4s_us_L}.better(0, deadline_us);
@@ -106,8 +106,8 @@ void sq_controller_acked(QueueController* controller, std::int64_t packet) {
   controller->acked(packet, 0, true);  // only the guard reads the rest
 }
 
-// How many of `values` a trial's test at `alpha` looks at before it ends; `verdict` is 1 where it
-// is settled that their mean is above 0, -1 where it gave up, 0 where they did not suffice.
+// Returns how many of `values` a trial's test at `alpha` looks at before it ends; `verdict` is 1
+// where their mean is settled above 0, -1 where it gave up, 0 where they did not suffice.
 std::int64_t sq_guard_test(double alpha, const double* values, std::int64_t count, int* verdict) {
   HelpTest test(alpha, Guard::kMostPairs[0], Guard::kHopeless[0]);
   *verdict = 0;
@@ -120,7 +120,7 @@ std::int64_t sq_guard_test(double alpha, const double* values, std::int64_t coun
   return count;
 }
 
-// Null for parameters that cannot be, or when out of memory.
+// Returns null for impossible parameters, or when out of memory.
 Guard* sq_guard_new(double alpha, std::uint64_t seed, int pair_packets, double most_growth,
                     double most_advantage) {
   try {
@@ -136,7 +136,7 @@ Guard* sq_guard_new(double alpha, std::uint64_t seed, int pair_packets, double m
 }
 void sq_guard_free(Guard* guard) { delete guard; }
 
-// 1 where the packets are to be moved, else 0; -1 when out of memory.
+// Returns 1 where the packets are to be moved, else 0; -1 when out of memory.
 int sq_guard_rule(Guard* guard, std::int32_t receiver, std::int64_t now_ns, std::int64_t* arm) {
   try {
     const auto ruling = guard->rule(receiver, now_ns);
@@ -150,7 +150,7 @@ int sq_guard_moves(Guard* guard, std::int32_t receiver, int decided, std::int64_
   return guard->moves(receiver, decided != 0, arm) ? 1 : 0;
 }
 
-// A packet of a flow that may be moved, or not. 0, or -1 when out of memory.
+// Notes a packet of a flow that may be moved, or not. Returns 0, or -1 when out of memory.
 int sq_guard_carried(Guard* guard, std::int32_t receiver, std::int64_t sent_ns,
                      std::int64_t before_ns, int movable, double bytes) {
   try {
@@ -164,7 +164,7 @@ int sq_guard_carried(Guard* guard, std::int32_t receiver, std::int64_t sent_ns,
 int sq_guard_keeps(Guard* guard, std::int32_t receiver, std::int64_t arm) {
   return guard->keeps(receiver, arm) ? 1 : 0;
 }
-// 0, or -1 when out of memory.
+// Returns 0, or -1 when out of memory.
 int sq_guard_sent(Guard* guard, std::int64_t packet, std::int64_t sent_ns, std::int32_t receiver,
                   std::uint8_t queue, std::int64_t arm) {
   try {
@@ -177,8 +177,8 @@ int sq_guard_sent(Guard* guard, std::int64_t packet, std::int64_t sent_ns, std::
 void sq_guard_acked(Guard* guard, std::int64_t packet, std::int64_t acked_ns, int known) {
   guard->acked(packet, acked_ns, known != 0);
 }
-// Receivers on trial, moved to and stopped; trials, trials passed, stops, pairs, stops by growth
-// and by advantage.
+// Writes the receivers on trial, moved to and stopped; then trials, trials passed, stops, pairs,
+// stops by growth and by advantage.
 void sq_guard_counts(const Guard* guard, std::int64_t* counts_9) {
   const Guard::Counts& counts = guard->counts();
   std::copy(counts.receivers.begin(), counts.receivers.end(), counts_9);

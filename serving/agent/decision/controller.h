@@ -31,7 +31,7 @@ namespace swiftqueue::agent {
 inline constexpr std::uint8_t kClassic = 0;  // numbers as in feature_store/events/event_stream.h
 inline constexpr std::uint8_t kL4s = 1;
 
-// Flows in the classic queue that are remembered; packets of more keep their default queue.
+// Remembered flows in the classic queue; packets of further flows keep their default queue.
 inline constexpr std::size_t kMaxClassicFlows = 1 << 14;
 
 using Queues = std::array<std::uint8_t, kHorizon>;
@@ -41,16 +41,16 @@ using Batch = std::array<Candidate, kHorizon>;  // about to be sent, each with i
 // Latencies predicted for a batch, in us.
 struct BatchLatencies {
   std::array<float, kHorizon> classic_us_H;
-  std::array<float, kHorizon> default_us_H;  // each packet in its default queue
+  std::array<float, kHorizon> default_us_H;  // with each packet in its default queue
 };
 
 // An answer about a batch: one latency of each packet and queue, or its quantiles.
 struct BatchAnswer {
-  std::span<const double> levels;  // of quantiles, ascending, the median among them; or empty
+  std::span<const double> levels;  // levels of quantiles, ascending, with the median; or empty
   const float* classic_us_HL;
   const float* default_us_HL;
 
-  // Values of each latency.
+  // Number of values of each latency.
   std::size_t outputs() const { return levels.empty() ? 1 : levels.size(); }
 
   // The one latency of each packet, or its median.
@@ -75,30 +75,31 @@ struct BatchAnswer {
   }
 };
 
-// How willingly packets change queues.
+// Margins and limits that decide when packets change queues.
 struct ControllerParams {
   // Hysteresis: the other queue must be better by both margins, or a flow would alternate between
   // queues whose predictions differ by noise, and every change of queue may reorder its packets.
   double margin_us = 1'000;   // the L queue's marking step: RFC 9332 A.1, 1 ms as in Linux
-  double margin_share = 0.1;  // of the predicted latency in the flow's present queue
-  // A burst moved on one prediction fills the queue it was moved to before its first ACK can say
-  // so. Packets moved and not yet acknowledged, of all flows, or given up (kGiveUpNs): so many, or
-  // this share of the packets in flight, whichever is more. Far below what is in flight a limit
-  // sends a flow's packets to both queues by turns (simulation/doc/lab.md, "Second evidence").
+  double margin_share = 0.1;  // share of the predicted latency in the flow's present queue
+  // A burst moved on one prediction fills its new queue before its first ACK can say so. So packets
+  // moved and neither acknowledged nor given up (kGiveUpNs), of all flows, are limited: to this
+  // many or this share of the packets in flight, whichever is more. Far below the packets in flight
+  // a limit sends a flow's packets to both queues by turns (simulation/doc/lab.md, "Second
+  // evidence").
   std::int32_t max_moved_unacked = 128;
   double max_moved_share = 0.75;
-  // What a moved packet costs the others in the classic queue, as far as its sender takes it upon
+  // Cost of a moved packet for the others in the classic queue, as far as its sender takes it upon
   // itself: a packet is moved only where its own predicted gain is larger.
   double charge_us = 0;
   // The rule on a probability, in place of the two margins, where a model gives quantiles: a packet
   // is moved where the classic queue is better with more than this probability. 0: no such rule.
   double least_probability = 0;
-  double probability_margin = 0.1;  // hysteresis: so much below it, a flow goes back
-  double deadline_us = 0;           // says what better is (BatchAnswer); 0: none
+  double probability_margin = 0.1;  // hysteresis: this much below the least, a flow goes back
+  double deadline_us = 0;           // deadline of `BatchAnswer::better`; 0: none
   GuardParams guard = {};
 };
 
-// A batch as chosen: the queue of each packet, and which arm of the guard it is.
+// The choice about a batch: the queue of each packet, and its arm of the guard.
 struct BatchChoice {
   Queues queues;
   Arms arms{};
@@ -143,8 +144,8 @@ class QueueController {
       chosen.queues[i] = kClassic;
       watch(batch[i], now_ns);
       if (batch[i].queue == kClassic) continue;
-      // What it would be without the guard is remembered, so that the guard's coin changes nothing
-      // of which batches are asked about next.
+      // The choice without the guard is remembered, so that the guard's coin changes nothing about
+      // which batches are asked about next.
       chosen.queues[i] = choose_one(batch[i].flow_id, answered, predicted, i);
       remember(batch[i].flow_id, chosen.queues[i]);
       if (chosen.queues[i] != kClassic) continue;
@@ -158,8 +159,8 @@ class QueueController {
     return chosen;
   }
 
-  // Notes that packets of a flow went out with their default marking, so the flow is in the L4S
-  // queue again.
+  // Notes that packets of a flow went out with their default marking: the flow is in the L4S queue
+  // again.
   void keep_default(std::int32_t flow_id) { remember(flow_id, kL4s); }
 
   // Notes a packet that followed a decision with this arm.
@@ -183,10 +184,10 @@ class QueueController {
     dead_ = 0;
   }
 
-  // Whether an earlier decision to move still counts for its flow's further packets.
+  // Returns whether an earlier decision to move still counts for its flow's further packets.
   bool keeps(std::int32_t receiver, Arm arm) { return guard_.keeps(receiver, arm); }
-  // Where a flow's next packet goes by an earlier decision of the queue `decided`, packet by
-  // packet.
+  // Returns where a flow's next packet goes by an earlier decision of the queue `decided`, packet
+  // by packet.
   bool moves(std::int32_t receiver, bool decided, Arm arm) {
     return guard_.moves(receiver, decided, arm);
   }
@@ -208,8 +209,8 @@ class QueueController {
     }
 
    private:
-    // What becomes of the receiver's next packet of the batch: once a pair has its packets, the
-    // rest keep the arm, which says what the batch is, and no part in the comparison.
+    // Rules on the receiver's next packet of the batch: once a pair has its packets, the rest keep
+    // the arm, which names the batch, and take no part in the comparison.
     static Guard::Ruling next(Guard::Ruling& ruling) {
       if (ruling.arm == 0) return ruling;
       if (ruling.packets == 0) return {ruling.rest_moves, ruling.arm, 0};
@@ -224,13 +225,13 @@ class QueueController {
   };
 
   static constexpr std::int64_t kNever = std::numeric_limits<std::int64_t>::min() / 2;
-  // A flow whose rate is watched, and when it sent last.
+  // A flow whose rate is watched, and its last sending time.
   struct WatchedFlow {
     std::int64_t flow_id = kNever;
     bool movable = true;
     std::int64_t sent_ns = kNever;
   };
-  static constexpr std::size_t kWatched = 1024;                 // flows, by a hash
+  static constexpr std::size_t kWatched = 1024;                 // flows, in a table by hash
   static constexpr std::int64_t kKeepsPlaceNs = 1'000'000'000;  // since it sent last
 
   WatchedFlow& watched_of(std::int32_t flow_id) {
@@ -273,12 +274,12 @@ class QueueController {
     return in_classic != change ? kClassic : kL4s;
   }
 
-  // Whether the other queue is better by both margins.
+  // Returns whether the other queue is better by both margins.
   bool gains(double stay_us, double change_us) const {
     return stay_us - change_us > std::max(params_.margin_us, params_.margin_share * stay_us);
   }
 
-  // Whether a flow changes queues where the classic one is better with this probability.
+  // Returns whether a flow changes queues where the classic one is better with this probability.
   bool likely(double better, bool in_classic) const {
     return in_classic ? better < params_.least_probability - params_.probability_margin
                       : better > params_.least_probability;
@@ -317,11 +318,11 @@ class QueueController {
 
   ControllerParams params_;
   Guard guard_;
-  double limit_ = 0;                         // as of the last batch
+  double limit_ = 0;                         // for the last batch
   std::vector<std::int32_t> classic_flows_;  // L4S-capable ones now in the classic queue, sorted
-  std::vector<MovedPacket> moved_;           // by packet
-  std::size_t dead_ = 0;                     // of them
-  std::vector<WatchedFlow> watched_;         // made with the first one
+  std::vector<MovedPacket> moved_;           // ordered by packet
+  std::size_t dead_ = 0;                     // acknowledged entries of moved_
+  std::vector<WatchedFlow> watched_;         // allocated for the first one
 };
 
 }  // namespace swiftqueue::agent

@@ -13,10 +13,10 @@
 namespace swiftqueue::agent {
 namespace {
 
-constexpr int kFirstTokens = 64;  // of the window kept until a model says its own
-// Whose ACKs are waited for: a gigabit of 1,500-byte packets over 100 ms has 1,042 in flight.
+constexpr int kFirstTokens = 64;  // window size until a model says its own
+// Batches whose ACKs are waited for: 1 Gbit/s of 1,500-byte packets over 100 ms has 1,042 of them.
 constexpr std::size_t kDecidedBatches = 4096;
-constexpr float kMaxErrorUs = 1e12F;  // what a sender calls a latency may be any number
+constexpr float kMaxErrorUs = 1e12F;  // a sender may send any number as a latency
 constexpr int kRoom = 64;  // packets given up at once: few, since other senders wait meanwhile
 constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 
@@ -147,7 +147,7 @@ bool DecisionLoop::acked(std::uint32_t sender, const AckedFrame& frame, const ch
   if (!counted(stream, [&] {
         return stream.sender.acked(frame.packet, frame.acked_ns, frame.latency_us);
       })) {
-    return true;  // of a packet that is not known, or not any more
+    return true;  // the packet is unknown by now
   }
   if (stream.sender.receivers() > kMaxFlows) {
     why = "it has sent to more than 1048576 receivers; use their ids again, or connect anew";
@@ -202,7 +202,7 @@ bool DecisionLoop::batch(std::uint32_t sender, const BatchFrame& frame, std::int
   if (!question || stream.outstanding >= pending_.size() - outstanding_) {
     return keep(Outcome::kError);
   }
-  // A batch that is due long after the others keeps its place; theirs go round it.
+  // A batch that is due long after the others keeps its slot; the others go round it.
   while (slot_of(last_ticket_ + 1).ticket != 0) ++last_ticket_;
   PendingBatch& pending = slot_of(last_ticket_ + 1);
   if (!predictor_.ask(last_ticket_ + 1, x_BWF_.data(), question->windows, due_ns)) {
@@ -224,7 +224,7 @@ bool DecisionLoop::batch(std::uint32_t sender, const BatchFrame& frame, std::int
 void DecisionLoop::run(std::int64_t until_ns) {
   if (!due_.empty()) until_ns = std::min(until_ns, due_.front().due_ns);
   bool answered = false;
-  do {  // the first one is waited for, more are taken where they are there
+  do {  // the first answer is waited for, further ones are taken where they are there
     answered = predictor_.next(answer_, until_ns);
     const std::int64_t now_ns = monotonic_ns();
     if (heartbeat_ != nullptr) heartbeat_->beat(now_ns);
@@ -262,13 +262,13 @@ void DecisionLoop::take_answer(std::int64_t now_ns) {
   if (stream.decided.empty()) stream.decided.resize(kDecidedBatches);
   DecidedBatch& decided = stream.decided[number % kDecidedBatches];
   decided = {first_packet, decision.predicted, {}, decision.arms};
-  // A packet that went before its decision came went to its default queue, as far as is known.
+  // A packet sent before its decision came went to its default queue, as far as is known.
   for (std::size_t i = 0; i < kHorizon; ++i) decided.sent[i] = pending.question.batch[i].queue;
   deliver(stream, pending.now_ns, first_packet, decision, answer_.version,
           static_cast<float>(round_trip_ns) / 1e3F);
 }
 
-// Ends what is due; what was answered falls out as well, once it is the earliest.
+// Ends the batches that are due; answered ones fall out as well, once they are the earliest.
 void DecisionLoop::end_due(std::int64_t now_ns) {
   while (!due_.empty()) {
     const Deadline first = due_.front();

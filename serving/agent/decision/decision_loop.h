@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The decision loop: takes what senders send, have acknowledged and are about to send, asks the
-// predictor, and answers each batch when it is due at the latest. No batch ever waits longer: one
-// without an answer keeps its default marking and is counted.
+// The decision loop: takes senders' packets, ACKs and coming batches, asks the predictor, and
+// answers each batch when it is due at the latest. No batch ever waits longer: one without an
+// answer keeps its default marking and is counted.
 //
 // One thread owns it. Apart from a sender's first packets it allocates nothing per packet.
 //
-// What senders can make it hold is bounded: packets that are remembered (kMaxRemembered of one
-// sender, kAllRemembered of all), flows and receivers (kMaxFlows, kAllFlows of each) and batches
-// under way (kMaxOutstanding, of which a sender gets as many as then stay free).
+// Senders' memory is bounded: remembered packets (kMaxRemembered of one sender, kAllRemembered of
+// all), flows and receivers (kMaxFlows, kAllFlows of each) and batches under way (kMaxOutstanding,
+// of which a sender gets as many as then stay free).
 #ifndef SWIFTQUEUE_SERVING_AGENT_DECISION_LOOP_H_
 #define SWIFTQUEUE_SERVING_AGENT_DECISION_LOOP_H_
 
@@ -30,7 +30,7 @@
 
 namespace swiftqueue::agent {
 
-// Packets of all senders that are remembered; then the sender with the most gives up its oldest.
+// Most remembered packets of all senders; then the sender with the most gives up its oldest.
 inline constexpr std::int64_t kAllRemembered = 1 << 20;
 // Flows, and receivers, are remembered until their sender goes. A sender may have kMaxFlows of
 // each, or its share once all senders together have kAllFlows.
@@ -38,7 +38,7 @@ inline constexpr std::size_t kMaxFlows = 1 << 20;
 inline constexpr std::size_t kAllFlows = 1 << 21;
 inline constexpr std::size_t kMaxSenders = 256;
 
-// Where a sender's decisions go.
+// Receives a sender's decisions.
 class DecisionTaker {
  public:
   virtual ~DecisionTaker() = default;
@@ -51,15 +51,15 @@ class DecisionLoop {
   DecisionLoop(Predictor& predictor, const ControllerParams& params, Statistics& statistics,
                FrameSink* telemetry, Heartbeat* heartbeat = nullptr);
 
-  // A sender comes (its number, from 1, is returned) or goes; batches of one that went count as
+  // Opens a sender (and returns its number, from 1) or closes it; batches of a closed one count as
   // late.
   std::uint32_t open(std::string_view name, DecisionTaker& taker);
   void close(std::uint32_t sender);
 
-  // What a sender says, in its order. False: it cannot be, and `why` is one line about it.
+  // Take a sender's frames, in order. False: a frame is impossible, and `why` is a line about it.
   bool sent(std::uint32_t sender, const SentFrame& frame, const char*& why);
   bool acked(std::uint32_t sender, const AckedFrame& frame, const char*& why);
-  // The batch is decided, or given its default marking, by `due_ns`.
+  // Decides the batch, or gives it its default marking, by `due_ns`.
   bool batch(std::uint32_t sender, const BatchFrame& frame, std::int64_t due_ns, const char*& why);
 
   // Takes answers and ends what is due, until `until_ns` at the latest; returns early when
@@ -80,24 +80,24 @@ class DecisionLoop {
     Stream(std::uint32_t number, std::string_view called, int tokens,
            const ControllerParams& params, const EventStream::Pool& pool, DecisionTaker& to)
         : id(number), name(called), sender(tokens, params, pool), taker(to) {}
-    // The decision about a packet's batch, if there was one and it is not long ago; else null.
+    // Returns the decision about a packet's batch; null if there was none, or it is long ago.
     DecidedBatch* decided_about(std::int64_t packet);
 
     std::uint32_t id;
     std::string name;
     Sender sender;
     DecisionTaker& taker;
-    std::int64_t last_packet = -1;      // sent
+    std::int64_t last_packet = -1;      // last packet sent
     std::int64_t last_batch = -1;       // first packet of the last one asked about
     std::size_t outstanding = 0;        // batches under way
-    bool overflowed = false;            // it was said
-    std::vector<DecidedBatch> decided;  // ring by batch number, made with the first one
+    bool overflowed = false;            // whether it was reported
+    std::vector<DecidedBatch> decided;  // ring by batch number, allocated for the first one
   };
   struct PendingBatch {
-    std::uint64_t ticket = 0;  // 0: free
+    std::uint64_t ticket = 0;  // 0: the slot is free
     Stream* stream = nullptr;
     Question question;
-    std::int64_t now_ns = 0;  // of the question, the sender's clock
+    std::int64_t now_ns = 0;  // time of the question, by the sender's clock
     std::int64_t asked_ns = 0;
     std::int64_t due_ns = 0;
   };
@@ -109,7 +109,7 @@ class DecisionLoop {
 
   Stream& stream_of(std::uint32_t sender) { return *streams_.at(sender); }
   PendingBatch& slot_of(std::uint64_t ticket) { return pending_[ticket % kMaxOutstanding]; }
-  // Keeps the totals while `change` changes a sender, and the bound on them.
+  // Runs `change` on a sender, and keeps the totals and the bound on them.
   template <typename Change>
   auto counted(Stream& stream, Change change);
   void make_room();
@@ -126,8 +126,8 @@ class DecisionLoop {
   Heartbeat* const heartbeat_;
   const EventStream::Pool pool_ = std::make_shared<swiftqueue::detail::EventPool>();
   std::map<std::uint32_t, std::unique_ptr<Stream>> streams_;
-  std::size_t flows_ = 0;      // of all senders
-  std::size_t receivers_ = 0;  // likewise
+  std::size_t flows_ = 0;      // flows of all senders
+  std::size_t receivers_ = 0;  // receivers of all senders
   std::uint32_t last_stream_ = 0;
   std::vector<float> x_BWF_;
   std::vector<PendingBatch> pending_;  // ring by ticket

@@ -1,21 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
 //
-// The guard: packets to a receiver are moved only while it is settled that moving helps there. This
-// file is its only definition; the agent and the simulator use it.
-// Pure: no I/O, no clock, no thread. It knows nothing of queues but the latencies that came.
+// The guard: moves packets to a receiver only while it is settled that moving helps there. This
+// file file is its only definition; the agent and the simulator use it. Pure: no I/O, no clock, no
+// thread. It knows nothing of queues but the latencies of their packets.
 //
-// Of the batches that the controller would move some are pairs: a coin says which of the two is
-// moved, and the other keeps its default queue. The first packet of each tells its latency, and a
+// Some of the batches that the controller would move form pairs: a coin says which of the two is
+// moved, and the other keeps its default queue. The first packet of each gives its latency, and a
 // test asks whether the moved one's is lower on average. Until that is settled all other batches
 // keep their default queue (a trial); from then on they are moved, and it must be settled again
 // and again. Where it is not, moving stops, and after a pause, each twice as long, there is a
 // trial.
 //
 // A pair compares the queues of one moment. It cannot see that moved packets escape marks, so that
-// their flows grow, and others have less and wait longer. So rates are watched too: where the flows
-// that are moved gain settledly on the sender's classic flows to the same receiver, moving stops as
-// well. Where there are none, moving stops where the moved flows send settledly more. While rates
-// are watched, moving begins with a part of the batches (rate_watch.h).
+// their flows grow, and others get less and wait longer. So rates are watched too: where the moved
+// flows settledly gain on the sender's classic flows to the same receiver, moving stops as well.
+// Where there are no classic flows, moving stops where the moved flows send settledly more. While
+// rates are watched, moving begins with a part of the batches (rate_watch.h).
 //
 // Per receiver: bounded memory, O(1) for each decision, packet and ACK.
 #ifndef SWIFTQUEUE_SERVING_AGENT_GUARD_H_
@@ -38,46 +38,46 @@ namespace swiftqueue::agent {
 
 struct GuardParams {
   bool on = false;
-  // How likely it is at most that a receiver at which moving never helps is ever moved to beyond
-  // its trials, however long it is watched.
+  // Largest probability that a receiver at which moving never helps is ever moved to beyond its
+  // trials, however long it is watched.
   double alpha = 0.05;
-  std::uint64_t seed = 1;  // of the coins
-  // Packets of a batch that are a pair's; the others do as the state says.
+  std::uint64_t seed = 1;  // seed of the coins
+  // Packets of a batch that belong to a pair; the others follow the state.
   int pair_packets = 1;
-  // How much the ratio of a moved flow's rate to a classic one's may grow, as a share; 0: nobody
-  // looks.
+  // Largest growth of the ratio of a moved flow's rate to a classic one's, as a share; 0: it is not
+  // watched.
   double most_advantage = 0.5;
-  // How much a moved flow's rate may grow where there are no classic flows, or nobody looks at
-  // them.
+  // Largest growth of a moved flow's rate, as a share, where there are no classic flows, or they
+  // are not watched.
   double most_growth = 0.5;
 };
 
-// Which side of which pair a packet is on: 0 is none. Unique in a guard's life.
+// The side and pair that a packet belongs to; 0 is none. Unique in a guard's life.
 using Arm = std::int64_t;
 
 class Guard {
  public:
-  // Batches between two pairs, that all do as the state says. A trial costs by its pairs, so they
-  // come soon; while packets are moved the batch that is held costs.
+  // Batches between two pairs, which all follow the state. A trial costs by its pairs, so they come
+  // soon; while packets are moved the held batch costs.
   static constexpr std::array kRest{2, 14};
-  static constexpr std::array kMostPairs{192, 384};  // then it is not settled
+  static constexpr std::array kMostPairs{192, 384};  // then it counts as not settled
   static constexpr std::array kHopeless{6.0, 20.0};
-  static constexpr std::size_t kPairs = 4;                 // of a receiver, under way
-  static constexpr std::size_t kMaxReceivers = 1024;       // those beyond keep their default queue
-  static constexpr std::int64_t kIdleNs = 60'000'000'000;  // then a receiver may be forgotten
-  // After a trial that failed. Moving that is watched takes seconds to begin, so it is in no hurry,
+  static constexpr std::size_t kPairs = 4;                 // pairs of a receiver under way
+  static constexpr std::size_t kMaxReceivers = 1024;       // further ones keep their default queue
+  static constexpr std::int64_t kIdleNs = 60'000'000'000;  // a silent receiver may be forgotten
+  // First pause after a failed trial. Watched moving takes seconds to begin, so it is in no hurry,
   // and each trial costs.
   static constexpr std::int64_t kFirstPauseNs = 2'000'000'000;
   static constexpr std::int64_t kFirstWatchedPauseNs = 8'000'000'000;
   static constexpr std::int64_t kLongestPauseNs = 512'000'000'000;
   static constexpr std::int64_t kFirstGrownPauseNs = 8'000'000'000;
   static constexpr std::int64_t kFirstAdvantagePauseNs = 32'000'000'000;
-  static constexpr double kForget = 0.95;  // of the largest difference, with each further one
+  static constexpr double kForget = 0.95;  // decay of the largest difference, with each further one
 
   enum class State : std::uint8_t { kTrial, kMoving, kStopped };
   static constexpr std::array kStateNames{"trial", "moving", "stopped"};
 
-  // The first `packets` packets of the batch to that receiver do as `move` says, the rest as
+  // The first `packets` packets of the batch to that receiver follow `move`, the rest follow
   // `rest_moves`.
   struct Ruling {
     bool move = false;
@@ -86,16 +86,16 @@ class Guard {
     bool rest_moves = false;
   };
   struct Counts {
-    std::array<std::int64_t, kStateNames.size()> receivers{};  // now, by state
+    std::array<std::int64_t, kStateNames.size()> receivers{};  // receivers in each state now
     std::int64_t trials = 0;
     std::int64_t admitted = 0;   // trials after which moving began
-    std::int64_t stops = 0;      // of moving
-    std::int64_t grown = 0;      // of these, because the rate had grown
-    std::int64_t advantage = 0;  // of these, because moved flows had gained on classic ones
-    std::int64_t pairs = 0;      // compared
+    std::int64_t stops = 0;      // ends of moving
+    std::int64_t grown = 0;      // stops because the rate had grown
+    std::int64_t advantage = 0;  // stops because moved flows had gained on classic ones
+    std::int64_t pairs = 0;      // pairs compared
   };
 
-  // Throws std::invalid_argument for parameters that cannot be.
+  // Throws std::invalid_argument for impossible parameters.
   explicit Guard(const GuardParams& params = {}) : params_(params), coins_(params.seed) {
     if (!(params.alpha > 0) || !(params.alpha < 1)) {
       throw std::invalid_argument("the guard's alpha must be between 0 and 1");
@@ -113,7 +113,7 @@ class Guard {
 
   const Counts& counts() const { return counts_; }
 
-  // What becomes of a batch's packets to `receiver` that the controller would move at `now_ns`.
+  // Rules on a batch's packets to `receiver` that the controller would move at `now_ns`.
   Ruling rule(std::int32_t receiver, std::int64_t now_ns) {
     if (!params_.on) return {true};
     Receiver* const found = at(receiver, now_ns);
@@ -139,7 +139,7 @@ class Guard {
     return {turn(r)};
   }
 
-  // Whether an earlier decision to move still counts for a flow's further packets.
+  // Returns whether an earlier decision to move still counts for a flow's further packets.
   bool keeps(std::int32_t receiver, Arm arm) {
     if (!params_.on) return true;
     const auto found = receivers_.find(receiver);
@@ -148,8 +148,8 @@ class Guard {
     return has_room(found->second, arm);
   }
 
-  // Whether a flow's next packet to a receiver is moved whose decision was to move, or not to, with
-  // this arm: as its pair says, or as the state does once the pair has all its packets.
+  // Returns whether a flow's next packet to a receiver is moved after a decision to move, or not
+  // to, with this arm: by its pair, or by the state once the pair has all its packets.
   bool moves(std::int32_t receiver, bool decided, Arm arm) {
     if (!params_.on) return decided;
     const auto found = receivers_.find(receiver);
@@ -162,8 +162,8 @@ class Guard {
   bool watches() const { return params_.on && (params_.most_growth > 0 || watches_classic()); }
   bool watches_classic() const { return params_.on && params_.most_advantage > 0; }
 
-  // A packet was sent of a flow that may be moved, or not (of a classic one), and `before_ns` that
-  // flow's last one.
+  // Notes a sent packet of a flow that may be moved, or not (a classic one); `before_ns` is the
+  // time of the flow's last one.
   void carried(std::int32_t receiver, std::int64_t sent_ns, std::int64_t before_ns, bool movable,
                double bytes) {
     if (!watches()) return;
@@ -176,7 +176,7 @@ class Guard {
     const RateWatch::Verdicts verdicts =
         r.rate.sent(sent_ns, before_ns, movable, bytes, r.state == State::kMoving,
                     {params_.most_growth, params_.most_advantage});
-    // One of them at most: where the advantage is known, growth is not looked at.
+    // At most one of them applies: where the advantage is known, growth is not looked at.
     const std::int64_t pause_ns =
         std::max(rate_pause(verdicts.growth, kFirstGrownPauseNs, r.grown_pause_ns),
                  rate_pause(verdicts.advantage, kFirstAdvantagePauseNs, r.advantage_pause_ns));
@@ -186,7 +186,7 @@ class Guard {
     stop(r, sent_ns, pause_ns);
   }
 
-  // A packet was sent that follows a decision with this arm.
+  // Notes a sent packet that follows a decision with this arm.
   void sent(std::int64_t packet, std::int64_t sent_ns, std::int32_t receiver, std::uint8_t queue,
             Arm arm) {
     if (arm == 0) return;
@@ -201,13 +201,13 @@ class Guard {
     if (side.packet >= 0) return;
     if (waiting_.empty()) waiting_.resize(kWaiting);
     WaitingPacket& place = place_of(packet);
-    if (place.packet >= 0 && sent_ns - place.sent_ns < kGiveUpNs) return;  // its next packet then
+    if (place.packet >= 0 && sent_ns - place.sent_ns < kGiveUpNs) return;  // the next one then
     place = {packet, sent_ns, receiver, arm};
     side.packet = packet;
     side.sent_ns = sent_ns;
   }
 
-  // The first ACK that covers a packet came; `known` unless it was sent again (Karn).
+  // Notes the first ACK that covers a packet; `known` unless it was sent again (Karn).
   void acked(std::int64_t packet, std::int64_t acked_ns, bool known) {
     if (waiting_.empty()) return;
     WaitingPacket& place = place_of(packet);
@@ -233,7 +233,7 @@ class Guard {
   static constexpr std::size_t kWaiting = 1024;  // packets whose ACK is waited for
 
   struct Side {
-    std::int64_t packet = -1;  // whose ACK says its latency
+    std::int64_t packet = -1;  // packet whose ACK gives its latency
     std::int64_t sent_ns = 0;
     std::int64_t took_ns = -1;
     bool lost = false;
@@ -249,12 +249,12 @@ class Guard {
   struct Receiver {
     State state = State::kTrial;
     HelpTest test{1, 1, 1};
-    double largest_ns = 0;  // difference of late; 0: none yet
+    double largest_ns = 0;  // largest recent difference; 0: none yet
     std::int64_t trials = 0;
     std::int64_t pause_ns = 0;
     std::int64_t grown_pause_ns = 0;
     std::int64_t advantage_pause_ns = 0;
-    std::int64_t until_ns = 0;  // of the pause
+    std::int64_t until_ns = 0;  // end of the pause
     std::int64_t asked_ns = 0;
     int rest = 0;
     double credit = 0;  // towards the next batch that is moved while moving
@@ -303,7 +303,7 @@ class Guard {
     return &r;
   }
 
-  // Forgets the receivers that nothing was asked of for a minute, once in a minute.
+  // Forgets the receivers without a question for a minute, once in a minute.
   bool make_room(std::int64_t now_ns) {
     if (now_ns < next_sweep_ns_) return false;
     next_sweep_ns_ = now_ns + kIdleNs;
@@ -330,7 +330,7 @@ class Guard {
     return {alpha, kMostPairs[i], kHopeless[i]};
   }
 
-  // Each trial gets its part of alpha: alpha / (n (n + 1)) of the n-th, which sum up to alpha.
+  // Gives each trial its part of alpha: alpha / (n (n + 1)) for the n-th, which sum up to alpha.
   void try_again(Receiver& r) {
     enter(r, State::kTrial);
     const auto n = static_cast<double>(++r.trials);
@@ -355,7 +355,7 @@ class Guard {
     r.pairs.fill({});
   }
 
-  // The pause after a verdict on a rate; 0: none.
+  // Returns the pause after a verdict on a rate; 0: none.
   static std::int64_t rate_pause(HelpTest::Verdict verdict, std::int64_t first_ns,
                                  std::int64_t& last_ns) {
     if (verdict == HelpTest::Verdict::kFails) last_ns = 0;
@@ -364,7 +364,7 @@ class Guard {
     return last_ns;
   }
 
-  // Whether a batch is one of those that are moved.
+  // Returns whether a batch is among those that are moved.
   bool turn(Receiver& r) const {
     if (r.state != State::kMoving) return false;
     r.credit += watches() ? r.rate.share() : 1;
@@ -396,7 +396,7 @@ class Guard {
     return {moved, arm_of(pair, moved), params_.pair_packets, turn(r)};
   }
 
-  // What is not acknowledged by now is lost. A pair of which a batch was never sent says nothing.
+  // Packets without an ACK by now are lost. A pair whose second batch was never sent says nothing.
   void expire(Receiver& r, std::int64_t now_ns) {
     for (Pair& pair : r.pairs) {
       if (pair.serial == 0 || now_ns - pair.begun_ns < kGiveUpNs) continue;
@@ -418,11 +418,11 @@ class Guard {
     }
   }
 
-  // A loss speaks against moving only, as long as it took to mend it: that the default queue drops
-  // is no reason to move, since whoever escapes a queue in overload takes from those in the other.
+  // A loss speaks against moving only, for as long as it took to mend: drops in the default queue
+  // are no reason to move, since whoever escapes a queue in overload takes from those in the other.
   //
-  // The difference is seen as a part of the largest one of late, which was known before the coin's
-  // side is: so x is a bounded value of the mean that is asked about, but for larger differences.
+  // The difference is divided by the largest recent one, which was known before the coin's side is:
+  // so x is a bounded value of the mean in question, but for larger differences.
   void settle(Receiver& r, Pair& pair, std::int64_t now_ns) {
     const auto helped_ns =
         static_cast<double>(pair.sides[kHeld].took_ns - pair.sides[kMoved].took_ns);

@@ -69,7 +69,7 @@ class Replay final : public Source {
   }
 
  private:
-  // Reads the frame at a byte; false at the end of the file.
+  // Reads the frame at a byte; returns false at the end of the file.
   bool read(std::size_t at) {
     if (at >= bytes_) return false;
     const char* why = "the file ends inside it";
@@ -79,7 +79,7 @@ class Replay final : public Source {
   [[noreturn]] void refuse(std::size_t at, const char* why) const {
     throw std::runtime_error(path_ + ": frame at byte " + std::to_string(at) + ": " + why);
   }
-  // The next BATCH frame from a byte on; the end of the file if there is none.
+  // Finds the next BATCH frame from a byte on; the end of the file if there is none.
   void find_batch(std::size_t from) {
     for (ask_ = from; read(ask_); ask_ += frame_.header.bytes) {
       if (frame_.header.type != FrameType::kBatch) continue;
@@ -93,8 +93,8 @@ class Replay final : public Source {
   std::string name_;
   const char* data_ = nullptr;
   std::size_t bytes_ = 0;
-  std::size_t event_ = 0;  // byte of the next frame to tell of
-  std::size_t ask_ = 0;    // byte of `batch_`
+  std::size_t event_ = 0;  // offset of the next frame to feed
+  std::size_t ask_ = 0;    // offset of `batch_`
   BatchFrame batch_;
   Frame frame_;
 };
@@ -159,7 +159,7 @@ class SyntheticSource final : public Source {
   std::int64_t sent_ns(std::int64_t packet) const {
     return kBeginNs + std::llround(static_cast<double>(packet) * gap_ns_);
   }
-  // Between 35 and 45 ms, rising and falling over 8,192 packets.
+  // Returns latencies between 35 and 45 ms, rising and falling over 8,192 packets.
   static float latency_ns(std::int64_t packet) {
     return 35e6F + static_cast<float>(std::llabs(packet % 8192 - 4096)) / 4096.0F * 10e6F;
   }
@@ -175,12 +175,12 @@ class SyntheticSource final : public Source {
   }
 
   const Synthetic what_;
-  const double gap_ns_;  // between packets
+  const double gap_ns_;  // time between packets
   const std::int64_t batches_;
   BatchFrame batch_;
   std::vector<Queues> chosen_;  // ring by batch number
-  std::int64_t sent_ = 0;       // the next packet to be sent
-  std::int64_t acked_ = 0;      // the next one to be acknowledged
+  std::int64_t sent_ = 0;       // next packet to be sent
+  std::int64_t acked_ = 0;      // next packet to be acknowledged
   std::int64_t last_ack_ns_ = 0;
 };
 
@@ -199,14 +199,14 @@ void run_schedule(Source& source, DecisionLoop& loop, std::uint32_t sender, cons
   const BatchFrame* batch = source.batch();
   const std::int64_t from_ns = batch == nullptr ? 0 : batch->now_ns;
   const std::int64_t start_ns = monotonic_ns() + pace.deadline_ns;
-  // The deadline, a stretch of real time, on the source's clock.
+  // The deadline is real time; here it is on the source's clock.
   const std::int64_t lead_ns = std::llround(static_cast<double>(pace.deadline_ns) * pace.speed);
   for (; batch != nullptr && !stop; source.next_batch(), batch = source.batch()) {
     std::int64_t due_ns = monotonic_ns() + pace.deadline_ns;
     if (pace.speed > 0) {
       due_ns = start_ns + std::llround(static_cast<double>(batch->now_ns - from_ns) / pace.speed);
       const std::int64_t ask_ns = due_ns - pace.deadline_ns;
-      do {  // the loop says now and then that it lives, also where the source is silent for long
+      do {  // the loop touches its heartbeat now and then, also while the source is silent for long
         loop.run(std::min(ask_ns, monotonic_ns() + kSilentNs));
       } while (monotonic_ns() < ask_ns && !stop);
       statistics.behind.add(monotonic_ns() - ask_ns > kBehindNs ? 1 : 0);
@@ -216,7 +216,7 @@ void run_schedule(Source& source, DecisionLoop& loop, std::uint32_t sender, cons
     source.feed(loop, sender, asked.now_ns);
     const char* why = nullptr;
     if (!loop.batch(sender, asked, due_ns, why)) throw std::runtime_error(why);
-    if (pace.speed == 0) {  // the client is driven also where nothing could be asked
+    if (pace.speed == 0) {  // the client is driven also where nothing can be asked
       do {
         loop.run(due_ns);
       } while (loop.outstanding() > 0);

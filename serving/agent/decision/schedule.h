@@ -18,28 +18,28 @@ class Source {
  public:
   virtual ~Source() = default;
   virtual std::string name() const = 0;
-  // The next batch to ask about, its `now_ns` the time its first packet is due on the source's
-  // clock; null at the end.
+  // Returns the next batch to ask about, with the time its first packet is due on the source's
+  // clock as `now_ns`; null at the end.
   virtual const BatchFrame* batch() = 0;
   virtual void next_batch() = 0;
-  // Tells the loop what happened until `until_ns`, and before `batch()` is sent.
+  // Feeds the loop the events until `until_ns`, which is before `batch()` is sent.
   virtual void feed(DecisionLoop& loop, std::uint32_t sender, std::int64_t until_ns) = 0;
-  // What became of a batch.
+  // Takes the decision about a batch.
   virtual void decided(const DecisionFrame& decision) = 0;
 };
 
-// A file of frames: HELLO, then SENT, ACKED and BATCH in time order. A BATCH stands before the SENT
-// of its first packet. Packets are logged in the queue the file says. Throws std::runtime_error
-// with one line, here or while it is read, for a file that is not such a one.
+// Opens a file of frames: HELLO, then SENT, ACKED and BATCH in time order. A BATCH stands before
+// the SENT of its first packet. Packets are logged in the queue of the file. Throws
+// std::runtime_error with one line, here or while it is read, for any other file.
 std::unique_ptr<Source> open_replay(const std::string& path);
 
 struct Synthetic {
   double rate_bps = 0;
-  int flows = 4;  // all L4S-capable, packets in turn
+  int flows = 4;  // all L4S-capable, with packets in turn
   double seconds = 0;
 };
-// Packets of 1,500 bytes at an even pace, each acknowledged about 40 ms later and sent in the queue
-// that was chosen.
+// Makes packets of 1,500 bytes at an even pace, each acknowledged about 40 ms later and sent in the
+// queue that was chosen.
 std::unique_ptr<Source> make_synthetic(const Synthetic& what);
 
 struct Pace {
@@ -47,8 +47,8 @@ struct Pace {
   std::int64_t deadline_ns = 0;
 };
 
-// Asks about each batch `deadline_ns` before it is due, as of then; at speed 0 as of when it is
-// due. `stop` ends it early.
+// Asks about each batch `deadline_ns` before it is due, as of then; at speed 0 as of its due time.
+// `stop` ends it early.
 void run_schedule(Source& source, DecisionLoop& loop, std::uint32_t sender, const Pace& pace,
                   Statistics& statistics, const std::atomic<bool>& stop);
 

@@ -2,7 +2,7 @@
 //
 // One sender: its event window, its queue controller and its counts. The agent and the
 // simulator compile this file. Pure: no I/O, no clock, no thread; every time is an argument, on the
-// sender's own clock. Only what `sent` and `acked` have said by then is in a question.
+// sender's own clock. A question contains only what `sent` and `acked` have said by then.
 //
 //   const auto question = sender.ask(first_packet, now_ns, batch, x_BWF);   // windows to predict
 //   ... the answer may take its time; other batches may be asked about meanwhile ...
@@ -30,9 +30,9 @@
 
 namespace swiftqueue::agent {
 
-inline constexpr int kMaxWindows = 2;  // asked about per batch: one for each candidate queue
+inline constexpr int kMaxWindows = 2;  // windows of a batch: one for each candidate queue
 
-// What became of a batch.
+// The end of a batch.
 enum class Outcome : std::uint8_t {
   kDecided = 0,
   kLate = 1,     // no answer when it was due
@@ -43,9 +43,9 @@ inline constexpr std::array kOutcomeNames{"decided", "late", "error", "no_model"
 
 struct Decision {
   Outcome outcome;
-  Queues queues;             // as chosen; unless decided, each packet's default
+  Queues queues;             // the chosen ones; unless decided, each packet's default
   BatchLatencies predicted;  // valid if decided
-  Arms arms{};               // of the guard, which `sent` is told of each packet that followed
+  Arms arms{};               // arms of the guard, for `sent` of each packet that followed
 };
 
 // Batches by outcome.
@@ -56,7 +56,7 @@ struct Counts {
   std::int64_t batches() const { return decided() + late() + failed(); }
   std::int64_t decided() const { return of(Outcome::kDecided); }
   std::int64_t late() const { return of(Outcome::kLate); }
-  // Batches without a prediction for another reason than time.
+  // Number of batches without a prediction for another reason than time.
   std::int64_t failed() const { return of(Outcome::kError) + of(Outcome::kNoModel); }
 };
 
@@ -70,32 +70,32 @@ struct Question {
 
 class Sender {
  public:
-  // `tokens` W. Throws std::invalid_argument for sizes or parameters that cannot be.
+  // `tokens` is W. Throws std::invalid_argument for impossible sizes or parameters.
   explicit Sender(int tokens, const ControllerParams& params = {},
                   EventStream::Pool pool = std::make_shared<swiftqueue::detail::EventPool>())
       : pool_(std::move(pool)), log_(std::in_place, tokens, pool_), controller_(params) {}
 
   int tokens() const { return log_->tokens(); }
-  // Windows of another size, as another model wants them: history starts anew, as after a restart.
-  // Packets sent before are not known any more.
+  // Takes windows of another size, for another model: history starts anew, as after a restart.
+  // Packets sent before are forgotten.
   void set_tokens(int tokens) {
     if (tokens == this->tokens()) return;
     overflowed_ = overflowed();
     log_.emplace(tokens, pool_);
   }
 
-  // Packets remembered because an ACK may come, and the flows they were of.
+  // Numbers of packets remembered because an ACK may come, and of their flows.
   std::int32_t remembered() const { return log_->remembered(); }
   std::size_t flows() const { return log_->flows(); }
-  // Receivers whose least latency is remembered.
+  // Number of receivers whose least latency is remembered.
   std::size_t receivers() const { return log_->receivers(); }
-  // Packets given up before their time, for want of room.
+  // Number of packets given up before their time, for want of room.
   std::int64_t overflowed() const { return overflowed_ + log_->overflowed(); }
   // Gives up the oldest packet before its time. False: there is none.
   bool give_up_oldest() { return log_->give_up_oldest(); }
 
-  // Logs a packet as it is sent, in the queue it is marked for; `arm` is that of the decision it
-  // followed. False: refused, nothing changed.
+  // Logs a packet as it is sent, in the queue it is marked for; `arm` belongs to the decision that
+  // it followed. False: refused, nothing changed.
   bool sent(std::int64_t packet, std::int64_t sent_ns, const Candidate& what, Arm arm = 0) {
     if (!log_->sent(packet, sent_ns, what)) return false;
     controller_.sent(packet, sent_ns, what, arm);
@@ -109,9 +109,9 @@ class Sender {
   }
 
   // Writes the windows of a decision taken at `now_ns` about packets `first_packet` .. + H - 1:
-  // window 0 with all of them in the classic queue, window 1 with each in its default queue, where
-  // that is not the same window. x_BWF takes kMaxWindows windows. Nothing, if a packet of the batch
-  // cannot be (size below 1, unknown queue).
+  // window 0 has all of them in the classic queue, window 1 each in its default queue, unless that
+  // is the same window. x_BWF takes kMaxWindows windows. Returns nothing if a packet of the batch
+  // is impossible (size below 1, unknown queue).
   std::optional<Question> ask(std::int64_t first_packet, std::int64_t now_ns, const Batch& batch,
                               float* x_BWF) const {
     Question question{first_packet, batch, 1, 0};
@@ -129,12 +129,12 @@ class Sender {
   }
 
   // Chooses the queues of a batch from the answer y_BHL (us) to its question: one latency of each
-  // packet, or its quantiles of these levels, whose median then is what was predicted. An answer
-  // that is not finite, or negative, is an error, and the batch keeps its default marking.
+  // packet, or its quantiles of these levels, whose median is the prediction. An answer that is not
+  // finite, or negative, is an error, and the batch keeps its default marking.
   Decision decide(const Question& question, std::int64_t now_ns, const float* y_BHL,
                   std::span<const double> levels = {}) {
     BatchAnswer answered{levels, y_BHL, y_BHL};
-    const std::size_t values = kHorizon * answered.outputs();  // of a window
+    const std::size_t values = kHorizon * answered.outputs();  // values of a window
     const float* const end = y_BHL + static_cast<std::size_t>(question.windows) * values;
     answered.default_us_HL = end - values;
     if (!std::all_of(y_BHL, end, [](float us) { return std::isfinite(us) && us >= 0; })) {
@@ -149,7 +149,7 @@ class Sender {
     return decision;
   }
 
-  // A batch goes out with its default marking, for one of the reasons other than kDecided.
+  // Ends a batch with its default marking, for one of the reasons other than kDecided.
   Decision keep_default(const Batch& batch, Outcome why) {
     Decision decision{why, {}, {}, {}};
     for (std::size_t i = 0; i < batch.size(); ++i) {
@@ -161,11 +161,11 @@ class Sender {
   }
 
   const Counts& counts() const { return counts_; }
-  // Packets moved to the classic queue and not acknowledged yet.
+  // Number of packets moved to the classic queue and not acknowledged yet.
   std::size_t moved_unacked() const { return controller_.moved_unacked(); }
-  // Whether an earlier decision to move still counts for its flow's further packets.
+  // Returns whether an earlier decision to move still counts for its flow's further packets.
   bool keeps(std::int32_t receiver, Arm arm) { return controller_.keeps(receiver, arm); }
-  // Where a flow's next packet goes by an earlier decision, packet by packet (guard.h).
+  // Returns where a flow's next packet goes by an earlier decision, packet by packet (guard.h).
   bool moves(std::int32_t receiver, bool decided, Arm arm) {
     return controller_.moves(receiver, decided, arm);
   }
@@ -173,8 +173,8 @@ class Sender {
 
  private:
   EventStream::Pool pool_;
-  std::optional<EventWindow> log_;  // always there; a window of another size takes its place
-  std::int64_t overflowed_ = 0;     // in windows of other sizes
+  std::optional<EventWindow> log_;  // always has a value; a window of another size takes its place
+  std::int64_t overflowed_ = 0;     // overflowed packets in windows of other sizes
   QueueController controller_;
   Counts counts_;
 };

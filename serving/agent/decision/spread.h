@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
 //
-// What quantiles of a latency say: how likely it is above a bound, or below another latency. The
-// definitions are those of models/forecasters/spread.py, which says why; a test holds one against
-// the other. Pure, and nothing allocates.
+// Probabilities from quantiles of a latency: that it is above a bound, or below another latency.
+// The definitions are those of models/forecasters/spread.py, which explains them; a test holds one
+// against the other. Pure, and nothing allocates.
 //
 // Shapes: L levels.
 #ifndef SWIFTQUEUE_SERVING_AGENT_SPREAD_H_
@@ -33,10 +33,10 @@ class Spread {
              std::log((1 - levels[last - 1]) / (1 - levels[last]));
   }
 
-  // The probability that the latency is at least so much.
+  // Returns the probability that the latency is at least so much.
   double above(double us) const { return above_log(std::log(std::max(us, kLeastUs))); }
 
-  // The probability that this latency is less than the other one, as if they were independent.
+  // Returns the probability that this latency is below the other one, as if they were independent.
   double sooner_than(const Spread& other) const {
     double later = 0;
     for (int point = 0; point < kPoints; ++point) {
@@ -61,7 +61,7 @@ class Spread {
     return (1 - levels_[n]) + share * (levels_[n] - levels_[n + 1]);
   }
 
-  // The logarithm of what so large a share of latencies lies below.
+  // Returns the logarithm of the latency below which this share lies.
   double log_quantile(double share) const {
     const std::size_t last = levels_.size() - 1;
     if (share < levels_[0]) return logs_[0] - lower_ * std::log(levels_[0] / share);
@@ -77,7 +77,7 @@ class Spread {
   std::span<const double> levels_;
   std::array<double, kMostLevels> logs_;
   double lower_;  // fall of the log-latency below the first level, for a factor e of the share
-  double upper_;  // its rise above the last
+  double upper_;  // rise of the log-latency above the last level
 };
 
 }  // namespace swiftqueue::agent

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the decision loop counts, for the metrics endpoint and the report: one thread writes, others
+// The decision loop's counts, for the metrics endpoint and the report: one thread writes, others
 // read at any time, so every count is an atomic that is written without a locked instruction.
 #ifndef SWIFTQUEUE_SERVING_AGENT_STATISTICS_H_
 #define SWIFTQUEUE_SERVING_AGENT_STATISTICS_H_
@@ -45,12 +45,12 @@ class DurationHistogram {
   std::int64_t count() const { return count_.get(); }
   double sum_s() const { return static_cast<double>(sum_ns_.get()) / 1e9; }
   std::int64_t in_bin(std::size_t bin) const { return bins_[bin].get(); }
-  // Durations of `bin` are below this.
+  // Returns the upper end of `bin`.
   static std::uint64_t end_ns(std::size_t bin) {
     if (bin < 16) return bin + 1;
     return (16 + bin % 16 + 1) << (bin / 16 - 1);
   }
-  // The upper end of the bin that holds the quantile `q`; 0 while empty.
+  // Returns the upper end of the bin that holds the quantile `q`; 0 while empty.
   std::int64_t quantile_ns(double q) const {
     const auto rank = static_cast<std::int64_t>(q * static_cast<double>(count()));
     std::int64_t seen = 0;
@@ -64,7 +64,7 @@ class DurationHistogram {
   }
 
  private:
-  // Below 16 a bin for each; then the exponent and the four bits after the first one.
+  // Returns a bin for each ns below 16; then the exponent and the four bits after the first one.
   static std::size_t bin_of(std::uint64_t ns) {
     if (ns < 16) return ns;
     const auto shift = static_cast<std::size_t>(std::bit_width(ns)) - 5;
@@ -76,9 +76,9 @@ class DurationHistogram {
   Counter sum_ns_;
 };
 
-// What the guards of all senders count.
+// The counts of all senders' guards.
 struct GuardStatistics {
-  std::array<Counter, Guard::kStateNames.size()> receivers;  // by state, now
+  std::array<Counter, Guard::kStateNames.size()> receivers;  // receivers in each state now
   Counter trials;
   Counter stops;
   Counter grown;
@@ -98,19 +98,19 @@ struct GuardStatistics {
 };
 
 struct Statistics {
-  std::array<Counter, kOutcomeNames.size()> batches;  // by outcome
-  std::array<Counter, kQueues> packets;               // by queue, as chosen
+  std::array<Counter, kOutcomeNames.size()> batches;  // batches by outcome
+  std::array<Counter, kQueues> packets;               // packets by chosen queue
   Counter stale;                                      // answers that came after their batch was due
-  Counter moved_unacked;                              // of all senders
+  Counter moved_unacked;                              // moved packets without an ACK
   Counter senders;                                    // connected now
   Counter behind;       // batches asked about over 5 ms after their time
   Counter undelivered;  // decisions and forecasts that a sender's socket did not take
   Counter refused;      // senders that were refused
-  Counter turned_away;  // connections that were, of the thread that accepts them
+  Counter turned_away;  // connections that the accepting thread refused
   Counter remembered;   // packets of all senders that an ACK may come for
   Counter overflowed;   // packets given up before their time, for want of room
-  std::array<Counter, kRateOutcomeNames.size()> forecasts;  // of connections' rates, by outcome
-  Counter connections;                                      // whose rates are forecast, now
+  std::array<Counter, kRateOutcomeNames.size()> forecasts;  // forecasts of rates by outcome
+  Counter connections;                                      // those whose rates are forecast now
   DurationHistogram forecast_time;                          // from a sample's arrival to its answer
   GuardStatistics guard;
   DurationHistogram round_trip;

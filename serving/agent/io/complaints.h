@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Lines on the standard error about senders, or about a server: so many in a time at most, since
-// who is refused a thousand times a second must not fill the log. What is left out is counted and
-// said.
+// Lines on the standard error about senders or a server, at most so many in a time: a client that
+// is refused a thousand times a second must not fill the log. Lines left out are counted, and the
+// count is printed.
 #ifndef SWIFTQUEUE_SERVING_AGENT_COMPLAINTS_H_
 #define SWIFTQUEUE_SERVING_AGENT_COMPLAINTS_H_
 
@@ -22,7 +22,7 @@ class Complaints {
 
   ~Complaints() { say_left_out(); }
 
-  // Any thread.
+  // Any thread may call it.
   void say(const std::string& line) {
     const std::lock_guard lock(mutex_);
     const std::int64_t now_ns = monotonic_ns();

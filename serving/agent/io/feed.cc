@@ -22,19 +22,19 @@
 namespace swiftqueue::agent {
 namespace {
 
-constexpr int kPauseMs = 100;  // between looks at who is silent, or whether there are descriptors
+constexpr int kPauseMs = 100;  // between looks at silent clients and at free descriptors
 constexpr std::size_t kReadBytes = 1 << 15;
 constexpr std::size_t kQueuedFrames = 1 << 10;  // then a sender is not read, and waits
-// Frames in a turn, of all senders and of one at most; a share of a few is everybody's.
+// Most frames in a turn, of all senders and of one; a small share is everybody's.
 constexpr std::size_t kTurnFrames = 1 << 10;
 constexpr std::size_t kTurnFramesOfOne = 256;
 constexpr std::size_t kTurnFramesLeast = 8;
 // A sender that has had so much more of the loop than another one waits until that has caught up.
 constexpr std::int64_t kAheadNs = 500'000;
 constexpr std::int64_t kHelloNs = 5'000'000'000;   // from connecting to the HELLO
-constexpr std::int64_t kComeAndGoNs = 50'000'000;  // a HELLO or an end may wait so long
+constexpr std::int64_t kComeAndGoNs = 50'000'000;  // longest wait of a HELLO or an end
 constexpr std::int64_t kMaxDeadlineNs =
-    10'000'000'000;  // longer ones would hold memory for nothing
+    10'000'000'000;  // longer deadlines would hold memory for nothing
 constexpr std::int64_t kMs = 1'000'000;
 
 sockaddr_un address_of(const std::string& path) {
@@ -48,17 +48,17 @@ sockaddr_un address_of(const std::string& path) {
   return address;
 }
 
-// Removes what a killed agent of this user left there; whatever else is there stays.
+// Removes a socket that a killed agent of this user left there; anything else stays.
 void remove_stale(const std::string& path, const sockaddr_un& address) {
   struct stat found{};
-  if (lstat(path.c_str(), &found) != 0) return;  // bind() says what else is wrong with the path
+  if (lstat(path.c_str(), &found) != 0) return;  // bind() reports other faults of the path
   if (!S_ISSOCK(found.st_mode) || found.st_uid != geteuid()) {
     throw std::runtime_error(path + ": is there and is no socket of this user");
   }
   const int probe = socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
   const bool answers =
       connect(probe, reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0;
-  const int error = answers ? EAGAIN : errno;  // EAGAIN: so many wait there that no more may
+  const int error = answers ? EAGAIN : errno;  // EAGAIN: its backlog is full
   close(probe);
   if (error == EAGAIN) throw std::runtime_error(path + ": another program listens there");
   if (error != ECONNREFUSED && error != ENOENT) {
@@ -67,14 +67,14 @@ void remove_stale(const std::string& path, const sockaddr_un& address) {
   unlink(path.c_str());
 }
 
-// `mode`: of the socket from its first moment, since Linux makes it with the descriptor's.
+// `mode` is the socket's from its first moment, since Linux makes it with the descriptor's.
 int listening_at(const std::string& path, mode_t mode) {
   const sockaddr_un address = address_of(path);
   remove_stale(path, address);
   const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
   if (fd < 0 || fchmod(fd, mode) != 0 ||
       bind(fd, reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0 ||
-      chmod(path.c_str(), mode) != 0 ||  // the umask may have taken from it
+      chmod(path.c_str(), mode) != 0 ||  // the umask may have removed bits
       listen(fd, 16) != 0) {
     const int error = errno;
     close(fd);
@@ -83,14 +83,14 @@ int listening_at(const std::string& path, mode_t mode) {
   return fd;
 }
 
-// What tells a file from every other while it is there.
+// Identifies a file among all others while it exists.
 std::pair<dev_t, ino_t> identity(const std::string& path) {
   struct stat found{};
   if (lstat(path.c_str(), &found) != 0) return {};
   return {found.st_dev, found.st_ino};
 }
 
-// The user at the other end, or -1.
+// Returns the user at the other end, or -1.
 uid_t user_of(int fd) {
   ucred peer{};
   socklen_t bytes = sizeof peer;
@@ -106,7 +106,7 @@ RefusedFrame refusal(const std::string& why, std::uint32_t sender, std::uint64_t
 
 }  // namespace
 
-// Made by the reading thread; freed by the loop's, at the last event about it.
+// The reading thread makes it; the loop's frees it, at the last event about it.
 struct Feed::Connection {
   explicit Connection(int socket)
       : fd(socket), since_ns(monotonic_ns()), buffer(kReadBytes + kMaxFrameBytes) {}
@@ -115,23 +115,23 @@ struct Feed::Connection {
   Connection& operator=(const Connection&) = delete;
 
   const int fd;
-  // Of the reading thread:
+  // These belong to the reading thread:
   const std::int64_t since_ns;
   std::vector<char> buffer;
   std::size_t filled = 0;
-  bool heard = false;  // a whole frame
-  // Shared:
-  std::vector<Event> inbox;            // under the feed's mutex
+  bool heard = false;  // whether a whole frame has come
+  // These are shared:
+  std::vector<Event> inbox;            // guarded by the feed's mutex
   std::atomic<std::size_t> queued{0};  // frames in `inbox` and `taken`
-  std::atomic<bool> held{false};       // it is not read until fewer are
-  // Of the loop's thread:
+  std::atomic<bool> held{false};       // whether it is not read until fewer are queued
+  // These belong to the loop's thread:
   std::vector<Event> taken;
-  std::size_t at = 0;         // of `taken`: the next one
-  std::int64_t spent_ns = 0;  // by its batches; those that come later begin with the others
+  std::size_t at = 0;         // index of the next one in `taken`
+  std::int64_t spent_ns = 0;  // time of its batches; a new sender begins with the others' time
   bool active = false;
-  std::uint32_t sender = 0;    // none before its HELLO
-  std::uint64_t sequence = 0;  // of the frames to it
-  bool refused = false;        // what else it sends is not looked at
+  std::uint32_t sender = 0;    // 0 before its HELLO
+  std::uint64_t sequence = 0;  // number of the next frame to it
+  bool refused = false;        // whether its further frames are ignored
 };
 
 Feed::Feed(std::string path, std::vector<uid_t> allowed, Statistics& statistics,
@@ -174,14 +174,14 @@ void Feed::read_all() {
     const std::int64_t now_ns = monotonic_ns();
     const bool rests = accept_again_ns > now_ns;  // no descriptor is left: it stays readable
     waiting.assign({{look_fd_, POLLIN, 0}, {rests ? -1 : listen_fd_, POLLIN, 0}});
-    bool silent = false;  // somebody has said nothing yet
+    bool silent = false;  // whether somebody has said nothing yet
     for (Connection* const each : connections) {
       if (!each->heard && now_ns - each->since_ns > kHelloNs) {
         shutdown(each->fd, SHUT_RD);  // its end is read at once
       }
       silent = silent || !each->heard;
       each->held = each->queued >= kQueuedFrames;
-      // Not read while the loop has enough of it; looked at again since that may just have changed.
+      // It is not read while the loop has enough of it; checked again because it may have changed.
       const bool reads = !each->held || each->queued < kQueuedFrames;
       waiting.push_back({reads ? each->fd : -1, POLLIN, 0});
     }
@@ -208,7 +208,7 @@ void Feed::read_all() {
   }
 }
 
-// False: there is no descriptor for whoever waits.
+// Returns false if there is no descriptor for a waiting client.
 bool Feed::accept_one(std::vector<Connection*>& connections) {
   const int fd = accept4(listen_fd_, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC);
   if (fd < 0) return errno == ECONNABORTED || errno == EAGAIN || errno == EINTR;
@@ -233,16 +233,16 @@ bool Feed::accept_one(std::vector<Connection*>& connections) {
   return true;
 }
 
-// Ends the connection that has been there longest without a whole frame: its place is for whoever
-// comes next. False: all have said something.
+// Ends the connection that has been there longest without a whole frame: the next one gets its
+// place. Returns false if all have said something.
 bool Feed::end_a_silent_one(std::vector<Connection*>& connections) {
   for (auto each = connections.begin(); each != connections.end(); ++each) {
     Connection& connection = **each;
     if (connection.heard) continue;
-    const bool open = read_from(connection);  // its HELLO may just have come
+    const bool open = read_from(connection);  // its HELLO may have come just now
     if (open && !connection.heard) end(connection, "it said nothing, and its place was needed");
     const bool stays = open && connection.heard;
-    hand_over(connection);  // after an end it is the loop's
+    hand_over(connection);  // after an end the loop owns it
     if (stays) continue;
     connections.erase(each);
     return true;
@@ -250,7 +250,7 @@ bool Feed::end_a_silent_one(std::vector<Connection*>& connections) {
   return false;
 }
 
-// Reads what there is; false once the connection is at its end.
+// Reads the waiting bytes; returns false once the connection is at its end.
 bool Feed::read_from(Connection& connection) {
   const ssize_t got = recv(connection.fd, connection.buffer.data() + connection.filled,
                            connection.buffer.size() - connection.filled, 0);
@@ -282,7 +282,7 @@ bool Feed::read_from(Connection& connection) {
   return false;
 }
 
-// The last event of a connection; a refusal travels in it as a REFUSED frame.
+// Makes the last event of a connection; a refusal travels in it as a REFUSED frame.
 void Feed::end(Connection& connection, const char* why) {
   Event event{&connection, Kind::kClosed, monotonic_ns(), {}};
   event.frame = {};
@@ -304,7 +304,7 @@ void Feed::hand_over(Connection& connection) {
   woken_();
 }
 
-// Takes the frames of those that have none left here. The others' stay in their inboxes.
+// Takes the frames of the connections that have none left here. The others' stay in their inboxes.
 void Feed::take_over() {
   if (!more_.load(std::memory_order_acquire)) return;
   const std::lock_guard lock(mutex_);
@@ -330,14 +330,14 @@ std::int64_t Feed::due_ns(const Event& event, std::int64_t deadline_ns) const {
                   event.arrived_ns + kMaxDeadlineNs);
 }
 
-// Frames that take long: a turn takes one of them. What comes after a refusal is not looked at.
+// Returns whether a frame takes long: a turn takes one of them. Frames after a refusal are ignored.
 bool Feed::costly(const Event& event) {
   if (event.kind == Kind::kClosed) return true;
   const FrameType type = event.frame.header.type;
   return !event.connection->refused && (type == FrameType::kBatch || type == FrameType::kHello);
 }
 
-// Of the senders that come to something costly, who comes next; null: nobody does.
+// Returns the next of the senders at a costly frame; null if there is none.
 Feed::Connection* Feed::next_costly(std::int64_t deadline_ns) {
   const auto waits = [](const Connection& each) {
     return each.at < each.taken.size() && costly(each.taken[each.at]);
@@ -346,7 +346,7 @@ Feed::Connection* Feed::next_costly(std::int64_t deadline_ns) {
   for (Connection* const each : active_) {
     if (waits(*each)) {
       least_ns = std::min(least_ns, each->spent_ns);
-    } else {  // nobody saves up
+    } else {  // nobody saves up time
       each->spent_ns = std::max(each->spent_ns, least_spent_ns_);
     }
   }
@@ -366,14 +366,14 @@ Feed::Connection* Feed::next_costly(std::int64_t deadline_ns) {
 
 bool Feed::drain(DecisionLoop& loop, std::int64_t deadline_ns) {
   take_over();
-  answer_rates();  // those that a server gave
+  answer_rates();  // forecasts that a server gave
   if (active_.empty()) return false;
   const auto took = [](Connection& connection, std::size_t frames) {
     connection.at += frames;
     const std::size_t before = connection.queued.fetch_sub(frames);
     return before >= kQueuedFrames && before - frames < kQueuedFrames && connection.held;
   };
-  bool look = false;  // somebody is to be read again
+  bool look = false;  // whether somebody is to be read again
   const std::size_t share =
       std::clamp(kTurnFrames / active_.size(), kTurnFramesLeast, kTurnFramesOfOne);
   for (Connection* const each : active_) {
@@ -385,7 +385,7 @@ bool Feed::drain(DecisionLoop& loop, std::int64_t deadline_ns) {
     }
     look = took(*each, frames) || look;
   }
-  answer_rates();  // before what takes longer
+  answer_rates();  // before frames that take longer
   if (Connection* const next = next_costly(deadline_ns)) {
     const std::int64_t begin_ns = monotonic_ns();
     const Event& event = next->taken[next->at];
@@ -399,7 +399,7 @@ bool Feed::drain(DecisionLoop& loop, std::int64_t deadline_ns) {
       look = took(*next, 1) || look;
     }
   }
-  loop.run(0);  // however much came at once: what is due is ended, and what is answered goes out
+  loop.run(0);  // however much came at once: due batches are ended, and answers go out
   if (look) {
     const std::uint64_t one = 1;
     [[maybe_unused]] const ssize_t written = write(look_fd_, &one, sizeof one);
@@ -449,7 +449,7 @@ void Feed::handle(DecisionLoop& loop, const Event& event, std::int64_t deadline_
       if (!loop.acked(connection.sender, event.frame.acked, why)) refuse(connection, why);
       return;
     case FrameType::kBatch:
-      if (closing_) return;  // nobody is there to be answered
+      if (closing_) return;  // nobody is there any more
       if (!loop.batch(connection.sender, event.frame.batch, due_ns(event, deadline_ns), why)) {
         refuse(connection, why);
       }

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The live feed: programs that send packets connect to a unix socket, say what they send and have
-// acknowledged, and get their decisions back (docs/AGENT.md). A thread of its own reads and checks
-// the frames; the decision loop takes them and answers.
+// The live feed: sending programs connect to a unix socket, report their packets and ACKs, and get
+// their decisions back (docs/AGENT.md). A thread of its own reads and checks the frames; the
+// decision loop takes them and answers.
 //
-// Senders share the loop fairly: each has a bounded queue of its own, of which a turn takes a few
-// frames and one batch of all, and what a sender's batches cost is kept in mind. Among the senders
-// that have not had more than the others, the batch that is due first comes first.
+// Senders share the loop fairly: each has a bounded queue, of which a turn takes a few frames and
+// one batch of all, and the cost of a sender's batches is remembered. Among the senders that have
+// not had more than the others, the batch that is due first comes first.
 #ifndef SWIFTQUEUE_SERVING_AGENT_FEED_H_
 #define SWIFTQUEUE_SERVING_AGENT_FEED_H_
 
@@ -29,9 +29,9 @@ namespace swiftqueue::agent {
 
 class Feed final : public DecisionTaker {
  public:
-  // Listens at `path`, which nobody else may listen at; a socket left behind there is replaced.
-  // Programs of this user, of root and of the users `allowed` may connect. `woken` is called by the
-  // reading thread when there are frames to take. `rates` forecasts those of connections; null:
+  // Listens at `path`, which no other program may listen at; a socket left behind there is
+  // replaced. Programs of this user, of root and of the users `allowed` may connect. The reading
+  // thread calls `woken` when there are frames to take. `rates` forecasts connections' rates; null:
   // there is no model of them. Throws std::runtime_error with one line.
   Feed(std::string path, std::vector<uid_t> allowed, Statistics& statistics, Complaints& complaints,
        Rates* rates, std::function<void()> woken);
@@ -39,11 +39,11 @@ class Feed final : public DecisionTaker {
   Feed(const Feed&) = delete;
   Feed& operator=(const Feed&) = delete;
 
-  // Ends the reading thread and every connection; `drain` once more tells the loop of it.
+  // Ends the reading thread and every connection; one more `drain` tells the loop of it.
   void stop();
 
-  // The decision loop's thread: gives the loop some of what came, and says whether there is more.
-  // `deadline_ns`: of batches that name none.
+  // Called by the decision loop's thread: feeds the loop some frames, and returns whether there are
+  // more. `deadline_ns` is the deadline of batches that name none.
   bool drain(DecisionLoop& loop, std::int64_t deadline_ns);
   void take(std::uint32_t sender, const DecisionFrame& decision) override;
 
@@ -79,19 +79,19 @@ class Feed final : public DecisionTaker {
   Statistics& statistics_;
   Complaints& complaints_;
   Rates* const rates_;
-  std::string rates_problem_;  // as it was said last
+  std::string rates_problem_;  // last reported problem
   const std::function<void()> woken_;
   int listen_fd_ = -1;
-  int look_fd_ = -1;         // an event descriptor: the reading thread is to look what changed
-  std::vector<Event> read_;  // of the reading thread
-  // Of the loop's:
+  int look_fd_ = -1;         // event descriptor that wakes the reading thread
+  std::vector<Event> read_;  // for the reading thread
+  // These belong to the loop's thread:
   std::vector<Connection*> active_;  // those with frames to take
   std::map<std::uint32_t, Connection*> by_sender_;
-  std::int64_t least_spent_ns_ = 0;  // of those with a batch to take, lately
-  // Shared:
+  std::int64_t least_spent_ns_ = 0;  // least recent time of the connections with a batch to take
+  // These are shared:
   std::mutex mutex_;
-  std::vector<Connection*> came_;  // those with frames of which the loop does not know yet
-  std::atomic<bool> more_{false};  // there are such
+  std::vector<Connection*> came_;  // connections with frames that the loop does not know yet
+  std::atomic<bool> more_{false};  // whether there are such connections
   std::atomic<bool> closing_{false};
   std::thread thread_;
 };

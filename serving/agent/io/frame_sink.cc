@@ -21,9 +21,9 @@ namespace {
 constexpr std::chrono::milliseconds kPause{5};
 constexpr std::int64_t kReconnectNs = 200'000'000;
 constexpr std::int64_t kComplainNs = 10'000'000'000;  // between two lines
-constexpr std::int64_t kLastWriteNs = 1'000'000'000;  // for what is left at the end
+constexpr std::int64_t kLastWriteNs = 1'000'000'000;  // for the remaining bytes at the end
 constexpr std::size_t kTakeBytes = 1 << 16;
-constexpr std::size_t kNames = 1024;  // of senders; the agent takes 256 at once
+constexpr std::size_t kNames = 1024;  // most senders; the agent takes 256 at once
 constexpr std::string_view kScheme = "unix:";
 
 std::string path_in(const std::string& address) {
@@ -74,11 +74,11 @@ void FrameSink::run() {
   std::int64_t try_again_ns = 0;
   std::int64_t end_ns = 0;
   while (true) {
-    const bool closing = closing_.load();  // read before the ring: what was put before is seen
+    const bool closing = closing_.load();  // read before the ring, so that earlier frames are seen
     const std::int64_t now_ns = monotonic_ns();
     if (closing && end_ns == 0) {
       end_ns = now_ns + kLastWriteNs;
-      try_again_ns = now_ns;  // who has begun to listen a moment ago hears all of it
+      try_again_ns = now_ns;  // a reader that has just begun to listen hears all of it
     }
     if (fd_ < 0 && is_socket_ && now_ns >= try_again_ns && !connect_socket()) {
       try_again_ns = now_ns + kReconnectNs;
@@ -191,7 +191,7 @@ void FrameSink::settle() {
   }
   struct stat file{};
   if (!is_socket_ && written_ > at && fstat(fd_, &file) == 0 && S_ISREG(file.st_mode)) {
-    // The disk is full. Who appends to the file later begins a frame.
+    // The disk is full. A later writer to the file begins with a whole frame.
     [[maybe_unused]] const int cut =
         ftruncate(fd_, file.st_size - static_cast<off_t>(written_ - at));
   }

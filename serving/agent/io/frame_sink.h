@@ -29,15 +29,15 @@ class FrameSink {
     kWait,  // `put` waits for room: a record must be whole
   };
 
-  // `address`: `unix:PATH`, a socket, which is connected to again and again and never made, with
-  // kDrop only; or else a file, appended to with kDrop, written anew with kWait. The text alone
-  // says which. Throws std::runtime_error, in one line, if it cannot be opened.
+  // `address` is `unix:PATH`, a socket, which is connected to again and again and never made, with
+  // kDrop only; or a file, appended to with kDrop, written anew with kWait. The text alone decides.
+  // Throws std::runtime_error, in one line, if it cannot be opened.
   FrameSink(std::string address, Full full);
   ~FrameSink() { finish(); }
   FrameSink(const FrameSink&) = delete;
   FrameSink& operator=(const FrameSink&) = delete;
 
-  // Called by one thread. A sender's frames are numbered from 0; one that is dropped has its
+  // One thread calls it. A sender's frames are numbered from 0; a dropped frame uses up its
   // number.
   template <typename T>
   void put(const T& frame, std::uint32_t sender) {
@@ -67,16 +67,16 @@ class FrameSink {
     }
   }
 
-  // Writes what is left: all of a record, telemetry for a second at most and if somebody listens.
+  // Writes the remaining frames: all of a record, telemetry for a second and if somebody listens.
   // Nothing may be put afterwards. Returns the frames lost.
   std::int64_t finish();
 
-  // Frames without room, and frames whose socket was closed or file cannot be written. Any thread.
+  // Number of frames lost for want of room, a closed socket or an unwritable file. Any thread.
   std::int64_t dropped() const { return dropped_.load(std::memory_order_relaxed); }
 
  private:
   static constexpr std::size_t kRingBytes = std::size_t{1} << 22;
-  // Room that only HELLO and BYE take. Without them what comes later would belong to nobody: where
+  // Room that only HELLO and BYE take. Without them later frames would belong to nobody: where
   // this is full too they wait, and go before the next frame.
   static constexpr std::size_t kReservedBytes = std::size_t{1} << 16;
 
@@ -96,7 +96,7 @@ class FrameSink {
     return true;
   }
 
-  // Both frames of a sender that nobody will have heard of are lost.
+  // Drops both frames of a sender that nobody will have heard of.
   template <typename T>
   void wait(const T& frame) {
     const auto hello = std::find_if(waiting_.begin(), waiting_.end(), [&](const HelloFrame& each) {
@@ -119,36 +119,36 @@ class FrameSink {
 
   void run();
   bool connect_socket();
-  bool take();       // whole frames out of the ring; false: there are none
-  bool write_out();  // HELLOs said again, then what was taken; false: the other side is gone
-  void settle();     // forgets what was taken and went out whole, and keeps `names_` by it
-  void lose();       // counts what was taken and not written
-  bool complain(const char* what);  // a line with `errno`; false: there was one just now
+  bool take();       // takes whole frames out of the ring; false: there are none
+  bool write_out();  // writes HELLOs again, then the taken frames; false: the other side is gone
+  void settle();     // forgets taken frames that went out whole, and updates `names_` by them
+  void lose();       // counts frames taken and not written
+  bool complain(const char* what);  // prints a line with `errno`; false: there was one just now
 
   const bool is_socket_;
   const std::string path_;
   const Full full_;
   int fd_ = -1;
-  // Of the thread that calls `put`:
-  std::unordered_map<std::uint32_t, std::uint64_t> numbers_;  // the next one, by sender
-  std::uint32_t sender_ = 0;                                  // of the last frame, and
+  // These belong to the thread that calls `put`:
+  std::unordered_map<std::uint32_t, std::uint64_t> numbers_;  // next number, by sender
+  std::uint32_t sender_ = 0;                                  // sender of the last frame, and
   std::uint64_t* next_ = nullptr;                             // its place in `numbers_`
-  std::deque<HelloFrame> waiting_;  // HELLOs, and BYEs (of which the header counts)
+  std::deque<HelloFrame> waiting_;  // HELLOs, and BYEs (whose headers count)
 
   std::vector<char> ring_;            // whole frames only
   std::atomic<std::size_t> head_{0};  // bytes taken out
   std::atomic<std::size_t> tail_{0};  // bytes put in
   std::atomic<std::int64_t> dropped_{0};
-  std::atomic<bool> broken_{false};  // the file cannot be written
+  std::atomic<bool> broken_{false};  // whether the file cannot be written
   std::atomic<bool> closing_{false};
-  // Of the writing thread:
+  // These belong to the writing thread:
   std::string taken_;
-  std::size_t written_ = 0;       // of `taken_`
-  std::string hellos_;            // to be said again before it
-  std::size_t said_ = 0;          // of `hellos_`
-  bool complained_ = false;       // that nobody listens
-  std::int64_t complain_ns_ = 0;  // no line before then
-  // Senders that are there, as of what went out; `sequence` is the number of their next frame.
+  std::size_t written_ = 0;       // bytes of `taken_`
+  std::string hellos_;            // HELLOs to be sent again before it
+  std::size_t said_ = 0;          // bytes of `hellos_`
+  bool complained_ = false;       // whether a missing listener was reported
+  std::int64_t complain_ns_ = 0;  // no line before this time
+  // Senders that are open in the output; `sequence` is the number of their next frame.
   std::map<std::uint32_t, HelloFrame> names_;
   std::thread thread_;
 };

@@ -40,23 +40,23 @@ enum class FrameType : std::uint8_t {
   kForecast = 9,
 };
 
-// What became of a question about a connection's rate. Only after the first has it a forecast.
+// The end of a question about a connection's rate. Only the first has a forecast.
 enum class RateOutcome : std::uint8_t {
   kForecast,
   kLate,     // no answer within a round trip
   kError,    // the server is gone, or refused
   kNoModel,  // none is served, or one made for other samples
-  kNone,     // samples that cannot be or are too few or too many, or what was forecast is no rate
+  kNone,     // impossible, too few or too many samples, or a forecast that is no rate
 };
 inline constexpr std::array kRateOutcomeNames{"forecast", "late", "error", "no_model", "none"};
 
 struct FrameHeader {
-  std::uint16_t bytes = 0;  // of the whole frame
+  std::uint16_t bytes = 0;  // size of the whole frame
   FrameType type{};
   std::uint8_t format = kFrameFormat;
   std::uint32_t sender = 0;  // the agent's number of the sender; 0 from a sender
-  // Numbers what a writer says of one sender, from 0. HELLO and BYE have no number of their own:
-  // they carry the next one's. Not looked at in a sender's frames.
+  // Numbers a writer's frames about one sender, from 0. HELLO and BYE have no number of their own:
+  // they carry the next one's. It is ignored in a sender's frames.
   std::uint64_t sequence = 0;
 };
 
@@ -64,7 +64,7 @@ struct HelloFrame {
   static constexpr FrameType kType = FrameType::kHello;
   FrameHeader header;
   std::array<char, 8> magic = kMagic;
-  std::array<char, 56> name{};  // of the sender: printable ASCII, then zeros, at least one
+  std::array<char, 56> name{};  // the sender's name: printable ASCII, then zeros, at least one
 };
 
 struct SentFrame {
@@ -75,7 +75,7 @@ struct SentFrame {
   std::int32_t size_bytes = 0;
   std::int32_t flow_id = 0;
   std::int32_t receiver_id = 0;
-  std::uint8_t queue = 0;          // it was marked for
+  std::uint8_t queue = 0;          // queue that it was marked for
   std::uint8_t ecn = 0;            // IP codepoint as sent, 0..3
   std::uint8_t retransmitted = 0;  // 0 | 1
   std::uint8_t zero = 0;
@@ -94,7 +94,7 @@ struct FrameCandidate {
   std::int32_t size_bytes = 0;
   std::int32_t flow_id = 0;
   std::int32_t receiver_id = 0;
-  std::uint8_t queue = 0;  // by default
+  std::uint8_t queue = 0;  // default queue
   std::array<std::uint8_t, 3> zero{};
 };
 
@@ -111,9 +111,9 @@ struct DecisionFrame {
   static constexpr FrameType kType = FrameType::kDecision;
   FrameHeader header;
   std::int64_t first_packet = 0;
-  std::int64_t now_ns = 0;    // as in the question
-  std::int64_t version = -1;  // of the model; -1 unless decided
-  float round_trip_us = 0;    // NaN unless decided; so are the latencies
+  std::int64_t now_ns = 0;    // the question's time
+  std::int64_t version = -1;  // model version; -1 unless decided
+  float round_trip_us = 0;    // NaN unless decided, like the latencies
   Outcome outcome{};
   std::array<std::uint8_t, 3> zero{};
   Queues queues{};
@@ -124,23 +124,23 @@ struct DecisionFrame {
 struct RefusedFrame {
   static constexpr FrameType kType = FrameType::kRefused;
   FrameHeader header;
-  std::array<char, 112> line{};  // why; the connection is closed after it
+  std::array<char, 112> line{};  // the reason; the connection is closed after it
 };
 
-// Of telemetry: nothing more comes of this sender.
+// Telemetry's last frame of a sender.
 struct ByeFrame {
   static constexpr FrameType kType = FrameType::kBye;
   FrameHeader header;
 };
 
-// What tcp_info says of a connection at an ACK (feature_store/rate/tcp_sample.h).
+// The tcp_info of a connection at an ACK (feature_store/rate/tcp_sample.h).
 struct SampleFrame {
   static constexpr FrameType kType = FrameType::kSample;
   FrameHeader header;
-  std::int64_t connection = 0;  // the sender's number of it
-  std::int32_t sample = 0;      // from 0, which begins the connection anew
+  std::int64_t connection = 0;  // the sender's number for it
+  std::int32_t sample = 0;      // number from 0, which begins the connection anew
   std::uint8_t asked = 0;       // 1: a FORECAST is wanted
-  std::uint8_t last = 0;        // 1: nothing more comes of this connection
+  std::uint8_t last = 0;        // 1: last sample of this connection
   std::array<std::uint8_t, 2> zero{};
   rate::Sample fields{};
 };
@@ -149,10 +149,10 @@ struct ForecastFrame {
   static constexpr FrameType kType = FrameType::kForecast;
   FrameHeader header;
   std::int64_t connection = 0;
-  std::int32_t sample = 0;  // that it was asked with
+  std::int32_t sample = 0;  // sample of the question
   RateOutcome outcome = RateOutcome::kNone;
   std::array<std::uint8_t, 3> zero{};
-  std::int64_t version = -1;                          // of the model; -1 unless there is a forecast
+  std::int64_t version = -1;                          // -1 unless there is a forecast
   std::array<float, rate::kHorizons.size()> rates{};  // bytes/s; NaN unless there is one
 };
 
@@ -161,7 +161,7 @@ static_assert(sizeof(FrameHeader) == 16 && sizeof(HelloFrame) == 80 && sizeof(Se
 static_assert(sizeof(AckedFrame) == 40 && sizeof(BatchFrame) == 168 && sizeof(RefusedFrame) == 128);
 static_assert(sizeof(DecisionFrame) == 120);
 
-// Any frame: `header.type` says which member is meant.
+// Any frame: `header.type` says which member is valid.
 union Frame {
   Frame() : header{} {}
 
@@ -186,7 +186,7 @@ T finished(T frame, std::uint32_t sender, std::uint64_t sequence) {
   return frame;
 }
 
-// Text into a field of characters, cut to leave a zero.
+// Writes text into a field of characters, cut to leave a zero.
 template <std::size_t N>
 std::array<char, N> text_field(std::string_view text) {
   std::array<char, N> out{};
@@ -248,8 +248,8 @@ bool is_text(const std::array<char, N>& field) {
          std::all_of(field.begin() + text.size(), field.end(), [](char c) { return c == '\0'; });
 }
 
-// What a sender may say of a packet, as the ingest that telemetry goes to
-// (feature_store/telemetry/events.py): it refuses a whole batch for one event beyond that.
+// Limits of a sender's packet fields, equal to the ingest's for telemetry
+// (feature_store/telemetry/events.py), which refuses a whole batch for one event beyond them.
 inline constexpr std::int64_t kMaxPacket = std::int64_t{1} << 48;
 inline constexpr std::int32_t kMaxSizeBytes = 1 << 20;
 inline constexpr float kMaxLatencyUs = 120e6F;
@@ -259,7 +259,7 @@ inline bool is_packet(std::int64_t packet) { return packet >= 0 && packet <= kMa
 inline bool is_latency(float us) { return std::isnan(us) || (std::isfinite(us) && us >= 0); }
 inline bool is_size(std::int32_t bytes) { return bytes >= 1 && bytes <= kMaxSizeBytes; }
 
-// What cannot be in a frame of the right size, or null.
+// Returns what is impossible in a frame of the right size, or null.
 inline const char* fault(const HelloFrame& f) {
   if (f.magic != kMagic) return "its magic is not SWQFRAME";
   if (!is_text(f.name)) return "its name is not printable ASCII ended by a zero";
@@ -344,8 +344,8 @@ inline const char* fault(const ForecastFrame& f) {
 
 enum class Read : std::uint8_t { kFrame, kMore, kBad };
 
-// Reads the frame at the start of `data` into `frame`: kFrame; kMore if it is not complete yet; or
-// kBad, and `why` says what is wrong with it.
+// Reads the frame at the start of `data` into `frame`. Returns kFrame; kMore if it is not complete
+// yet; or kBad, and `why` says what is wrong with it.
 inline Read read_frame(std::string_view data, Frame& frame, const char*& why) {
   if (data.size() < sizeof(FrameHeader)) return Read::kMore;
   FrameHeader header;

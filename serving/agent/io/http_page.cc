@@ -20,8 +20,8 @@
 namespace swiftqueue::agent {
 namespace {
 
-constexpr int kLookMs = 200;                // at whose time is over
-constexpr std::size_t kAcceptAtOnce = 256;  // then those that are there have their turn
+constexpr int kLookMs = 200;                // between looks at clients whose time is over
+constexpr std::size_t kAcceptAtOnce = 256;  // then the accepted clients have their turn
 
 std::string response(const char* status, const std::string& body) {
   return std::string("HTTP/1.1 ") + status +
@@ -97,7 +97,7 @@ void HttpPage::accept_all() {
     }
     if (fd < 0) return;
     Client client{fd, monotonic_ns(), {}, {}};
-    if (!go_on(client)) {  // whoever asks at once is answered at once, however many others wait
+    if (!go_on(client)) {  // a client that asks at once is answered at once, whatever the others do
       close(fd);
       continue;
     }

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// One page over HTTP, for whoever asks. A client costs its place and no more: there are
-// kMostClients places, each for kMostNs, and who comes when all are taken gets that of the client
-// that has been there longest. So slow clients, idle ones and many of them cannot keep the page
-// from others. prometheus-cpp's own server gives each client a thread, and stops answering when
-// three are slow.
+// One page over HTTP. A client costs its place and no more: there are kMostClients places, each for
+// kMostNs, and a client that comes when all are taken gets the place of the one that has been there
+// longest. So slow clients, idle ones and many of them cannot keep the page from others.
+// prometheus-cpp's own server gives each client a thread, and stops answering when three are slow.
 #ifndef SWIFTQUEUE_SERVING_AGENT_HTTP_PAGE_H_
 #define SWIFTQUEUE_SERVING_AGENT_HTTP_PAGE_H_
 
@@ -23,8 +22,8 @@ class HttpPage {
   static constexpr std::size_t kMostRequestBytes = 4096;
   static constexpr std::int64_t kMostNs = 3'000'000'000;  // from connecting to the answer's end
 
-  // Answers GET of `path` at an IPv4 address with what `page` returns, by a thread of its own. Port
-  // 0: any free one. Throws std::runtime_error if it cannot listen there.
+  // Answers GET of `path` at an IPv4 address with the result of `page`, by a thread of its own.
+  // Port 0 takes a free one. Throws std::runtime_error if it cannot listen there.
   HttpPage(const std::string& address, int port, std::string path,
            std::function<std::string()> page);
   ~HttpPage();
@@ -38,12 +37,12 @@ class HttpPage {
     int fd;
     std::int64_t since_ns;
     std::string request;
-    std::string answer;  // what has not been written of it
+    std::string answer;  // unwritten part of the answer
   };
 
   void serve();
   void accept_all();
-  bool go_on(Client& client);  // false: it is done with
+  bool go_on(Client& client);  // false: it is finished
   std::string answer_to(const std::string& request) const;
 
   const std::string path_;
@@ -51,7 +50,7 @@ class HttpPage {
   int listen_fd_ = -1;
   int stop_fd_ = -1;
   int port_ = 0;
-  std::list<Client> clients_;  // the one that has been there longest first
+  std::list<Client> clients_;  // the oldest connection first
   std::thread thread_;
 };
 

@@ -19,7 +19,7 @@ using prometheus::ClientMetric;
 using prometheus::MetricFamily;
 using prometheus::MetricType;
 
-// Upper ends in seconds.
+// Upper ends of the buckets in seconds.
 constexpr std::array kRoundTripBuckets{25e-6,  50e-6,  100e-6, 150e-6, 200e-6, 300e-6,
                                        400e-6, 600e-6, 1e-3,   1.5e-3, 2e-3,   3e-3,
                                        5e-3,   10e-3,  20e-3,  50e-3};
@@ -42,7 +42,7 @@ MetricFamily family(const char* name, const char* help, MetricType type,
   return {std::string("swiftqueue_agent_") + name, help, type, std::move(metrics)};
 }
 
-// Our bins are finer than the buckets; one that holds a bucket's end counts above it.
+// Our bins are finer than the buckets; a bin that holds a bucket's end counts above it.
 template <std::size_t N>
 ClientMetric histogram(const DurationHistogram& from, const std::array<double, N>& ends_s) {
   ClientMetric metric;

@@ -17,8 +17,8 @@ namespace swiftqueue::agent {
 
 class Metrics {
  public:
-  // Port 0: any free one. `telemetry` may be null. Throws std::runtime_error with one line if the
-  // port cannot be had at that IPv4 address.
+  // Port 0 takes a free one. `telemetry` may be null. Throws std::runtime_error with one line if
+  // the port cannot be had at that IPv4 address.
   Metrics(const std::string& address, int port, const Statistics& statistics,
           const Predictor& predictor, const FrameSink* telemetry);
 

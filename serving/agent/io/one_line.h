@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the small programs' command lines share: a number in its range, and an error as one line.
+// Helpers of the small programs' command lines: a number in its range, and an error as one line.
 #pragma once
 
 #include <cstdio>
@@ -10,7 +10,7 @@
 
 namespace swiftqueue {
 
-// `text` as a number. Throws std::invalid_argument with a line that begins with `name`.
+// Returns `text` as a number. Throws std::invalid_argument with a line that begins with `name`.
 inline double number(const std::string& name, const std::string& text, double least, double most) {
   char* end = nullptr;
   const double value = std::strtod(text.c_str(), &end);
@@ -23,7 +23,7 @@ inline double number(const std::string& name, const std::string& text, double le
   return value;
 }
 
-// The program's exit status: what `run` returns, 2 for arguments that cannot be, 1 for the rest.
+// Returns the exit status: the result of `run`, 2 for impossible arguments, 1 for other errors.
 template <typename Run>
 int one_line_errors(Run&& run) {
   try {

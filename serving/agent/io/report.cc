@@ -44,7 +44,7 @@ void Report::say(const std::string& line) {
 
 std::string Report::counts() const {
   const Statistics& s = statistics_;
-  // Read once each: the loop goes on counting, and the sum must be that of what is said.
+  // Each count is read once: the loop goes on counting, and the printed sum must be theirs.
   std::array<std::int64_t, kOutcomeNames.size()> by_outcome{};
   std::int64_t batches = 0;
   for (std::size_t i = 0; i < by_outcome.size(); ++i) batches += by_outcome[i] = s.batches[i].get();

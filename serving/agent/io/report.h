@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the agent says on standard output: a JSON object per line (docs/AGENT.md), from a thread of
-// its own, since a pipe that nobody reads would hold up decisions.
+// The agent's standard output: a JSON object per line (docs/AGENT.md), from a thread of its own,
+// since a pipe that nobody reads would hold up decisions.
 #ifndef SWIFTQUEUE_SERVING_AGENT_REPORT_H_
 #define SWIFTQUEUE_SERVING_AGENT_REPORT_H_
 
@@ -16,20 +16,20 @@
 
 namespace swiftqueue::agent {
 
-// `text` as a JSON string, quotes included.
+// Returns `text` as a JSON string, quotes included.
 std::string json_string(std::string_view text);
 
 class Report {
  public:
-  // A `progress` line every `every_ms` (0: none).
+  // Prints a `progress` line every `every_ms` (0: none).
   Report(const Statistics& statistics, std::int64_t every_ms);
   ~Report() { stop(); }
 
-  // No `progress` line comes after it.
+  // Ends the `progress` lines.
   void stop();
-  // Any thread: a whole line. Blocks as long as nobody reads.
+  // Prints a whole line, from any thread. Blocks as long as nobody reads.
   void say(const std::string& line);
-  // The fields that `progress` and `summary` share, without braces.
+  // Returns the fields that `progress` and `summary` share, without braces.
   std::string counts() const;
 
  private:

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A sender's connection with the agent (docs/how-to/mark-packets.md) that never makes it wait: every
-// read, write and connect is non-blocking. Without an agent, or when it goes, nothing
-// is decided from that moment on.
+// A sender's connection with the agent (docs/how-to/mark-packets.md) that never makes it wait:
+// every read, write and connect is non-blocking. Without an agent, or when it goes, nothing is
+// decided from that moment on.
 //
 //   AgentLink link("var/agent.sock", "backup");
 //   link.turn(now_ns);  // often: takes what came; without a connection it tries each second
@@ -10,7 +10,7 @@
 //   link.decided(packet);  // a queue; or nothing: then the packet's default
 //   link.sent(...);
 //   link.acked(...);
-//   link.sample(...);  // of a TCP connection, whose rate is forecast where it asks
+// sample of a TCP connection, whose rate is forecast where it asks
 //   link.forecast();  // the next answer
 //
 // Times are CLOCK_MONOTONIC. One thread.
@@ -38,15 +38,15 @@
 namespace swiftqueue::agent {
 
 struct LinkCounts {
-  std::int64_t connections = 0;  // that the agent greeted
+  std::int64_t connections = 0;  // connections that the agent greeted
   std::int64_t lost = 0;         // connections that ended, whoever ended them
-  std::int64_t asked = 0;        // batches
-  std::array<std::int64_t, kOutcomeNames.size()> answered{};  // by outcome
+  std::int64_t asked = 0;        // batches asked about
+  std::array<std::int64_t, kOutcomeNames.size()> answered{};  // answers by outcome
 };
 
 class AgentLink {
  public:
-  // An empty path is no agent: nothing is ever decided.
+  // An empty path means no agent: nothing is ever decided.
   // Throws std::invalid_argument: the path is longer than a socket's can be.
   AgentLink(std::string path, std::string name) : path_(std::move(path)), name_(std::move(name)) {
     if (path_.size() >= sizeof(sockaddr_un::sun_path)) {
@@ -58,12 +58,12 @@ class AgentLink {
   AgentLink& operator=(const AgentLink&) = delete;
 
   bool connected() const { return greeted_; }
-  int fd() const { return fd_; }  // to wait for what comes; -1 without a connection
+  int fd() const { return fd_; }  // for waiting; -1 without a connection
   bool writes_wait() const { return !out_.empty(); }
   const LinkCounts& counts() const { return counts_; }
   const std::string& problem() const { return problem_; }  // why there is no connection; one line
 
-  // Reads, writes and connects what goes without waiting.
+  // Reads, writes and connects as far as possible without waiting.
   void turn(std::int64_t now_ns) {
     if (path_.empty()) return;
     if (fd_ < 0) {
@@ -90,7 +90,7 @@ class AgentLink {
     say(frame);
   }
 
-  // The queue decided for a packet. What is known of batches before it is forgotten.
+  // Returns the queue decided for a packet, and forgets earlier batches.
   std::optional<std::uint8_t> decided(std::int64_t packet) {
     const std::int64_t batch = packet / kHorizon;
     decisions_.erase(decisions_.begin(), decisions_.lower_bound(batch));
@@ -115,8 +115,8 @@ class AgentLink {
     say(frame);
   }
 
-  // The first ACK of a packet. Nothing is said of one that this connection was not told of, and of
-  // one so late that no frame can say it: the agent has forgotten such a packet.
+  // Reports the first ACK of a packet, unless this connection was not told of the packet, or the
+  // ACK is too late for a frame: the agent has forgotten such a packet.
   void acked(std::int64_t packet, std::int64_t acked_ns, float latency_us) {
     if (!greeted_ || first_told_ < 0 || packet < first_told_) return;
     if (latency_us > detail::kMaxLatencyUs) return;
@@ -131,7 +131,7 @@ class AgentLink {
     if (greeted_) say(frame);
   }
 
-  // An answer that came about a TCP connection's rate; each is given once.
+  // Returns an answer about a TCP connection's rate; each is given once.
   std::optional<ForecastFrame> forecast() {
     if (forecasts_.empty()) return std::nullopt;
     const ForecastFrame next = forecasts_.front();
@@ -141,7 +141,7 @@ class AgentLink {
 
  private:
   static constexpr std::int64_t kRetryNs = 1'000'000'000;  // between attempts to connect
-  // Bytes that the agent has not taken: then it is as good as gone.
+  // Bytes that the agent has not taken, at which it is as good as gone.
   static constexpr std::size_t kMostWaiting = 1 << 20;
 
   template <typename T>
@@ -175,7 +175,7 @@ class AgentLink {
       } else if (n < 0 && errno == EINTR) {
         continue;
       } else {
-        // What the agent said before it went, as a REFUSED, is read first.
+        // The agent's last words before it went, such as a REFUSED, are read first.
         if (n < 0 && errno != EAGAIN && errno != EWOULDBLOCK) {
           const std::string reason = std::strerror(errno);
           read_socket();
@@ -245,7 +245,7 @@ class AgentLink {
     fd_ = -1;
     greeted_ = false;
     first_told_ = -1;
-    decisions_.clear();  // a dead agent decides nothing, not even what it had decided
+    decisions_.clear();  // a dead agent decides nothing, and its decisions are void
     forecasts_.clear();
     in_.clear();
     out_.clear();
@@ -257,7 +257,7 @@ class AgentLink {
   bool greeted_ = false;
   std::int64_t next_try_ns_ = 0;
   std::int64_t first_told_ = -1;
-  std::map<std::int64_t, Queues> decisions_;  // by batch
+  std::map<std::int64_t, Queues> decisions_;  // queues by batch
   std::deque<ForecastFrame> forecasts_;       // not taken yet
   std::string in_;
   std::string out_;

@@ -13,7 +13,8 @@
 //   }
 //   udp.send(flow, payload, bytes);  // marked as decided; not decided in time: with its default
 //
-// docs/how-to/mark-packets.md has a whole program and the command that compiles it (swiftqueue-udp.pc).
+// docs/how-to/mark-packets.md has a whole program and the command that compiles it
+// (swiftqueue-udp.pc).
 //
 // An L4S flow's packets are ECT(1), and ECT(0) where the classic queue was chosen for them, so that
 // a marking router need not drop them there. A flow that is not L4S keeps Not-ECT. The receiver
@@ -50,7 +51,7 @@ enum Codepoint : std::uint8_t { kNotEct = 0, kEct1 = 1, kEct0 = 2, kCe = 3 };
 // Datagrams taken at once, so that a flood of them holds nobody up.
 inline constexpr int kMostAtOnce = 1000;
 
-// The first bytes of each datagram of data, and all of one that acknowledges; the machine's byte
+// The first bytes of each data datagram, and all of an acknowledging one; in the machine's byte
 // order, as frames.h.
 struct DataHeader {
   static constexpr std::uint32_t kMagic = 0x31555153;  // SQU1
@@ -58,20 +59,20 @@ struct DataHeader {
   std::uint32_t flow_id = 0;
   std::int64_t packet = 0;
 };
-// QUIC's ACK frame with its ECN counts (RFC 9000, 19.3.2), of one packet each.
+// QUIC's ACK frame with its ECN counts (RFC 9000, 19.3.2), for one packet each.
 struct Acknowledgement {
   static constexpr std::uint32_t kMagic = 0x31415153;  // SQA1
   std::uint32_t magic = kMagic;
-  std::uint32_t codepoint = 0;  // that this packet arrived with
+  std::uint32_t codepoint = 0;  // codepoint of this packet on arrival
   std::int64_t packet = 0;
   std::array<std::uint64_t, 4> received{};  // packets of this flow so far, by codepoint
 };
 static_assert(sizeof(DataHeader) == 16 && sizeof(Acknowledgement) == 48);
-// Of a datagram that is shorter than an Acknowledgement: without its counts.
+// Size of an Acknowledgement without its counts, for a datagram that is shorter than one.
 inline constexpr std::size_t kShortAck = offsetof(Acknowledgement, received);
 static_assert(kShortAck == sizeof(DataHeader));
 
-// A numeric address and port. Throws std::invalid_argument with one line that names it.
+// Returns a numeric address and port. Throws std::invalid_argument with one line that names it.
 inline sockaddr_storage socket_address(const std::string& host, int port, socklen_t& length) {
   sockaddr_storage out{};
   auto* v4 = reinterpret_cast<sockaddr_in*>(&out);
@@ -93,7 +94,7 @@ inline sockaddr_storage socket_address(const std::string& host, int port, sockle
   return out;
 }
 
-// Sends one datagram with a codepoint; the result is sendmsg's.
+// Sends one datagram with a codepoint; returns sendmsg's result.
 inline ssize_t send_marked(int fd, int family, Codepoint codepoint, iovec* parts,
                            std::size_t count) {
   const int value = codepoint;
@@ -117,18 +118,18 @@ class MarkedUdp {
     std::int64_t packet;
     std::int64_t acked_ns;
     float latency_us;
-    std::uint8_t codepoint;  // that it arrived with: what was sent, or CE
+    std::uint8_t codepoint;  // codepoint on arrival: as sent, or CE
   };
   struct SendResult {
     std::int64_t packet;
     std::int64_t sent_ns;
     std::uint8_t codepoint;
-    bool decided;    // by the agent; otherwise its default
-    bool delivered;  // to the kernel; false where the send buffer was full, or the network refused
+    bool decided;    // decided by the agent; otherwise its default
+    bool delivered;  // taken by the kernel; false where the send buffer was full, or it refused
   };
   struct PlannedPacket {
     int flow;
-    std::int32_t size_bytes;  // of the payload
+    std::int32_t size_bytes;  // size of the payload
   };
   static constexpr std::size_t kLeastPayload = sizeof(DataHeader);
 
@@ -151,7 +152,7 @@ class MarkedUdp {
     const sockaddr_storage to = socket_address(host, port, length);
     if (port == 0) throw std::invalid_argument("port 0: a flow needs a receiver's port");
     Flow flow;
-    // What goes to an IPv4 address mapped into IPv6 is IPv4 on the wire, and marked as that.
+    // Packets to an IPv4 address mapped into IPv6 are IPv4 on the wire, and marked as IPv4.
     const auto& v6 = reinterpret_cast<const sockaddr_in6&>(to).sin6_addr;
     const bool mapped = to.ss_family == AF_INET6 && IN6_IS_ADDR_V4MAPPED(&v6);
     flow.family = mapped ? AF_INET : to.ss_family;
@@ -169,7 +170,7 @@ class MarkedUdp {
     return static_cast<int>(flows_.size()) - 1;
   }
 
-  // Asks about the next batch that was not planned yet; due_ns is when its first packet goes.
+  // Asks about the next batch that was not planned yet; its first packet goes at due_ns.
   void plan(const std::array<PlannedPacket, kHorizon>& packets, std::int64_t due_ns) {
     Batch batch{};
     for (std::size_t i = 0; i < batch.size(); ++i) {
@@ -196,8 +197,8 @@ class MarkedUdp {
     Candidate as = candidate(flow_id, static_cast<std::int32_t>(bytes));
     const Flow& flow = flows_[static_cast<std::size_t>(flow_id)];
     SendResult out{next_, monotonic_ns(), 0, false, false};
-    link_.turn(out.sent_ns);                  // an agent that has gone decides nothing from here on
-    const auto queue = link_.decided(next_);  // and forget it, whichever the flow is
+    link_.turn(out.sent_ns);                  // an agent that has gone decides nothing any more
+    const auto queue = link_.decided(next_);  // forgets it, whichever the flow is
     if (flow.l4s && queue) {
       as.queue = *queue;
       out.decided = true;
@@ -212,8 +213,8 @@ class MarkedUdp {
          {const_cast<char*>(static_cast<const char*>(payload)) + sizeof header,
           bytes - sizeof header}}};
     out.sent_ns = monotonic_ns();
-    // A datagram's error may be that of one before it (a port that nobody listens at): tried once
-    // more.
+    // A datagram's error may belong to one before it (a port that nobody listens at): it is tried
+    // once more.
     for (int tries = 0; tries < 2 && !out.delivered; ++tries) {
       out.delivered = send_marked(flow.fd, flow.family, codepoint, parts.data(), parts.size()) >= 0;
     }
@@ -226,8 +227,8 @@ class MarkedUdp {
     return out;
   }
 
-  // Takes what came, without waiting; on_ack(Ack) for the first ACK of each packet. A flow of which
-  // more came than kMostAtOnce is taken up again by the next call.
+  // Takes the waiting ACKs; on_ack(Ack) gets the first ACK of each packet. A flow with more than
+  // kMostAtOnce of them is taken up again by the next call.
   template <typename OnAck>
   void poll(OnAck&& on_ack) {
     link_.turn(monotonic_ns());
@@ -237,12 +238,12 @@ class MarkedUdp {
       for (int i = 0; i < kMostAtOnce; ++i) {
         const ssize_t n = ::recv(flow.fd, &ack, sizeof ack, MSG_DONTWAIT | MSG_TRUNC);
         if (n < 0 && (errno == ECONNREFUSED || errno == EINTR))
-          continue;  // said once for each error
+          continue;  // each error is reported once
         if (n < 0) break;
         const bool whole = n == sizeof ack || n == static_cast<ssize_t>(kShortAck);
         if (!whole || ack.magic != Acknowledgement::kMagic || ack.codepoint > kCe) continue;
         const auto found = in_flight_.find(ack.packet);
-        // A receiver acknowledges what was sent to it, and nobody else's packets.
+        // A receiver acknowledges packets that were sent to it, and no other's.
         if (found == in_flight_.end() || found->second.flow_id != static_cast<int>(flow_id))
           continue;
         const std::int64_t now_ns = monotonic_ns();
@@ -256,7 +257,7 @@ class MarkedUdp {
     forget();
   }
 
-  // Waits until something may have come, or until `until_ns`, whichever is first.
+  // Waits until an ACK may have come, or until `until_ns`, whichever is first.
   void wait(std::int64_t until_ns) {
     const std::int64_t left_ns = until_ns - monotonic_ns();
     if (left_ns <= 0) return;
@@ -270,13 +271,13 @@ class MarkedUdp {
     ::ppoll(waited_.data(), waited_.size(), &left, nullptr);
   }
 
-  // IP length of a packet of a flow. Throws std::invalid_argument: there is none of this number.
+  // Returns the IP length of a flow's packet. Throws std::invalid_argument for an unknown flow.
   std::int32_t ip_bytes(int flow_id, std::int32_t payload_bytes) const {
     return candidate(flow_id, payload_bytes).size_bytes;
   }
 
   std::int64_t next_packet() const { return next_; }
-  // First packet of the next batch to plan: one of which nothing was sent yet.
+  // Returns the first packet of the next batch to plan, of which nothing was sent yet.
   std::int64_t next_planned() const {
     return std::max(planned_, (next_ + kHorizon - 1) / kHorizon * kHorizon);
   }
@@ -304,7 +305,7 @@ class MarkedUdp {
     return {payload_bytes + headers, flow_id, flow.receiver, static_cast<std::uint8_t>(flow.l4s)};
   }
 
-  // Packets whose ACK will not come, from the oldest on.
+  // Forgets packets whose ACK will not come, from the oldest on.
   void forget() {
     const std::int64_t now_ns = monotonic_ns();
     for (; oldest_ < next_; ++oldest_) {
@@ -318,10 +319,10 @@ class MarkedUdp {
   AgentLink link_;
   std::vector<Flow> flows_;
   std::unordered_map<std::string, int> receivers_;
-  std::unordered_map<std::int64_t, InFlight> in_flight_;  // by packet
+  std::unordered_map<std::int64_t, InFlight> in_flight_;  // packets by number
   std::vector<pollfd> waited_;
   std::int64_t next_ = 0;
-  std::int64_t planned_ = 0;  // packets below this one
+  std::int64_t planned_ = 0;  // first packet that is not planned
   std::int64_t oldest_ = 0;
 };
 

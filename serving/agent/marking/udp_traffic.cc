@@ -64,7 +64,7 @@ struct Options {
 constexpr std::int64_t kUndecidedNs = 60'000'000'000;  // then a packet's ACK does not come any more
 constexpr std::size_t kMostLatencies = 1 << 20;
 
-// What a packet was sent as and how it arrived.
+// A packet as sent and as it arrived.
 struct Record {
   std::int64_t sent_ns;
   std::int64_t acked_ns = -1;
@@ -75,8 +75,8 @@ struct Record {
   bool delivered;
 };
 
-// What became of all packets. Holds those whose ACK may come, and a bounded sample of latencies, so
-// that a program may send for days; the log has the rest.
+// The records of all packets. It holds those whose ACK may come, and a bounded sample of latencies,
+// so that a program may send for days; the log has the rest.
 class Outcomes {
  public:
   // Throws std::runtime_error: the log cannot be opened.
@@ -106,7 +106,7 @@ class Outcomes {
     --in_flight;
     ce += record.arrived == kCe;
     changed += record.arrived != record.codepoint && record.arrived != kCe;
-    // The first ones all, then a uniform sample (Vitter's algorithm R).
+    // It keeps all of the first ones, then a uniform sample (Vitter's algorithm R).
     const double us = static_cast<double>(record.acked_ns - record.sent_ns) / 1e3;
     if (latency_us.size() < kMostLatencies) {
       latency_us.push_back(us);
@@ -128,7 +128,7 @@ class Outcomes {
   std::vector<double> latency_us;
 
  private:
-  // Logs and lets go what is acknowledged, or was sent before; in order.
+  // Logs and drops records that are acknowledged, or sent before `before_ns`; in order.
   void settle(std::int64_t before_ns) {
     for (; !waiting_.empty(); waiting_.pop_front(), ++first_) {
       const Record& r = waiting_.front();
@@ -144,7 +144,7 @@ class Outcomes {
   std::ofstream log_;
   std::mt19937_64 random_;
   std::deque<Record> waiting_;
-  std::int64_t first_ = 0;  // number of the first of them
+  std::int64_t first_ = 0;  // number of the first record
 };
 
 double quantile(std::vector<double>& values, double q) {
@@ -170,10 +170,10 @@ int send(const Options& options) {
   const double gap_ns = udp.ip_bytes(0, options.bytes) * 8e3 / options.rate_mbps;
   std::mt19937_64 random(options.seed);
   std::exponential_distribution<double> exponential(1);
-  std::deque<double> due_ns;   // of packets to be sent
-  std::int64_t first_due = 0;  // number of the first of them
+  std::deque<double> due_ns;   // due times of packets to be sent
+  std::int64_t first_due = 0;  // number of the first due packet
   const std::string payload(static_cast<std::size_t>(options.bytes), 'q');
-  // The agent is greeted before the first packet: half a second at most, then plain packets.
+  // The agent is greeted before the first packet, within half a second; else packets are plain.
   for (const std::int64_t until = monotonic_ns() + 500'000'000;
        !options.agent.empty() && !udp.link().connected() && monotonic_ns() < until && !stopping;) {
     udp.poll([](const MarkedUdp::Ack&) {});
@@ -224,7 +224,7 @@ int send(const Options& options) {
     const std::int64_t send_ns = due(udp.next_packet());
     udp.wait(plan_ns < end_ns ? std::min(send_ns, plan_ns - ahead_ns) : send_ns);
   }
-  // The last ACKs, and the agent's word of them: until nothing has come for half a second.
+  // Takes the last ACKs and the agent's word of them, until half a second without any.
   std::int64_t until_ns = monotonic_ns() + kLastAcksNs;
   while ((outcomes.in_flight > 0 || udp.link().writes_wait()) && monotonic_ns() < until_ns &&
          !stopping) {
@@ -280,7 +280,7 @@ int echo(const Options& options) {
                                        : reinterpret_cast<sockaddr_in6*>(&bound)->sin6_port);
   std::printf("{\"event\": \"ready\", \"port\": %d}\n", port);
   std::fflush(stdout);
-  // ECN counts by sender and flow; strangers may say any flow, so there are at most this many.
+  // ECN counts by sender and flow; strangers may name any flow, so there are at most this many.
   constexpr std::size_t kMostFlows = 65'536;
   std::map<std::tuple<std::string, std::uint32_t>, std::array<std::uint64_t, 4>> received;
   std::array<std::uint64_t, 4> all{};
@@ -291,7 +291,7 @@ int echo(const Options& options) {
   while (!stopping && monotonic_ns() < end_ns) {
     pollfd wanted{fd, POLLIN, 0};
     if (::poll(&wanted, 1, 100) <= 0) continue;
-    for (int i = 0; i < kMostAtOnce; ++i) {  // then signals and time are looked at again
+    for (int i = 0; i < kMostAtOnce; ++i) {  // then signals and time are checked again
       DataHeader header;
       sockaddr_storage from{};
       alignas(cmsghdr) std::array<char, 256> control{};
@@ -327,7 +327,7 @@ int echo(const Options& options) {
         ack.received = counts;
       }
       ack.packet = header.packet;
-      // Never longer than what it answers: nobody gets more out of it than is put in.
+      // The answer is never longer than its datagram: nobody gets more out than is put in.
       const std::size_t length = n < static_cast<ssize_t>(sizeof ack) ? kShortAck : sizeof ack;
       ::sendto(fd, &ack, length, MSG_DONTWAIT, reinterpret_cast<sockaddr*>(&from),
                message.msg_namelen);

@@ -18,7 +18,7 @@ namespace swiftqueue::agent {
 
 inline constexpr std::chrono::milliseconds kWatchPause{200};  // between looks at it
 
-// What tells one state of an artifact's folder from another.
+// Identifies one state of an artifact's folder.
 struct Fingerprint {
   std::string folder;  // resolved
   std::array<std::array<std::int64_t, 4>, 2> files{};
@@ -39,7 +39,7 @@ inline Fingerprint fingerprint_of(const std::string& folder) {
   return out;
 }
 
-// The version number that the folder's name is, or 0.
+// Returns the version number that is the folder's name, or 0.
 inline std::int64_t version_of(const std::string& folder) {
   const std::string name = std::filesystem::path(folder).filename().string();
   std::int64_t version = 0;

@@ -32,7 +32,7 @@ constexpr std::int64_t kSmooth = 8;  // windows over which the time of one is av
 constexpr std::int64_t kTryNs = 20'000'000;
 constexpr std::int64_t kSpinNs = 60'000;  // a sleep may end this much too late
 
-// An engine that has answered a window of padding; throws what is wrong with the artifact.
+// Returns an engine that has answered a window of padding; throws the artifact's fault.
 std::unique_ptr<Engine> tried(const Artifact& artifact, std::int64_t version) {
   const auto& model = artifact.description;
   engine::require_one_latency(model);
@@ -59,7 +59,7 @@ class LocalPredictor final : public Predictor {
       close(wake_fd_);
       throw std::runtime_error(folder_ + ": " + error.what());
     }
-    artifact_.tensors.clear();  // only description and hash are compared with what comes
+    artifact_.tensors.clear();  // only description and hash are compared later
     served_ = engine_.get();
     version_ = engine_->version();
     watcher_ = std::thread([this] { watch(); });
@@ -88,7 +88,7 @@ class LocalPredictor final : public Predictor {
     }
     const std::int64_t begin_ns = monotonic_ns();
     if (begin_ns + windows * window_ns_ > deadline_ns && begin_ns - computed_ns_ < kTryNs) {
-      return true;  // but one slow answer must not keep all later ones from being tried
+      return true;  // one slow answer must not keep all later ones from being tried
     }
     Answer answer;
     answer.ticket = ticket;
@@ -118,7 +118,7 @@ class LocalPredictor final : public Predictor {
 
   void wake() override {
     const std::uint64_t one = 1;
-    // It only fails when 2^64 - 2 calls have not been noticed yet.
+    // The write fails only when 2^64 - 2 calls have not been noticed yet.
     [[maybe_unused]] const ssize_t written = write(wake_fd_, &one, sizeof one);
   }
 
@@ -144,8 +144,8 @@ class LocalPredictor final : public Predictor {
     }
   }
 
-  // The loop's thread takes the engine that the watcher made; the watcher keeps the old one until
-  // it makes another.
+  // Takes over the engine that the watcher made; the watcher keeps the old one until it makes
+  // another.
   void take_up() {
     const std::lock_guard lock(mutex_);
     std::swap(engine_, made_);
@@ -175,7 +175,7 @@ class LocalPredictor final : public Predictor {
     }
   }
 
-  // Takes up what the folder holds now; one line if it cannot be.
+  // Takes up the folder's artifact; returns one line if it cannot.
   std::string look(const Fingerprint& now) {
     seen_ = now;
     try {
@@ -202,26 +202,26 @@ class LocalPredictor final : public Predictor {
 
   const std::string folder_;
   int wake_fd_ = -1;
-  // Of the loop's thread:
+  // These belong to the loop's thread:
   std::unique_ptr<Engine> engine_;
   std::string problem_;
   std::vector<Answer> answers_ = std::vector<Answer>(kMaxOutstanding);  // ring
   std::size_t taken_ = 0;
   std::size_t waiting_ = 0;
-  std::int64_t window_ns_ = 0;    // what one window costs, lately
-  std::int64_t computed_ns_ = 0;  // when the last answer was ready
-  // Of the watcher:
+  std::int64_t window_ns_ = 0;    // recent time of one window
+  std::int64_t computed_ns_ = 0;  // time when the last answer was ready
+  // These belong to the watcher:
   Fingerprint seen_;
   Artifact artifact_;  // without its tensors
-  // Shared:
-  std::atomic<Engine*> served_{nullptr};  // whose head the watcher may swap
+  // These are shared:
+  std::atomic<Engine*> served_{nullptr};  // the watcher may swap its head
   mutable std::mutex mutex_;
   std::condition_variable closed_;
   std::unique_ptr<Engine> made_;    // waits to be taken up, or was replaced
-  std::atomic<bool> fresh_{false};  // it waits
+  std::atomic<bool> fresh_{false};  // whether it waits
   bool closing_ = false;
   std::int64_t version_ = 0;
-  std::string watch_problem_;  // of what the folder holds now; empty if it is in service
+  std::string watch_problem_;  // problem of the folder's artifact; empty if it is in service
   std::int64_t refusals_ = 0;
   std::thread watcher_;
 };

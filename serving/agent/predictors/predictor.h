@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Where answers come from: the interface between the decision loop and Triton's stream
+// Sources of answers: the interface between the decision loop and Triton's stream
 // (triton_predictor.h) or the engine in this process (local_predictor.h).
 //
-// One thread, the decision loop's, calls everything but `wake` and `servers`, which any thread may.
+// Only the decision loop's thread calls it, but any thread may call `wake` and `servers`.
 // Times are nanoseconds of CLOCK_MONOTONIC. Nothing throws; nothing but `next` ever waits.
 //
 // Shapes: B windows asked about (1 or 2), W window rows, F features of a row, H horizon (8
@@ -27,17 +27,17 @@ struct Model {
   int tokens = 0;             // W; 0: none is known, or it was made for other features
   std::int64_t version = -1;  // -1: not said before the first answer
 
-  // Of a window.
+  // Number of floats in a window.
   std::size_t floats() const {
     return static_cast<std::size_t>(tokens) * static_cast<std::size_t>(kEventWindowFeatureCount);
   }
 };
 
 struct Answer {
-  std::uint64_t ticket = 0;  // of the question
+  std::uint64_t ticket = 0;  // ticket of the question
   bool ok = false;
-  std::array<float, kMaxWindows * kHorizon> y_BH{};  // us, of the windows asked about; if ok
-  std::int64_t version = -1;                         // of the model that answered; if ok
+  std::array<float, kMaxWindows * kHorizon> y_BH{};  // us, for the windows asked about; if ok
+  std::int64_t version = -1;                         // model version; if ok
   int server = 0;                                    // index into `servers()`
   std::string error;                                 // one line; if not ok
 };
@@ -45,20 +45,20 @@ struct Answer {
 // One server (or the engine in this process), for the metrics.
 struct ServerState {
   std::string name;           // as given to --server; "local"
-  bool connected = false;     // answers can be expected of it
-  std::int64_t version = -1;  // served there as far as known
-  std::string problem;        // one line, why it does not answer; empty if all is well
+  bool connected = false;     // whether it may answer
+  std::int64_t version = -1;  // its served version as far as known
+  std::string problem;        // why it does not answer, in one line; empty if all is well
   bool refused = false;       // its model cannot be used: damaged, or made for other features
-  std::int64_t refusals = 0;  // how often one was found that cannot be
+  std::int64_t refusals = 0;  // number of such models so far
 };
 
 class Predictor {
  public:
   virtual ~Predictor() = default;
 
-  // May change within `next`, and only there, so that it holds from making a window to asking.
+  // Changes only within `next`, so that it holds from making a window to asking.
   virtual Model model() const = 0;
-  // Why there is no model, or why the last question failed: one line; empty if all is well.
+  // Returns why there is no model, or why the last question failed: one line; empty if all is well.
   virtual std::string problem() const = 0;
 
   // Asks about `windows` windows x_BWF of model().tokens tokens, which are copied (or sent) before
@@ -74,10 +74,10 @@ class Predictor {
   // answer as late when it is due, and an answer to such a question as stale.
   virtual bool next(Answer& answer, std::int64_t until_ns) = 0;
 
-  // Makes the `next` under way, or else the next one, return at once.
+  // Makes the present `next`, or else the next one, return at once.
   virtual void wake() = 0;
 
-  // In order of preference. The version is never negative once a server has answered.
+  // Lists them in order of preference. The version is never negative once a server has answered.
   virtual std::vector<ServerState> servers() const = 0;
 };
 

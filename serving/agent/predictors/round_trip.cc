@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Asks servers questions as the agent does and says what became of them: for `swiftqueue bench
-// serving` and for the tests of the client. Without a rate one question at a time, so that the
+// Asks servers questions as the agent does and prints the results: for `swiftqueue bench serving`
+// and for the tests of the client. Without a rate it asks one question at a time, so that the
 // figures are round trips; with one, as many per second whatever the answers do. Each question is
 // about the windows of the one before, 16 tokens later, as a sender's next one is.
 //
@@ -13,7 +13,7 @@
 //   the
 //                                            end
 //   servers, versions                        answers in time, by server and by model version
-//   last_server                              of the last answer in time; -1: none
+// server of the last answer in time; -1: none
 //   error                                    the last failure
 #include <CLI/CLI.hpp>
 #include <algorithm>
@@ -49,10 +49,10 @@ struct Settings {
   std::int64_t deadline_us = 1'000'000;
   std::int64_t connect_ms = 10'000;
   int windows = 1;
-  std::int64_t poison = 0;  // every so many questions one with a NaN
+  std::int64_t poison = 0;  // one question of so many has a NaN
 };
 
-// Windows full of real tokens, of values that every unit allows.
+// Makes windows full of real tokens, with values that every unit allows.
 std::vector<float> make_windows(int windows, const Model& model) {
   std::mt19937 random(0);
   const auto features = static_cast<std::size_t>(kEventWindowFeatureCount);
@@ -64,7 +64,7 @@ std::vector<float> make_windows(int windows, const Model& model) {
   return x_BWF;
 }
 
-// Lets the oldest tokens of each window go, and come again as its newest.
+// Drops the oldest tokens of each window, and adds them again as its newest.
 void go_on(std::vector<float>& x_BWF, int windows, const Model& model) {
   const std::ptrdiff_t features = kEventWindowFeatureCount;
   const std::ptrdiff_t history = model.tokens - kHorizon;
@@ -75,7 +75,7 @@ void go_on(std::vector<float>& x_BWF, int windows, const Model& model) {
   }
 }
 
-// What became of the questions.
+// The counts of the questions' results.
 class Tally {
  public:
   void asked(std::uint64_t ticket, std::int64_t now, std::int64_t deadline_ns) {
@@ -92,7 +92,7 @@ class Tally {
     const auto place = std::find_if(open_.begin(), open_.end(), [&](const OpenQuestion& each) {
       return each.ticket == answer.ticket;
     });
-    if (place == open_.end()) return;  // it was late
+    if (place == open_.end()) return;  // its answer was late
     const OpenQuestion question = *place;
     open_.erase(place);
     if (!answer.ok) {

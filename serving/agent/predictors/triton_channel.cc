@@ -12,8 +12,8 @@
 namespace swiftqueue::agent {
 namespace {
 
-// What gRPC says about TLS says too little. As in serving/triton/endpoint.py, whose gRPC has
-// another TLS library and other words.
+// gRPC's words about TLS say too little. serving/triton/endpoint.py has the same lines, but its
+// gRPC has another TLS library and other words.
 constexpr std::pair<const char*, const char*> kConnectionHints[] = {
     {"not in peer certificate", "TLS: the server's certificate is not for the name in its address"},
     {"certificate verify failed",
@@ -29,7 +29,7 @@ std::string read_pem(const std::string& path) {
   std::string text;
   try {
     text.assign(std::istreambuf_iterator<char>(file), {});
-  } catch (const std::ios_base::failure&) {  // of a directory; it does not name the file
+  } catch (const std::ios_base::failure&) {  // the path is a directory; the error has no name
     file.setstate(std::ios_base::badbit);
   }
   if (!file) throw std::runtime_error(path + ": cannot be read");
@@ -70,11 +70,11 @@ std::shared_ptr<grpc::Channel> make_channel(
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1'000);
   arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 1'000);  // how long connecting may take
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
-  arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);  // the web's proxy is not on the way to Triton
-  arguments.SetInt(GRPC_ARG_ENABLE_RETRIES, 0);     // a question is worth nothing by then
+  arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);  // no proxy is on the way to Triton
+  arguments.SetInt(GRPC_ARG_ENABLE_RETRIES, 0);     // a repeated question would come too late
   // Answers are small, and none is compressed: gRPC would inflate one before it looks at its size.
   arguments.SetInt(GRPC_COMPRESSION_CHANNEL_ENABLED_ALGORITHMS_BITSET, 1U << GRPC_COMPRESS_NONE);
-  // No pings to measure the link's bandwidth.
+  // Pings that measure the link's bandwidth are off.
   arguments.SetInt(GRPC_ARG_HTTP2_BDP_PROBE, 0);
   return grpc::CreateCustomChannel(server, credentials, arguments);
 }

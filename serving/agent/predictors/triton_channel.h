@@ -14,15 +14,15 @@
 
 namespace swiftqueue::agent {
 
-// As `options` say: TLS or none. Throws std::runtime_error for a file that cannot be read,
+// Makes credentials by `options`: TLS or none. Throws std::runtime_error for an unreadable file,
 // std::invalid_argument for files that do not go together.
 std::shared_ptr<grpc::ChannelCredentials> make_credentials(const TritonOptions& options);
 
-// A connection of its own, not shared with another channel to the same server.
+// Makes a connection of its own, not shared with another channel to the same server.
 std::shared_ptr<grpc::Channel> make_channel(
     const std::string& server, const std::shared_ptr<grpc::ChannelCredentials>& credentials);
 
-// A failure in one line that says what to do where that is known.
+// Describes a failure in one line, with a remedy where one is known.
 std::string describe(const grpc::Status& status);
 
 }  // namespace swiftqueue::agent

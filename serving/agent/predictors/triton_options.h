@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Which Triton servers are asked, and how.
+// The Triton servers to ask, and their TLS files.
 #ifndef SWIFTQUEUE_SERVING_AGENT_TRITON_OPTIONS_H_
 #define SWIFTQUEUE_SERVING_AGENT_TRITON_OPTIONS_H_
 

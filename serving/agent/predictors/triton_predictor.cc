@@ -26,11 +26,11 @@
 namespace swiftqueue::agent {
 namespace {
 
-// gRPC counts its waits in whole ms. A wait that is to end more exactly is ended by a timer.
+// gRPC counts its waits in whole ms. A timer ends a wait that needs a more exact end.
 constexpr std::int64_t kGrpcTickNs = 1'000'000;
-constexpr std::int64_t kTendNs = 10'000'000;          // servers are tended this often, at least
+constexpr std::int64_t kTendNs = 10'000'000;          // servers are looked after this often
 constexpr std::int64_t kLastStallNs = 1'000'000'000;  // then the only server is given up, too
-constexpr std::int64_t kPollNs = 200'000;             // and polled, when no answer is expected
+constexpr std::int64_t kPollNs = 200'000;             // between polls while no answer is due
 constexpr std::int64_t kNearNs = 20'000;  // shorter waits than this poll: no timer is as fast
 
 // Ends a wait on the completion queue, from any thread.
@@ -49,7 +49,7 @@ class Kick {
   std::atomic<bool> pending_{false};
 };
 
-// Kicks at a time, to some tens of us.
+// Kicks at a given time, within some tens of us.
 class Timer {
  public:
   explicit Timer(Kick& kick) : fd_(::timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC)) {
@@ -115,7 +115,7 @@ class TritonPredictor : public Predictor {
   Outcomes outcomes_;
   std::vector<std::unique_ptr<TritonServer>> servers_;
   TritonServer* active_ = nullptr;
-  const TritonServer* last_ = nullptr;  // in use before; of `servers_`
+  const TritonServer* last_ = nullptr;  // the server used before, among `servers_`
   std::deque<std::unique_ptr<Request>> waiting_;
   std::int64_t tended_ns_ = 0;
   std::int64_t polled_ns_ = 0;
@@ -139,7 +139,7 @@ TritonPredictor::TritonPredictor(const TritonOptions& options) : pool_(options.m
 }
 
 TritonPredictor::~TritonPredictor() {
-  timer_.reset();  // before the queue: a kick needs it
+  timer_.reset();  // before the queue, which a kick needs
   for (const auto& server : servers_) server->cancel();
   queue_.Shutdown();
   void* tag = nullptr;
@@ -159,8 +159,8 @@ std::string TritonPredictor::problem() const {
   return text;
 }
 
-// Of the server in use; while none answers, that of the one last in use, unless it has said that it
-// serves none: a batch asked about then is an error, and not one without a model.
+// Returns the model of the server in use. While none answers, it is that of the last one, unless
+// that has said that it serves none: a batch is then an error, and not one without a model.
 Model TritonPredictor::model() const {
   if (active_ != nullptr) return active_->model();
   return last_ == nullptr ? Model{} : last_->model();
@@ -171,7 +171,7 @@ bool TritonPredictor::ask(std::uint64_t ticket, const float* x_BWF, int windows,
   if (active_ == nullptr || !active_->usable()) return false;
   const Model& model = active_->model();
   const std::int64_t now = monotonic_ns();
-  if (deadline_ns - now < active_->least_ns(now)) return true;  // it would be late
+  if (deadline_ns - now < active_->least_ns(now)) return true;  // the answer would be late
   const bool joins =
       !waiting_.empty() && !waiting_.back()->alone &&
       waiting_.back()->model().tokens == model.tokens &&
@@ -211,7 +211,7 @@ bool TritonPredictor::pop(Answer& answer) {
   return true;
 }
 
-// Takes an event, waiting for it until `until_ns` or until servers are to be tended; false: none.
+// Takes an event, waiting until `until_ns` or until servers need a look; false: none.
 bool TritonPredictor::wait(std::int64_t now, std::int64_t until_ns) {
   const std::int64_t tend_ns = tended_ns_ + kTendNs;
   gpr_timespec deadline = gpr_time_0(GPR_CLOCK_MONOTONIC);
@@ -226,7 +226,7 @@ bool TritonPredictor::wait(std::int64_t now, std::int64_t until_ns) {
   if (queue_.AsyncNext(&tag, &ok, deadline) != grpc::CompletionQueue::GOT_EVENT) return false;
   if (kick_.is(tag)) {
     kick_.taken();
-    return monotonic_ns() < until_ns;  // of the timer, it means that the time is up
+    return monotonic_ns() < until_ns;  // the timer's event means that the time is up
   }
   const Tag event = *static_cast<const Tag*>(tag);  // the call may go with its last event
   event.server->handle(event, ok, monotonic_ns());
@@ -240,9 +240,9 @@ void TritonPredictor::tend(std::int64_t now) {
   publish();
 }
 
-// Chooses the server, and gives it what waits: new questions, and those that another left
-// unanswered. They go in order where all can be in time so. When there are more than the server can
-// answer, the newest go first: in order, all would wait until each is too late.
+// Chooses the server, and gives it the waiting questions: new ones, and those that another left
+// unanswered. They go in order where all can be in time that way. When there are more than the
+// server can answer, the newest go first: in order, all would wait until each is too late.
 void TritonPredictor::route(std::int64_t now) {
   choose_server(now);
   for (auto& request : outcomes_.returned) waiting_.push_front(std::move(request));
@@ -267,7 +267,7 @@ void TritonPredictor::route(std::int64_t now) {
   }
 }
 
-// Whether the server in use can answer all that waits in time, the first of it at `first_ns`.
+// Returns whether the server in use can answer all waiting questions in time from `first_ns` on.
 bool TritonPredictor::all_in_time(std::int64_t first_ns) const {
   return std::all_of(waiting_.begin(), waiting_.end(), [&](const auto& request) {
     const bool in_time = first_ns <= request->first_deadline_ns();
@@ -292,15 +292,15 @@ void TritonPredictor::choose_server(std::int64_t now) {
     active_ = best();
   }
   if (active_ != nullptr) last_ = active_;
-  // Whoever has a decision of a server finds in the metrics that it is connected.
+  // A batch with a decision of a server must find it connected in the metrics.
   if (active_ != before) publish();
 }
 
-// To be called when no event waits: what is overdue then was not answered.
+// Called when no event waits: overdue questions then were not answered.
 void TritonPredictor::give_up_stalled(std::int64_t now) {
   for (const auto& server : servers_) {
     const std::int64_t overdue_ns = server->overdue_ns(now);
-    // The only server is given its time: there is nothing better to do.
+    // The only server is given its time: there is no better choice.
     if (overdue_ns >= (others(server.get()) ? kStallNs : kLastStallNs)) server->give_up(now);
   }
 }
@@ -325,7 +325,7 @@ void TritonPredictor::publish() {
 }  // namespace
 
 std::unique_ptr<Predictor> make_triton_predictor(const TritonOptions& options) {
-  // What fails is in problem() and in the answers; gRPC would write it to the terminal as well.
+  // Failures are in problem() and in the answers; gRPC would write them to the terminal as well.
   ::setenv("GRPC_VERBOSITY", "NONE", 0);
   return std::make_unique<TritonPredictor>(options);
 }

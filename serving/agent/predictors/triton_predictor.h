@@ -12,8 +12,8 @@
 
 namespace swiftqueue::agent {
 
-// Connects in the background; a server that is not there is no error. Throws std::invalid_argument
-// or std::runtime_error with one line for options that cannot be.
+// Connects in the background; a missing server is no error. Throws std::invalid_argument or
+// std::runtime_error with one line for impossible options.
 std::unique_ptr<Predictor> make_triton_predictor(const TritonOptions& options);
 
 }  // namespace swiftqueue::agent

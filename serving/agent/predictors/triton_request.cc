@@ -26,8 +26,8 @@ bool finite(const std::string& raw) {
   return true;
 }
 
-// The latencies of a response, of `windows` windows; nullptr if it has none of that size, or one
-// that is not finite: the fault of a server, where a negative one is of the model.
+// Returns the latencies of a response about `windows` windows; nullptr if it has another size, or a
+// value that is not finite: that is a server's fault, where a negative one is the model's.
 const char* latencies_of(const inference::ModelInferResponse& response, int windows) {
   const int outputs = std::min(response.outputs_size(), response.raw_output_contents_size());
   for (int i = 0; i < outputs; ++i) {

@@ -20,15 +20,15 @@ struct Call {
   inference::ModelStreamInferResponse response;
   grpc::Status status;
   Tag start, read, write, finish;
-  int events = 0;  // that are to come
+  int events = 0;  // events that are still to come
   bool finishing = false;
 };
 
-// One look at a server: its model's configuration, then perhaps an inference.
+// One check of a server: its model's configuration, then perhaps an inference.
 struct Probe {
   std::int64_t begun_ns;
-  grpc::ClientContext context;        // of the configuration
-  grpc::ClientContext infer_context;  // of the inference
+  grpc::ClientContext context;        // context of the configuration's call
+  grpc::ClientContext infer_context;  // context of the inference's call
   std::unique_ptr<grpc::ClientAsyncResponseReader<inference::ModelConfigResponse>> config_call;
   std::unique_ptr<grpc::ClientAsyncResponseReader<inference::ModelInferResponse>> infer_call;
   inference::ModelConfigResponse config;
@@ -44,11 +44,11 @@ constexpr std::int64_t kFirstBackoffNs = 50 * kMs;
 constexpr std::int64_t kLastBackoffNs = 1'000 * kMs;
 constexpr std::int64_t kFirstProbePauseNs = 100 * kMs;
 constexpr std::int64_t kProbePauseNs = 1'000 * kMs;
-constexpr std::int64_t kProbeMs = 1'000;  // how long a probe may take
-constexpr int kLateInARow = 8;            // answers, before a server counts as too slow
+constexpr std::int64_t kProbeMs = 1'000;  // longest time of a probe
+constexpr int kLateInARow = 8;            // late answers after which a server counts as slow
 constexpr std::int64_t kSmooth = 64;      // answers over which times are averaged
 constexpr std::int64_t kTryNs = 20 * kMs;
-constexpr std::int64_t kTogetherShare = 8;  // of the time left, what a request may take
+constexpr std::int64_t kTogetherShare = 8;  // a request may take this part of the time left
 constexpr std::int64_t kFirstRestNs = 1'000 * kMs;
 constexpr std::int64_t kLastRestNs = 60'000 * kMs;
 
@@ -61,7 +61,7 @@ std::string schema_hash_of(const inference::ModelConfig& config) {
   return hash == config.parameters().end() ? "" : hash->second.string_value();
 }
 
-// Why the model cannot be asked by this sender; empty if it can.
+// Returns why this sender cannot ask the model; empty if it can.
 std::string mismatch(const inference::ModelConfig& config) {
   const auto is = [](const auto& tensor, const char* name, int dims) {
     return tensor.name() == name && tensor.data_type() == inference::TYPE_FP32 &&
@@ -81,7 +81,7 @@ std::string mismatch(const inference::ModelConfig& config) {
   return {};
 }
 
-// Whether Triton says that it serves no version (any more), as it does while it ends.
+// Returns whether Triton says that it serves no version (any more), as it does while it ends.
 bool ending(const std::string& error) {
   return error.find("has no available versions") != std::string::npos ||
          error.find("Server is stopping") != std::string::npos;
@@ -126,7 +126,7 @@ void TritonServer::give_up(std::int64_t now_ns) {
       "no answer for " + std::to_string(overdue_ns(now_ns) / kMs) + " ms after it was due";
   leave(why, now_ns);
   lose(why, now_ns);
-  // Perhaps the host is gone, and with it any word of that: the next stream has its own connection.
+  // The host may be gone without any word of it: the next stream has its own connection.
   drop_probe();
   channel_.reset();
 }
@@ -186,7 +186,7 @@ void TritonServer::open() {
 
 void TritonServer::send(std::unique_ptr<Request> request) {
   const inference::ModelInferRequest& message = request->sealed(++sent_);
-  if (in_flight_.empty()) awaited_ns_ = kNobody;  // nothing was owed
+  if (in_flight_.empty()) awaited_ns_ = kNobody;  // no answer was owed
   request->sent_ns = monotonic_ns();
   in_flight_.push_back(std::move(request));
   writing_ = true;
@@ -218,7 +218,7 @@ void TritonServer::handle(const Tag& tag, bool ok, std::int64_t now_ns) {
       ++call.events;
       call.stream->Read(&call.response, &call.read);
     }
-  } else if (!call.finishing) {  // broken, or cancelled: now it says why
+  } else if (!call.finishing) {  // broken, or cancelled: now it gives the reason
     if (current) open_ = false;
     call.finishing = true;
     ++call.events;
@@ -229,7 +229,7 @@ void TritonServer::handle(const Tag& tag, bool ok, std::int64_t now_ns) {
   }
 }
 
-// Gives the stream up. What was under way goes back to the predictor.
+// Gives the stream up. Its requests go back to the predictor.
 void TritonServer::lose(const std::string& why, std::int64_t now_ns) {
   call_->context.TryCancel();
   old_calls_.push_back(std::move(call_));
@@ -260,7 +260,7 @@ void TritonServer::take_answer(std::int64_t now_ns) {
   }
   if (!response.error_message().empty()) {
     refuse(std::move(request), response.error_message());
-    probe_ns_ = std::min(probe_ns_, now_ns + kFirstProbePauseNs);  // another model, perhaps
+    probe_ns_ = std::min(probe_ns_, now_ns + kFirstProbePauseNs);  // another model may be there
     return;
   }
   const std::int64_t due_ns = request->deadline_ns();
@@ -332,13 +332,13 @@ void TritonServer::config_done(Probe& probe, std::int64_t now_ns) {
     const bool silent = code == grpc::StatusCode::DEADLINE_EXCEEDED ||
                         code == grpc::StatusCode::CANCELLED || channel_ == nullptr ||
                         channel_->GetState(false) != GRPC_CHANNEL_READY;
-    if (!silent) refusal_.clear();  // no model, so none to refuse
+    if (!silent) refusal_.clear();  // without a model there is none to refuse
     return end_probe(describe(probe.status), !silent, now_ns);
   }
   const inference::ModelConfig& config = probe.config.config();
   const std::string before = std::exchange(refusal_, mismatch(config));
   if (!refusal_.empty()) {
-    if (refusal_ != before) {  // looked at again and again
+    if (refusal_ != before) {  // it is checked again and again
       ++refusals_;
       complaints_.say(name_ + ": " + refusal_);
     }
@@ -369,7 +369,7 @@ void TritonServer::infer_done(const Probe& probe, std::int64_t now_ns) {
   end_probe({}, false, now_ns);
 }
 
-// A question that any model can answer.
+// Makes a question that any model can answer.
 std::unique_ptr<Request> TritonServer::padding_window() {
   auto request = pool_.take(model_);
   const std::vector<float> x_WF(model_.floats());

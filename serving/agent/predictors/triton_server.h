@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// One Triton server: its stream, the requests under way on it, and what is known of the model
-// there. All of it is asynchronous on one completion queue, driven by the thread that decides: an
-// answer wakes that thread and no other, and nothing here waits.
+// One Triton server: its stream, the requests under way on it, and the known state of its model.
+// All of it is asynchronous on one completion queue, driven by the thread that decides: an answer
+// wakes that thread and no other, and nothing here waits.
 //
-// A server is judged by answers alone. `config` of its model and, while nothing else is asked of
-// it, a real inference are asked for every second; after any trouble it is used again once such an
-// inference was answered.
+// A server is judged by answers alone. Every second it is asked for the `config` of its model and,
+// while it has no other question, for a real inference; after any trouble it is used again once it
+// has answered such an inference.
 #ifndef SWIFTQUEUE_SERVING_AGENT_TRITON_SERVER_H_
 #define SWIFTQUEUE_SERVING_AGENT_TRITON_SERVER_H_
 
@@ -36,19 +36,19 @@ inline constexpr std::int64_t kStallNs = 30'000'000;
 
 class TritonServer;
 
-// What the completion queue returns: whose event, of which call, and which.
+// A tag of the completion queue: the server, the call, and the kind of event.
 struct Tag {
   enum Event { kStart, kRead, kWrite, kFinish, kConfig, kInfer };
   TritonServer* server;
-  struct Call* call;  // of the first four; nullptr for the others
+  struct Call* call;  // call of the first four kinds; nullptr for the others
   struct Probe* probe;
   Event event;
 };
 
-// What comes back from servers, for the predictor.
+// Results from servers, for the predictor.
 struct Outcomes {
   std::deque<Answer> answers;
-  // Their stream broke or stalled: another server may still answer them in time.
+  // Requests whose stream broke or stalled: another server may still answer them in time.
   std::vector<std::unique_ptr<Request>> returned;
 };
 
@@ -61,7 +61,7 @@ class TritonServer {
 
   // Opens the stream and asks about the model when that is due.
   void tend(std::int64_t now_ns);
-  // An event of this server.
+  // Takes an event of this server.
   void handle(const Tag& tag, bool ok, std::int64_t now_ns);
   // Ends all calls; their events still come.
   void cancel();
@@ -71,26 +71,26 @@ class TritonServer {
   bool resting(std::int64_t now_ns) const { return now_ns < rest_until_ns_; }
   bool room() const { return open_ && !writing_ && in_flight_.size() < kMaxInFlight; }
   void send(std::unique_ptr<Request> request);
-  // A question waits for room here: silence meanwhile counts against the server, too.
+  // Notes that a question waits for room here: silence meanwhile counts against the server, too.
   void await(std::int64_t deadline_ns) { awaited_ns_ = std::min(awaited_ns_, deadline_ns); }
-  // How long ago the first of the questions under way, or waiting for it since its last answer, was
-  // due. A patient question hides no other one. Large only if no event waits to be taken.
+  // Returns how long ago the first of the questions under way, or waiting since its last answer,
+  // was due. A patient question hides no other one. Large only if no event waits to be taken.
   std::int64_t overdue_ns(std::int64_t now_ns) const;
-  // Answers come, but all deadlines have been missed for kStallNs.
+  // Returns whether answers come, but all deadlines have been missed for kStallNs.
   bool too_slow(std::int64_t now_ns) const;
   // Leaves it until it has proven itself again.
   void leave(const std::string& why, std::int64_t now_ns);
-  // Leaves it, with all that is under way, and connects anew.
+  // Leaves it, with all its requests, and connects anew.
   void give_up(std::int64_t now_ns);
   bool idle() const { return in_flight_.empty(); }
 
   const Model& model() const { return model_; }
-  // What an answer has taken at least, of late: a question with less time left is not asked, since
-  // it would make others late, too. 0 if that is not known any more.
+  // Returns the least recent time of an answer: a question with less time left is not asked, since
+  // it would make others late, too. 0 if it is unknown.
   std::int64_t least_ns(std::int64_t now_ns) const;
-  // What a window has cost the server, of late.
+  // Returns the recent time of a window at the server.
   std::int64_t window_ns() const { return window_ns_; }
-  // Windows to send together with `left_ns` to go: they are answered together, when all are done.
+  // Returns how many windows to send together with `left_ns` to go: they are answered together.
   int batch_limit(std::int64_t left_ns) const;
   const std::string& problem() const { return problem_; }
   ServerState state() const;
@@ -123,38 +123,38 @@ class TritonServer {
   std::shared_ptr<grpc::Channel> channel_;
   std::unique_ptr<inference::GRPCInferenceService::Stub> stub_;
 
-  std::unique_ptr<Call> call_;  // the stream, or being opened
+  std::unique_ptr<Call> call_;  // the open or opening stream
   bool open_ = false;
   bool writing_ = false;
   std::vector<std::unique_ptr<Request>> in_flight_;  // in the order sent
   std::uint64_t sent_ = 0;
-  std::int64_t awaited_ns_ = kNobody;  // first deadline of those that wait for room
+  std::int64_t awaited_ns_ = kNobody;  // first deadline of the questions that wait for room
   std::int64_t reopen_ns_ = 0;
   std::int64_t backoff_ns_;
 
   std::unique_ptr<Probe> probe_;
-  std::int64_t probe_ns_ = 0;  // when the next is due
+  std::int64_t probe_ns_ = 0;  // time of the next probe
   std::int64_t probe_pause_ns_;
 
-  // Given up; kept until their last event.
+  // Calls that were given up; kept until their last event.
   std::vector<std::unique_ptr<Call>> old_calls_;
   std::vector<std::unique_ptr<Probe>> old_probes_;
 
   Model model_;
-  int max_batch_ = 0;  // windows that the model takes in a request
+  int max_batch_ = 0;  // most windows of a request to the model
   Complaints complaints_;
   std::string problem_;
-  std::string said_;     // about a batch, last
+  std::string said_;     // last report about a batch
   std::string refusal_;  // why the model there cannot be used; empty if it can
   std::int64_t refusals_ = 0;
-  std::int64_t answered_ns_ = -1;  // last good answer of the stream
+  std::int64_t answered_ns_ = -1;  // time of the stream's last good answer
   std::int64_t least_ns_ = 0;      // from sending to an answer in time: falls at once, rises slowly
   std::int64_t window_ns_ = 0;
-  std::int64_t trouble_ns_ = 0;      // last trouble
+  std::int64_t trouble_ns_ = 0;      // time of the last trouble
   std::int64_t proven_ns_ = -1;      // start of the last inference that was asked to prove it
   std::int64_t late_since_ns_ = -1;  // first deadline missed since the last one met
-  int late_ = 0;                     // since then
-  std::int64_t rest_ns_ = 0;         // how long it rests after the next trouble of slowness
+  int late_ = 0;                     // late answers since then
+  std::int64_t rest_ns_ = 0;         // length of the rest after the next trouble of slowness
   std::int64_t rest_until_ns_ = 0;
 };
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
 //
-// Whether a sender can ask a model: the one check of Triton's configuration of it, and of an
-// artifact for the engine. The Python client says the same lines (serving/triton/served_model.py).
+// Checks whether a sender can ask a model, by Triton's configuration of it or an artifact for the
+// engine. The Python client has the same lines (serving/triton/served_model.py).
 #ifndef SWIFTQUEUE_SERVING_AGENT_USABLE_MODEL_H_
 #define SWIFTQUEUE_SERVING_AGENT_USABLE_MODEL_H_
 
@@ -14,8 +14,8 @@
 
 namespace swiftqueue::agent {
 
-// Why event windows made here are not for a model of windows [tokens, features], which answers each
-// with `horizon` latencies; empty if they are. The line goes on from the model's name.
+// Returns why event windows made here do not fit a model of windows [tokens, features] that answers
+// each with `horizon` latencies; empty if they do. The line goes on from the model's name.
 inline std::string why_not_usable(const std::string& schema_hash, std::int64_t tokens,
                                   std::int64_t features, std::int64_t horizon) {
   if (std::string old = engine::why_old("", schema_hash); !old.empty()) return old;

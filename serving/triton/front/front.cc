@@ -1,24 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What runs before the main function of `tritonserver` (LD_PRELOAD; docs/SERVING.md, "Who may do
-// what").
+// A library that runs before the main function of `tritonserver` (LD_PRELOAD; docs/SERVING.md, "Who
+// may do what").
 //
 // - A secret stays out of sight. Triton takes one only as an argument, and every user may read the
 //   arguments of a process. An argument that ends in `=@FILE` reaches Triton with the file's first
-//   line instead, in a copy: what the kernel shows (/proc/PID/cmdline) keeps the file's name.
-// - `--grpc-max-message-bytes=N` bounds what gRPC takes into memory. Triton's own bound is 2 GiB
-// and
+//   line instead, in a copy: the kernel still shows the file's name (/proc/PID/cmdline).
+// - `--grpc-max-message-bytes=N` bounds the messages that gRPC keeps in memory. Triton's bound
+//   is 2 GiB, and
 //   it has no option for it. gRPC has a place for it: a plugin of the server's builder, which is
 //   asked for the server's settings. Triton's program is linked with gRPC and exports none of it,
 //   so two functions are looked up in its symbol table. The same plugin refuses compressed
 //   messages: gRPC compares a message with the bound after it has inflated it, and 1 MB may become
 //   1 GB.
-// - `--max-waiting-bytes=N` bounds the inputs of requests that wait or are computed; what comes
-//   beyond is refused at once. Triton has a bound for it only together with a batcher's thread.
+// - `--max-waiting-bytes=N` bounds the inputs of requests that wait or are computed; requests
+//   beyond it are refused at once. Triton has a bound for it only together with a batcher's thread.
 // - `--open-ports=PORTS` keeps the door of its ports (common/door/door.cc).
 //
-// Where one of them cannot be done the server ends, with one line: half a guard would look like a
-// whole one.
+// Where one of them fails the server ends, with one line: half a guard would look like a whole one.
 #include <dlfcn.h>
 #include <elf.h>
 #include <fcntl.h>
@@ -41,7 +40,7 @@
 #include "common/door/door.h"
 #include "serving/triton/front/waiting.h"
 
-// As in gRPC 1.54 (grpcpp/impl/server_builder_plugin.h): the order of the functions is its layout.
+// As declared in gRPC 1.54 (grpcpp/impl/server_builder_plugin.h): the functions' order matters.
 namespace grpc {
 
 class ChannelArguments;
@@ -123,7 +122,7 @@ class MessageBound final : public grpc::ServerBuilderPlugin {
   void ChangeArguments(const std::string&, void*) override {}
   void UpdateChannelArguments(grpc::ChannelArguments* arguments) override {
     Arguments set{};
-    get_arguments(arguments, &set);  // what it holds, not a copy; Triton has set the size by now
+    get_arguments(arguments, &set);  // Triton's arguments, which have the size by now
     set_integer(set, kSize, max_message_bytes);
     set_integer(set, kCompressions, kNoCompression);
     set_new_integer(arguments, kBandwidthProbe, 0);
@@ -143,7 +142,7 @@ class MessageBound final : public grpc::ServerBuilderPlugin {
 
 std::unique_ptr<grpc::ServerBuilderPlugin> make_bound() { return std::make_unique<MessageBound>(); }
 
-// The program's own file, mapped.
+// The program's own file, mapped into memory.
 class Program {
  public:
   Program() {
@@ -160,7 +159,7 @@ class Program {
   Program& operator=(const Program&) = delete;
   ~Program() { munmap(const_cast<char*>(bytes_), size_); }
 
-  // Offset of a function from where the program is loaded; 0 if it is not named in the file.
+  // Returns the offset of a function from the program's base; 0 if the file does not name it.
   ElfW(Addr) function(std::string_view name) const {
     const auto header = at<ElfW(Ehdr)>(0, 1);
     for (const auto& table : at<ElfW(Shdr)>(header[0].e_shoff, header[0].e_shnum)) {
@@ -185,7 +184,7 @@ class Program {
   std::size_t size_ = 0;
 };
 
-// Where the program is loaded: the first object of the list is the program itself.
+// Returns the program's base: the first object of the list is the program itself.
 ElfW(Addr) base() {
   ElfW(Addr) address = 0;
   dl_iterate_phdr(
@@ -226,8 +225,8 @@ std::string first_line(const std::string& path) {
   return line;
 }
 
-// Whatever the server starts (the stubs of its Python backend) is none of ours: our name is the
-// first in the list.
+// The server's children (the stubs of its Python backend) do not need us: our name is the first in
+// the list, and is removed.
 void leave_environment() {
   const char* listed = std::getenv("LD_PRELOAD");
   if (listed == nullptr) return;
@@ -268,7 +267,7 @@ int guarded_main(int count, char** arguments, char**) {
 
 }  // namespace
 
-// glibc's own start of a program, found before it in the order of symbols.
+// glibc's own start of a program; this one is found first in the order of symbols.
 extern "C" __attribute__((visibility("default"))) int __libc_start_main(
     Main main, int count, char** arguments, void (*init)(), void (*fini)(), void (*end)(),
     void* stack_end) {

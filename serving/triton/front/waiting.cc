@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The memory of requests under way in Triton. Its program calls a few functions of libtritonserver
-// for each request; here they are found first.
+// for each request; the ones here are found first.
 //
-// - The inputs of requests that wait or are computed have at most so many bytes together. What
-// comes
-//   beyond is refused before it waits. Triton itself keeps all that comes, as long as there is
+// - The inputs of requests that wait or are computed have at most so many bytes together. Further
+//   requests are refused before they wait. Triton itself keeps all of them, as long as there is
 //   memory.
 // - When a request is answered or refused, the pages of its inputs go back to the kernel. Triton
 //   keeps a request's message for the next one, with whatever memory it took, and as many messages
@@ -41,9 +40,9 @@ using ResponseFunction = void (*)(TRITONSERVER_InferenceResponse*, std::uint32_t
 namespace swiftqueue::front {
 namespace {
 
-constexpr std::size_t kLarge = 64 << 10;  // smaller inputs, as of one batch, keep their pages
-// Larger blocks are mapped each by itself, and unmapped when they are freed. Left to itself glibc
-// raises this with the largest block that was freed, and then keeps what lies between blocks that
+constexpr std::size_t kLarge = 64 << 10;  // smaller inputs, such as one batch's, keep their pages
+// Larger blocks are mapped each by itself, and unmapped when they are freed. By default glibc
+// raises this with the largest block that was freed, and then keeps the gaps between blocks that
 // stay.
 constexpr int kMapped = 128 << 10;
 constexpr int kUnavailable = 4;      // TRITONSERVER_ERROR_UNAVAILABLE
@@ -86,7 +85,7 @@ void give_back(const Request& request) {
   }
 }
 
-// Requests by what Triton knows them by. A response has its request too, so that either may go
+// Requests by Triton's pointers to them. A response has its request too, so that either may go
 // first.
 class WaitingRequests {
  public:
@@ -201,7 +200,7 @@ VISIBLE TRITONSERVER_Error* TRITONSERVER_ServerInferAsync(TRITONSERVER_Server* s
       WaitingRequests::get().takes(*found)
           ? real(server, request, trace)
           : error_of(kUnavailable, "too many requests are under way; ask again later");
-  if (error != nullptr) {  // it is still the caller's, and will not be answered by anybody else
+  if (error != nullptr) {  // the caller still owns it, and nobody else will answer it
     WaitingRequests::get().end(*found);
     give_back(*found);
   }

@@ -6,8 +6,8 @@
 
 namespace swiftqueue::front {
 
-// Let the inputs of requests under way have so many bytes together from now on; false where the
-// program has no libtritonserver whose functions could be stood in for.
+// Limits the inputs of requests under way to so many bytes together from now on; returns false
+// where the program has no libtritonserver whose functions could be replaced.
 bool bound_waiting(std::size_t bytes);
 
 }  // namespace swiftqueue::front

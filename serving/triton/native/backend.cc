@@ -37,9 +37,8 @@ struct Backend {
 
 constexpr int kLowestPriority = 19;  // nice(2)
 
-// Run `work` on a thread of the lowest priority: whoever waits for an answer comes before a version
-// that is being loaded. Triton's own thread would have to take its priority back, which needs
-// rights.
+// Runs `work` on a thread of the lowest priority: requests come before a version that is being
+// loaded. Triton's own thread would have to take its priority back, which needs rights.
 template <typename Work>
 auto in_the_background(Work work) {
   return std::async(std::launch::async,
@@ -50,7 +49,7 @@ auto in_the_background(Work work) {
       .get();
 }
 
-// A version as Triton knows it.
+// A version in Triton's terms.
 class Version {
  public:
   Version(const std::string& name, std::int64_t version, const std::string& folder,
@@ -64,7 +63,7 @@ class Version {
         std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count());
   }
   ~Version() {
-    model_.reset();  // and perhaps its encoder, the last user of it
+    model_.reset();  // and perhaps its encoder, if no other version uses it
     backend_.metrics.encoders.set(static_cast<double>(backend_.encoders.size()));
   }
   Version(const Version&) = delete;
@@ -111,7 +110,7 @@ class Instance {
 
  private:
   struct Answer {
-    std::uint64_t windows = 0;  // computed: 0 if refused
+    std::uint64_t windows = 0;  // computed windows: 0 if refused
     std::uint64_t compute_start_ns = 0;
     std::uint64_t compute_end_ns = 0;
   };
@@ -158,7 +157,7 @@ State& state_of(TRITONSERVER_Error* (*get)(Object*, void**), Object* object) {
   return *static_cast<State*>(state);
 }
 
-// Deletes a state; harmless when there is none, because its initialisation failed.
+// Deletes a state; does nothing when there is none, because its initialisation failed.
 template <typename State, typename Object>
 TRITONSERVER_Error* finalize(TRITONSERVER_Error* (*get)(Object*, void**), Object* object) noexcept {
   return guarded([&] {

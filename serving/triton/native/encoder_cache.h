@@ -20,11 +20,11 @@ namespace swiftqueue::backend {
 // may call.
 class EncoderCache {
  public:
-  // The artifact's encoder: the one in memory if it has the same weights and the same description
+  // Returns the artifact's encoder: the one in memory if it has the same weights and description
   // (features, scaling, sizes), else a new one.
   std::shared_ptr<const engine::EncoderWeights> get(const engine::Artifact& artifact);
 
-  // Encoders in memory now.
+  // Returns the number of encoders in memory.
   std::size_t size() const;
 
  private:

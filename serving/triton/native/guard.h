@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Between Triton's errors, which are returned, and C++ exceptions: none may reach the server. What
-// nobody waits for is logged.
+// The border between Triton's errors, which are returned, and C++ exceptions: none may reach the
+// server. Errors that nobody waits for are logged.
 #ifndef SWIFTQUEUE_SERVING_TRITON_NATIVE_GUARD_H_
 #define SWIFTQUEUE_SERVING_TRITON_NATIVE_GUARD_H_
 
@@ -26,7 +26,7 @@ struct TritonFailure {
 
 // Writes a line to the server's log.
 inline void log_line(LogLevel level, const char* line) noexcept {
-  // Should logging fail there is nowhere to say so.
+  // If logging fails there is no place to report it.
   OwnedError(TRITONSERVER_LogMessage(level, "swiftqueue", 0, line));
 }
 

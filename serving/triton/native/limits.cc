@@ -26,7 +26,7 @@ Limits::Limits(std::string_view json, std::vector<std::string> names) : names_(s
   }
 }
 
-// Without a branch per value, so that the compiler uses vectors. A NaN compares false with all.
+// It has no branch per value, so that the compiler uses vectors. A NaN compares false with all.
 bool Limits::within(const float* x_TF, std::int64_t rows) const {
   const std::size_t features = names_.size();
   const float* low_F = low_F_.data();

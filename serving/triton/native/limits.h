@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Which values of each feature of a row a version accepts: `limits.json` beside the artifact,
+// The accepted values of each feature of a row of a version: `limits.json` beside the artifact,
 // written from serving/triton/limits.py.
 #ifndef SWIFTQUEUE_SERVING_TRITON_NATIVE_LIMITS_H_
 #define SWIFTQUEUE_SERVING_TRITON_NATIVE_LIMITS_H_
@@ -14,7 +14,7 @@ namespace swiftqueue::backend {
 
 class Limits {
  public:
-  // Of the text of `limits.json`, {"FEATURE": {"low": L, "high": H}, ...}. Throws InvalidError
+  // Reads the text of `limits.json`, {"FEATURE": {"low": L, "high": H}, ...}. Throws InvalidError
   // unless it names exactly the features of a row, which `names` has in order.
   Limits(std::string_view json, std::vector<std::string> names);
 

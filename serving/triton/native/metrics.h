@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// This backend's own rows at Triton's metrics endpoint, beside those that Triton counts itself.
+// This backend's own rows at Triton's metrics endpoint, beside Triton's own counts.
 #ifndef SWIFTQUEUE_SERVING_TRITON_NATIVE_METRICS_H_
 #define SWIFTQUEUE_SERVING_TRITON_NATIVE_METRICS_H_
 

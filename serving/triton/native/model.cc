@@ -28,7 +28,7 @@ std::string shape_text(std::span<const std::int64_t> shape) {
   return text + "]";
 }
 
-// The only tensor of a configuration's `input` or `output`.
+// Checks the only tensor of a configuration's `input` or `output`.
 void check_tensor(const Value& config, const std::string& side, const std::string& name,
                   const std::vector<std::int64_t>& sizes) {
   const engine::json::Array& tensors = config.at(side, "config").array(side);
@@ -49,7 +49,7 @@ void check_tensor(const Value& config, const std::string& side, const std::strin
   }
 }
 
-// Triton leaves out what is not set.
+// Triton leaves out unset members.
 const Value* member(const Value& object, std::string_view key) {
   for (const auto& [name, value] : object.object("config")) {
     if (name == key) return &value;
@@ -114,7 +114,7 @@ std::unique_ptr<AnyModel> load_model(const std::string& folder, std::int64_t ver
         engine::json::parse(engine::read_file(path, engine::kMaxDescriptionBytes));
     const Value* format = member(described, "format");
     rates = format != nullptr && format->string("format").starts_with(kRateFormat);
-  } catch (const InvalidError&) {  // what is wrong with it, `Model` says in its own words
+  } catch (const InvalidError&) {  // `Model` reports its fault in its own words
   }
   if (rates) return std::make_unique<Rates>(folder);
   return std::make_unique<Model>(folder, version, encoders);
@@ -129,7 +129,7 @@ std::size_t AnySession::bytes_of(std::span<const std::int64_t> shape, std::span<
   std::size_t bytes = 0;
   for (const Piece& piece : pieces) bytes += piece.bytes;
   const auto window_bytes = static_cast<std::size_t>(tokens * features) * sizeof(float);
-  // Divided, not multiplied: the number of windows is the client's and could overflow.
+  // It divides instead of multiplying: the number of windows is the client's and could overflow.
   if (bytes % window_bytes != 0 || bytes / window_bytes != static_cast<std::size_t>(shape[0])) {
     throw InvalidError("window has " + std::to_string(bytes) + " bytes, which does not fit shape " +
                        shape_text(shape));

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A served version and what a request may ask of it. Nothing here knows Triton, so that sanitizers
-// can drive it (stress.cc).
+// A served version and a request's answer. Nothing here knows Triton, so that sanitizers can drive
+// it (stress.cc).
 //
 // Shapes: B windows, W rows, F features of a row, H horizon.
 #ifndef SWIFTQUEUE_SERVING_TRITON_NATIVE_MODEL_H_
@@ -27,11 +27,11 @@ struct Piece {
   std::size_t bytes;
 };
 
-// One thread's use of a model, whichever it is.
+// One thread's use of a model, of either kind.
 class AnySession {
  public:
   virtual ~AnySession() = default;
-  // Answers, of a request whose input has `shape` and consists of `pieces`; they stay until the
+  // Answers a request whose input has `shape` and consists of `pieces`; the answers stay until the
   // next call. Throws InvalidError if the request cannot be answered.
   virtual std::span<const float> predict(std::span<const std::int64_t> shape,
                                          std::span<const Piece> pieces) = 0;
@@ -40,7 +40,7 @@ class AnySession {
   // Throws InvalidError unless `pieces` are windows [shape[0], tokens, features].
   static std::size_t bytes_of(std::span<const std::int64_t> shape, std::span<const Piece> pieces,
                               std::int64_t tokens, std::int64_t features);
-  // The pieces as one array, which stays until the next call.
+  // Returns the pieces as one array, which stays until the next call.
   const float* gather(std::span<const Piece> pieces, std::size_t bytes);
 
  private:
@@ -51,23 +51,23 @@ class AnySession {
 class AnyModel {
  public:
   virtual ~AnyModel() = default;
-  // Throws InvalidError unless Triton's configuration (JSON) promises clients what this version
-  // takes and gives.
+  // Throws InvalidError unless Triton's configuration (JSON) promises clients the inputs and
+  // outputs of this version.
   virtual void check_config(std::string_view json) const = 0;
-  // This must outlive it.
+  // This object must outlive the session.
   virtual std::unique_ptr<AnySession> session() const = 0;
-  // Of the weights that versions may share.
+  // Hash of the weights that versions may share.
   virtual std::uint64_t encoder_hash() const = 0;
   virtual const engine::Kernel& kernel() const = 0;
-  // Name of the tensor that answers.
+  // Returns the name of the output tensor.
   virtual const char* output() const = 0;
 };
 
-// What the version folder holds, by the format that its model.json names. Throws as `Model` does.
+// Loads a version folder, by the format that its model.json names. Throws as `Model` does.
 std::unique_ptr<AnyModel> load_model(const std::string& folder, std::int64_t version,
                                      EncoderCache& encoders);
 
-// What a version promises, to be found in Triton's configuration.
+// A version's promises, which Triton's configuration must contain.
 struct VersionPromise {
   std::int64_t tokens;
   std::int64_t features;
@@ -110,7 +110,7 @@ class Session final : public AnySession {
   // `model` must outlive it.
   explicit Session(const Model& model) : model_(model), engine_(model.engine().share()) {}
 
-  // Latencies in us, y_BH.
+  // Returns the latencies in us, y_BH.
   std::span<const float> predict(std::span<const std::int64_t> shape,
                                  std::span<const Piece> pieces) override;
 

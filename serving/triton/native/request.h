@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A request's input and its answer's output, where Triton has them.
+// A request's input and its answer's output, in Triton's memory.
 #ifndef SWIFTQUEUE_SERVING_TRITON_NATIVE_REQUEST_H_
 #define SWIFTQUEUE_SERVING_TRITON_NATIVE_REQUEST_H_
 
@@ -24,7 +24,7 @@ inline std::uint64_t now_ns() {
                                         .count());
 }
 
-// Lists the parts of the request's windows in `pieces`; returns their shape, the request's memory.
+// Lists the parts of the request's windows in `pieces`; returns their shape (the request's memory).
 inline std::span<const std::int64_t> read_windows(TRITONBACKEND_Request* request,
                                                   std::vector<Piece>& pieces) {
   TRITONBACKEND_Input* input = nullptr;
@@ -51,7 +51,7 @@ inline std::span<const std::int64_t> read_windows(TRITONBACKEND_Request* request
   return {shape, dimensions};
 }
 
-// Where the answers `name` about `windows` windows, `horizon` of each, are to be written.
+// Returns the place for the answers `name` about `windows` windows, `horizon` of each.
 inline void* answers(TRITONBACKEND_Response* response, const char* name, std::int64_t windows,
                      std::int64_t horizon) {
   const std::int64_t shape[] = {windows, horizon};

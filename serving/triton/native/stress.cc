@@ -81,7 +81,7 @@ std::int64_t any_size(Random& random, std::int64_t usual) {
   return below(random, 3) == 0 ? kSpecial[below(random, std::size(kSpecial))] : usual;
 }
 
-// What a request's shape must be, said in another way than in model.cc.
+// Checks a request's shape in another way than model.cc.
 bool fits(const std::vector<std::int64_t>& shape, const engine::Description& description,
           std::size_t bytes) {
   const std::int64_t features = kEventWindowFeatureCount;
@@ -134,7 +134,7 @@ void hostile_requests(const std::string& folder, long rounds, Random& random) {
   std::printf("requests: %ld of %ld answered\n", answered, rounds);
 }
 
-// `what` read from text that is valid but for some damaged characters.
+// Reads `what` from text that is valid but for some damaged characters.
 template <typename Read>
 void damaged_text(const char* what, const std::string& text, long rounds, Random& random,
                   Read read) {
@@ -184,7 +184,7 @@ void hostile_texts(const std::string& folder, long rounds, Random& random) {
                [&](const std::string& text) { model.check_config(text); });
 }
 
-// What Triton does while versions are swapped: a loader thread replaces the served version, two
+// Imitates Triton while versions are swapped: a loader thread replaces the served version, two
 // threads predict with whichever is served, each with a session of its own.
 void versions_under_load(const std::string& folder, long versions) {
   EncoderCache encoders;

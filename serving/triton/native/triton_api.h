@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What our backends use of Triton's C interface (backend API 1.19, server API of Triton 24.10),
+// The part of Triton's C interface that our backends use (backend API 1.19, server API of 24.10),
 // declared here because no package brings the headers: the wheel that brings the server has none,
 // and neither PyPI nor Debian has another. Nothing is linked: the server that loads the
 // backend has these symbols. Names and values: tritonserver.h and tritonbackend.h of
