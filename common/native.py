@@ -61,7 +61,7 @@ def _build(library: Path) -> None:
 
 
 def build_room(folder: Path, target: str = "all") -> bool:
-    """Build a folder's C++, a line saying so; return whether it could be built. What is up to date is left."""
+    """Build what is missing or outdated of a folder's C++, with a line; return whether it could be built."""
     if not (folder / MAKEFILE).is_file() or shutil.which("make") is None:
         return False
     print(f"building {folder.name if target == 'all' else Path(target).name}", file=sys.stderr, flush=True)

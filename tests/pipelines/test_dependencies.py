@@ -47,7 +47,6 @@ def test_a_reader_sees_the_pipeline_on_three_screens(project: Path) -> None:
     assert list((project / "data").rglob("dvc.yaml")) == [], "`dvc status` would list its stages"
 
 
-
 def test_a_stage_that_reads_section_change_says_so(project: Path) -> None:
     stages = yaml.safe_load((project / "dvc.yaml").read_text())["stages"]
     reads = [name for name in stages if "change_of(" in (project / "pipelines" / f"{name}.py").read_text()]

@@ -15,7 +15,16 @@ from models.registry.lineage import UNKNOWN, git_commit
 
 pytestmark = pytest.mark.slow
 
-ROOMS = ("common", "feature_store", "models", "pipelines", "tests/data/captures", ".dvc", ".gitignore", ".dvcignore")
+ROOMS = (
+    "common",
+    "feature_store",
+    "models",
+    "pipelines",
+    "tests/data/captures",
+    ".dvc",
+    ".gitignore",
+    ".dvcignore",
+)
 
 
 @pytest.fixture
