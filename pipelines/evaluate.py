@@ -27,7 +27,7 @@ from models.registry.runs import stage_run
 from models.repeated.forecaster import RepeatedLatency, RepeatedParams
 from models.scoring import plot_tables
 from models.scoring.baselines import LAST_VISIBLE
-from models.scoring.evaluation import DIGITS, HEADLINE_METHODS, headline
+from models.scoring.evaluation import DIGITS, HEADLINE_METHODS, headline, stable
 from models.scoring.evaluation import evaluate as score
 from models.scoring.predictions import (
     AT_ONCE,
@@ -156,7 +156,7 @@ def write(output: Path, metrics: dict[str, Any], predictions: list[TracePredicti
             [change for p in predictions for change in plot_tables.change_examples(p)],
         )
         (folder / "report.html").write_text(report.render(metrics, drawn, folder, command))
-        write_file(folder / "scores.json", json.dumps(metrics, indent=1, allow_nan=False) + "\n")
+        write_file(folder / "scores.json", json.dumps(stable(metrics), indent=1, allow_nan=False) + "\n")
     write_file(output / "metrics.json", json.dumps(headline(metrics), indent=1, allow_nan=False) + "\n")
 
 

@@ -10,6 +10,7 @@ from pipelines.stage import Given, run_stage
 def main(params: Given, packets: Given, split: Given, output: Given) -> None:
     """Read packet tables, train (or resume), write the forecaster and the record of the epochs."""
     import polars as pl
+    import polars.selectors as cs
 
     from common.atomic import new_folder
     from common.section import read_all
@@ -18,7 +19,9 @@ def main(params: Given, packets: Given, split: Given, output: Given) -> None:
     from models.forecasters.jobs import StageData, pretrain
     from models.registry.lineage import packet_sets
     from models.registry.runs import stage_run
+    from models.scoring.evaluation import STABLE_DIGITS
     from models.sharp import change_of
+    from models.training.epochs import SPEED
     from models.training.ray_job import discard
 
     variant = chosen(params)
@@ -42,6 +45,8 @@ def main(params: Given, packets: Given, split: Given, output: Given) -> None:
         with new_folder(output) as folder:
             write(folder, trained.forecaster)
             epochs = pl.DataFrame(trained.epochs, schema=None if trained.epochs else {"epoch": pl.Int64})
+            # The speed is in the lines above and in MLflow; here it would make each run's output another.
+            epochs = epochs.drop(SPEED, strict=False).with_columns(cs.float().round_sig_figs(STABLE_DIGITS))
             epochs.write_csv(folder / "epochs.csv")
         run.keep(output, "model")
     if trained.checkpoints:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import select
+import sys
 import threading
+import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -25,7 +27,18 @@ class StageError(ValueError):
 def run_stage(name: str, main: Callable[..., None]) -> None:
     """Run a stage's main with the command line's options; only unforeseen errors keep their traceback."""
     _end_with_dvc()
+    _silence_libraries()
     program.run(name, main, (ValueError, OSError))
+
+
+def _silence_libraries() -> None:
+    """Keep libraries' warnings off the user's screen, in the programs that a stage starts too.
+
+    They say nothing that a user could act on. `PYTHONWARNINGS=default` shows them.
+    """
+    if not sys.warnoptions:
+        os.environ["PYTHONWARNINGS"] = "ignore"
+        warnings.simplefilter("ignore")
 
 
 def _end_with_dvc() -> None:

@@ -7,6 +7,7 @@ import math
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -15,7 +16,8 @@ from infra.local.under_way import under_way
 
 AGENT_DEADLINE_US = 2_000
 PYTHON_DEADLINE_US = 20_000  # a Python client on a busy core needs it
-REPLAY_SECONDS = 20.0  # long enough to see sharp changes, short enough for a second run in under a minute
+REPLAY_SECONDS = 20.0  # long enough to see sharp changes
+SHORT_REPLAY_SECONDS = 8.0  # of a version that a replay was shown of before
 
 
 def run_main_job(*, speed: float) -> int:
@@ -30,22 +32,32 @@ def run_main_job(*, speed: float) -> int:
     if not (math.isfinite(speed) and speed >= 0):
         raise ValueError(f"--speed {speed}: must be 0 (as fast as possible) or above")
     console, root, begun = Console(), Path.cwd(), time.monotonic()
+    before = _registered(root)
     with under_way():
         code = _make_and_serve(console, root, steps=4)
     if code:
         return code
-    trace = json.loads((root / "data/models/registered.json").read_text())["trace"]
+    registered = _registered(root)
+    trace = registered["trace"]
+    seconds = SHORT_REPLAY_SECONDS if registered == before else REPLAY_SECONDS
     duration_s = json.loads((root / "data/split.json").read_text())["traces"][trace]["duration_s"]
     console.rule("4/4  a sender replays the end of a trace against it, at the trace's own pace")
-    start = max(0.0, duration_s - REPLAY_SECONDS)  # past the slices that the encoder was trained on
+    start = max(0.0, duration_s - seconds)  # past the slices that the encoder was trained on
     # The agent asks one deadline before a batch is due: the shorter the deadline, the more ACKs it has seen.
     deadline_us = PYTHON_DEADLINE_US if agent_process.why_not_built() else AGENT_DEADLINE_US
     code = replay_trace(
-        trace, speed=speed, deadline_us=deadline_us, start=start, seconds=REPLAY_SECONDS, as_json=False
+        trace, speed=speed, deadline_us=deadline_us, start=start, seconds=seconds, as_json=False
     )
     console.print(what_served_it())
     _print_where_to_look(console, time.monotonic() - begun)
     return code
+
+
+def _registered(root: Path) -> dict[str, Any]:
+    """Return what stage `register` last said of trace and version; nothing before its first run."""
+    path = root / "data/models/registered.json"
+    said = json.loads(path.read_text()) if path.is_file() else {}
+    return {name: said.get(name) for name in ("trace", "version")} if said else {}
 
 
 def make_first_champion() -> None:

@@ -34,6 +34,7 @@ HEADLINE_LATE: Final = ("average_precision", "recall_at_false_alarms")
 HEADLINE_ERROR: Final = ("mae_ms", "p99_ms")
 REGRET: Final = "regret_ms"  # regret of the choice between the queues
 DIGITS: Final = 4  # digits of a committed figure
+STABLE_DIGITS: Final = 9  # digits; beyond them a sum depends on the order in which threads add
 VISIBILITY: Final = "acked"  # visibility of all scores here; `swiftqueue forecasts` also has `previous`
 VARIANTS: Final = ("prediction_change", "truth_change")
 SHARP: Final = {"sharp": False, "sharp_by_flow": True}  # whether the packet before is the flow's
@@ -109,6 +110,15 @@ def headline(scores: Mapping[str, Any]) -> dict[str, Any]:
             for method in HEADLINE_METHODS
         },
     }
+
+
+def stable(scores: Any) -> Any:
+    """Return the scores with each number cut to the digits that a second run gives again."""
+    if isinstance(scores, dict):
+        return {name: stable(value) for name, value in scores.items()}
+    if isinstance(scores, list):
+        return [stable(value) for value in scores]
+    return float(f"{scores:.{STABLE_DIGITS}g}") if isinstance(scores, float) else scores
 
 
 def _published(value: float | None) -> float | None:

@@ -8,7 +8,7 @@ import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import torch
@@ -21,6 +21,9 @@ from models.training.ray_job import report_progress
 
 if TYPE_CHECKING:
     from ray.train import Result
+
+
+SPEED: Final = "targets_per_s"  # of a core, in an epoch's record
 
 
 class Trainer(ABC):

@@ -24,7 +24,7 @@ from models.networks.parameters import QueryNetworkParams
 from models.networks.prediction import HeadedNetwork, HeadInputs, latencies, quantiles
 from models.networks.query_network import QueryNetwork
 from models.networks.scaling import MIN_LATENCY_US
-from models.training.epochs import Trainer, all_sum
+from models.training.epochs import SPEED, Trainer, all_sum
 from models.training.head import ADAM_BETAS
 from models.training.loss import weighted_error
 
@@ -107,7 +107,7 @@ class QueryTrainer(Trainer):
         return {
             "loss": error_sum / max(1.0, known),
             self.judged_by: self.validate(),
-            "targets_per_s": speed,  # targets per second and core
+            SPEED: speed,
         }
 
     def _step(self, batch: Batch) -> float:
@@ -150,7 +150,7 @@ def epoch_line(record: Mapping[str, Any], epochs: int) -> str:
     validation = next(name for name in record if name.startswith("validation"))
     return (
         f"epoch {record['epoch']}/{epochs}  loss {record['loss']:.4f}  {validation} "
-        f"{record[validation]:.4f}  {record['targets_per_s']:,.0f} targets/s and core"
+        f"{record[validation]:.4f}  {record[SPEED]:,.0f} targets/s and core"
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import configparser
 import os
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from common import usage_reporting
+from common.redaction import redacted
 from common.state import users_umask
 
 
@@ -24,7 +26,21 @@ def run_dvc(arguments: list[str], folder: Path, variables: Mapping[str, str] | N
     command = [sys.executable, "-m", "dvc", *arguments]
     environment = {**dvc_environment(), **(variables or {})}
     umask = users_umask()  # a stage's outputs in `data` are no private state
-    return subprocess.run(command, cwd=folder, env=environment, umask=umask, check=False).returncode
+    code = subprocess.run(command, cwd=folder, env=environment, umask=umask, check=False).returncode
+    if code == 0 and arguments[0] == "repro":
+        print(where_pushed(folder))
+    return code
+
+
+def where_pushed(folder: Path) -> str:
+    """Return a line that says where `dvc push` sends the outputs of a run."""
+    config = configparser.ConfigParser(interpolation=None)
+    config.read([folder / ".dvc" / "config", folder / ".dvc" / "config.local"])
+    name = config.get("core", "remote", fallback=None)
+    url = config.get(f"'remote \"{name}\"'", "url", fallback=None)
+    if url is None:
+        return "No DVC remote is set: nothing is pushed, all of it is here. docs/TRACES.md: how to set one"
+    return f"`dvc push` sends it to the remote {name}, {redacted(url)}; `dvc pull` fetches it from there."
 
 
 def call_dvc(arguments: list[str], folder: Path) -> None:

@@ -1,0 +1,47 @@
+"""What a stage and a run leave on the screen."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pipelines.experiments.dvc_command import call_dvc, where_pushed
+
+WARNING_STAGE = """
+import subprocess, sys, warnings
+from pipelines.stage import run_stage
+def main() -> None:
+    warnings.warn("the library has not converged")
+    subprocess.run([sys.executable, "-c", "import warnings; warnings.warn('nor has its worker')"], check=True)
+    print("done")
+run_stage("warns", main)
+"""
+
+
+@pytest.mark.parametrize(("asked", "shown"), [(None, False), ("default", True)])
+def test_librarys_warnings_are_shown_to_whoever_asks_for_them(
+    project: Path, asked: str | None, shown: bool
+) -> None:
+    own = {name: value for name, value in os.environ.items() if name != "PYTHONWARNINGS"}
+    own |= {"PYTHONPATH": str(project)} | ({"PYTHONWARNINGS": asked} if asked else {})
+    command = [sys.executable, "-c", WARNING_STAGE]
+    ran = subprocess.run(command, env=own, capture_output=True, text=True, check=True)
+    assert ran.stdout == "done\n"
+    assert ("the library has not converged" in ran.stderr) is shown
+    assert ("nor has its worker" in ran.stderr) is shown
+    assert bool(ran.stderr) is shown
+
+
+@pytest.mark.slow
+def test_what_is_pushed_where_is_said(tmp_path: Path) -> None:
+    call_dvc(["init", "--no-scm"], tmp_path)
+    assert "No DVC remote is set" in where_pushed(tmp_path)
+    call_dvc(["remote", "add", "--default", "store", "https://me:secret@example.org/dvc"], tmp_path)
+    said = where_pushed(tmp_path)
+    assert "the remote store, https://" in said
+    assert "example.org/dvc" in said
+    assert "secret" not in said
