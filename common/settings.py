@@ -222,8 +222,8 @@ def reference() -> str:
     lines = [
         "# Settings",
         "",
-        "Environment variables that say where the parts of an installation are. All are optional; an empty",
-        "one is none. A value that cannot be ends the program that reads it, with one line that names the",
+        "Environment variables with the places of an installation's parts. All are optional; an empty",
+        "one is unset. An invalid value ends the program that reads it, with one line that names the",
         "variable. Made by `python -m common.settings > docs/SETTINGS.md`.",
         "",
     ]

@@ -68,7 +68,7 @@ def extract_trace(job: Job, output: Path, progress: Callable[[int], None] = lamb
     try:
         plan = _Plan(address_bytes(job.sender) if job.sender else None)
     except ValueError:
-        raise ValueError(f"sender {job.sender!r} is no IP address") from None
+        raise ValueError(f"sender {job.sender!r} is not an IP address") from None
     while True:
         try:
             return _Pass(job, plan).run(output, progress)

@@ -273,7 +273,7 @@ class Manifest:
             ValueError: a session is missing, or its sequence numbers are out of order.
         """
         if not {p.session for p in self.partitions} <= self.sessions.keys():
-            raise ValueError("a minute of no session")
+            raise ValueError("a minute belongs to no session")
         for session in self.sessions.values():
             ends = [number for both in session.ranges for number in both]
             if ends != sorted(ends):
@@ -343,7 +343,7 @@ def load_manifest(root: Path, sender: str) -> Manifest:
     try:
         manifest = read_manifest(path.read_bytes())
         if manifest.sender != sender:
-            raise ValueError("of another sender")
+            raise ValueError("it belongs to another sender")
     except FileNotFoundError:
         return Manifest(sender)
     except OlderFormatError as error:

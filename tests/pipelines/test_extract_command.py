@@ -111,7 +111,7 @@ def test_a_bad_capture_does_not_stop_the_others(tmp_path: Path, capsys: pytest.C
 
 
 @pytest.mark.parametrize(
-    ("sender", "says"), [("203.0.113.9", "most comes from 192.0.2.1"), ("here", "is no IP address")]
+    ("sender", "says"), [("203.0.113.9", "most comes from 192.0.2.1"), ("here", "is not an IP address")]
 )
 def test_unknown_sender(sender: str, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("raw.pcap", output=tmp_path, sender=sender) == 1
