@@ -31,7 +31,7 @@ LADDER: Final = (
 """Controls that stand beside the model on the ladder of information (docs/LABORATORY.md)."""
 ALL_CONTROLS: Final = (*CONTROLS, *LADDER)
 AGENTS: Final = ("model", *(name for name in LADDER if name != "flow_split"))  # set up like `model`
-MATCHED: Final = ("model", "oracle")  # controls whose moved share control `random` takes; the first that was run counts
+MATCHED: Final = ("model", "oracle")  # controls whose moved share `random` takes, the first that was run
 VIEWED_BY: Final = ("oracle", "oracle_in_order", "oracle_late", "oracle_batched")  # need a view of the queues
 
 
