@@ -209,7 +209,7 @@ class Session:
 
 
 @dataclass
-class Counts:
+class TelemetryCounts:
     """Counts of everything in the log; sends and acks count events of unique batches."""
 
     __pydantic_config__: ClassVar[ConfigDict] = _STRICT
@@ -237,7 +237,7 @@ class Manifest:
     partitions: list[Partition] = field(default_factory=list)
     orphans: list[FileName] = field(default_factory=list)  # segments of the log taken in but not removed yet
     segments: list[str] = field(default_factory=list)  # segments of the log taken in but not removed yet
-    counts: Counts = field(default_factory=Counts)
+    counts: TelemetryCounts = field(default_factory=TelemetryCounts)
 
     def files(self) -> set[str]:
         """Return every file that the manifest names."""
