@@ -267,9 +267,7 @@ def _explored(
 class _Forecasts(DecisionForecasts):
     """The forecasts for all test slices."""
 
-    both: tuple[DecisionForecasts, DecisionForecasts] | None = (
-        None  # forecasts for the classic queue, and for the other
-    )
+    both: tuple[DecisionForecasts, DecisionForecasts] | None = None  # for the classic and the other queue
 
     def of(self, rows: NDArray[np.bool_]) -> _Forecasts:
         """Return the forecasts of some decisions."""

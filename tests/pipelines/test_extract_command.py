@@ -241,7 +241,7 @@ def knock(job, output):
     return [(done.returncode, "InvalidAuthToken" in done.stderr) for done in tries], ""
 
 extract_many._attempt_and_said = knock
-print(extract_many._with_ray([extract_many.Job(Path("a"), "a")], Path("o")))
+print(extract_many._with_ray([extract_many.ExtractJob(Path("a"), "a")], Path("o")))
 """
 
 
