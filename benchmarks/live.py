@@ -250,7 +250,7 @@ def _simulated(root: Path, seconds: float) -> pl.DataFrame:
     """Return the packets of a simulated sender of about 100 Mbit/s."""
     import polars as pl
 
-    from feature_store.packets.extract import Job
+    from feature_store.packets.extract import ExtractJob
     from feature_store.packets.extract_many import extract_traces
     from feature_store.packets.schema import scan_packets
     from pipelines.simulate import SimulateParams, simulate
@@ -260,7 +260,7 @@ def _simulated(root: Path, seconds: float) -> pl.DataFrame:
     params = SimulateParams(**(section | TRAFFIC | {"duration_s": seconds + 2}))
     print(f"simulating {seconds:.0f} s of a sender at 100 Mbit/s (a minute or two)", flush=True)
     (capture,) = simulate(params, root, build_simulator())
-    extract_traces([Job(capture, SENDER, None, "acks")], root / "packets")
+    extract_traces([ExtractJob(capture, SENDER, None, "acks")], root / "packets")
     packets = scan_packets(root / "packets", SENDER).collect()
     return packets.with_columns(pl.col("sent_ns").cum_max())
 

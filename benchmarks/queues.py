@@ -25,8 +25,8 @@ from pipelines.stage import StageError
 WEIGHTS: Final = PROJECT / "docs" / "laboratory" / "models" / "lfq" / "counterfactual-10.safetensors"
 REFERENCE: Final = "FqCoDel"
 LFQ: Final = "LFQ"
-LFQ_ALONE: Final = "LFQ, no network"  # its signals and its queue without the network
-# ns-3's type and attributes of each rule by its name in who-picks. No decision of LFQ's is out of range: that
+LFQ_ALONE: Final = "LFQ, no network"  # LFQ's signals and queue without the network
+# Each rule's ns-3 type and attributes, by its name in who-picks. No decision of LFQ's is out of range: that
 # costs nothing.
 DISCS: Final = {
     REFERENCE: ("ns3::FqCoDelQueueDisc", ""),

@@ -35,7 +35,7 @@ def simulated(folder: Path, seconds: float, seeds: Iterable[int]) -> Iterator[tu
         RuntimeError: a trace could not be simulated.
     """
     from common.section import read_all
-    from feature_store.packets.extract import Job
+    from feature_store.packets.extract import ExtractJob
     from feature_store.packets.extract_many import extract_traces
     from pipelines.simulate import SimulateParams, simulate
     from pipelines.simulators import build_simulator
@@ -48,6 +48,6 @@ def simulated(folder: Path, seconds: float, seeds: Iterable[int]) -> Iterator[tu
             params = SimulateParams(**(section | {"seeds": [seed], "duration_s": seconds}))
             with tempfile.TemporaryDirectory(dir=folder) as scratch:
                 (capture,) = simulate(params, Path(scratch), build_simulator())
-                extract_traces([Job(capture, f"seed-{seed}", None, "acks")], Path(scratch) / "packets")
+                extract_traces([ExtractJob(capture, f"seed-{seed}", None, "acks")], Path(scratch) / "packets")
                 (Path(scratch) / "packets").rename(made)
         yield from given(made)

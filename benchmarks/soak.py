@@ -41,7 +41,7 @@ LEARN_S, JUDGE_S = 30.0, 10.0
 WARM_UP: Final = 1 / 6  # share of the run in which caches fill
 SHARED_MEMORY: Final = Path("/dev/shm")  # noqa: S108
 MINUTES, EVERY_S = 120.0, 10.0
-# What a part may grow by in an hour: 2 % of its memory, or 5 MiB where that is more; other quantities: 0.
+# Allowed growth of a part in an hour: 2 % of its memory, or 5 MiB where that is more; other quantities: 0.
 ALLOWED_SHARE: Final = 0.02
 ALLOWED_MIB: Final = 5.0
 ALLOWED_COUNT: Final = 0.5

@@ -36,7 +36,7 @@ Figures = dict[str, float]  # figures of a stretch, as the client gives them
 
 @dataclass(frozen=True)
 class SwapLoad:
-    """How often heads are swapped, and the client's load."""
+    """The interval of head swaps, and the client's load."""
 
     every_s: float  # seconds between swaps; the first comes after half of it
     rate: int  # questions per second

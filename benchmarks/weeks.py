@@ -69,7 +69,7 @@ PACKETS_PER_S: Final = 20
 LEARN_S, JUDGE_S = 60.0, 10.0
 SENDER: Final = "soak"
 MOVED: Final = 1e-3  # share by which a head is moved from one version to the next
-# What a store may grow by in a week: 2 % of its size, or 5 MiB where that is more; 5 files.
+# Allowed growth of a store in a week: 2 % of its size, or 5 MiB where that is more; 5 files.
 ALLOWED_SHARE, ALLOWED_MIB, ALLOWED_COUNT = 0.02, 5.0, 5.0
 KEPT_BY_MLFLOW: Final = ("model_versions", "inputs")  # tables that keep a row for each version
 PREDICTORS: Final = ("challenger", "champion", "reference", "last_sender", "last_flow", "last_queue")

@@ -34,6 +34,6 @@ def read_parquet(files: Sequence[Path]) -> pl.DataFrame:
             raise ValueError(f"{file} cannot be read: {said}") from None
         first = tables[0] if tables else own
         if dict(own.schema) != dict(first.schema):  # in any order
-            raise ValueError(f"{file} has not the columns, or not the types, of {files[0]}")
+            raise ValueError(f"{file} has other columns or types than {files[0]}")
         tables.append(own.select(first.columns))
     return pl.concat(tables)

@@ -1,4 +1,4 @@
-"""What all sections of params.yaml have in common: a wrong value is one line that names it and what may be.
+"""The base of all sections of params.yaml; a wrong value is one line that names it and the allowed values.
 
 A section is a subclass; its checks, its types and its part of docs/PARAMETERS.md come from its fields.
 """

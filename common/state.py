@@ -178,7 +178,7 @@ def make_scratch() -> Path:
         folder.mkdir(mode=0o700, exist_ok=True)
     if not _is_ours(folder):
         raise OSError(
-            f"{folder} is somebody else's, or open to others; remove it, or name another with "
+            f"{folder} belongs to another user or is open to others; remove it, or name another with "
             f"{variable('run')}"
         )
     return folder

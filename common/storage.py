@@ -53,7 +53,7 @@ class Storage:
             files, path = FileSystem.from_uri(self.uri)
             kind = files.get_file_info(path).type
         if kind == FileType.NotFound:
-            raise FileNotFoundError(f"{self.uri}: nothing is there")
+            raise FileNotFoundError(f"{self.uri}: there is no object")
         target.parent.mkdir(parents=True, exist_ok=True)
         with (new_folder if kind == FileType.Directory else new_file)(target) as partial, self._named():
             copy_files(self.uri, str(partial.absolute()))

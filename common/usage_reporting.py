@@ -1,7 +1,7 @@
 """The one place where the usage reporting of every dependency is switched off.
 
-Called by the CLI, by each stage's main and by the tests before anything heavy is imported. A value
-that the user has set already is left alone.
+The CLI, each stage's main and the tests call it before they import anything heavy. A value that the user
+has set already stays.
 """
 
 from __future__ import annotations

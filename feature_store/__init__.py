@@ -1,4 +1,4 @@
-"""Packets and windows: from a trace, or live telemetry, to what the model sees."""
+"""From traces or live telemetry to packet tables, events and windows, the models' inputs."""
 
 from pathlib import Path
 from typing import Final

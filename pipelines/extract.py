@@ -9,7 +9,7 @@ import typer
 from pydantic import BaseModel, Field
 
 from common.section import Section
-from feature_store.packets.extract import Job, extract_trace, summary_line
+from feature_store.packets.extract import ExtractJob, extract_trace, summary_line
 from pipelines.stage import Given, run_stage
 
 Name = Annotated[str, Field(min_length=1)]
@@ -42,7 +42,9 @@ def main(
     null = None if sender == "None" else sender  # DVC writes null as None
     given: Any = {"file": file, "sender": null, "latency": latency}
     named = ExtractParams(traces={trace: given | {"protocol": protocol}}).traces[trace]
-    print(summary_line(extract_trace(Job(Path(named.file), trace, named.sender, named.latency), output)))
+    print(
+        summary_line(extract_trace(ExtractJob(Path(named.file), trace, named.sender, named.latency), output))
+    )
 
 
 if __name__ == "__main__":

@@ -42,12 +42,12 @@ def read_capture(path: str | Path, *, sender: str | None = None, latency: str = 
     """
     import tempfile
 
-    from feature_store.packets.extract import Job, extract_trace
+    from feature_store.packets.extract import ExtractJob, extract_trace
     from feature_store.packets.schema import scan_packets
 
     trace = "capture"
     with tempfile.TemporaryDirectory(prefix="swiftqueue-") as folder:
-        extract_trace(Job(Path(path), trace, sender, latency), Path(folder))
+        extract_trace(ExtractJob(Path(path), trace, sender, latency), Path(folder))
         return scan_packets(Path(folder), trace).collect()
 
 

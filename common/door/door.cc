@@ -41,13 +41,13 @@
 namespace swiftqueue::door {
 namespace {
 
-constexpr std::size_t kMostOfOne = 256;   // connections of one user, or address, at all open ports
-constexpr std::size_t kMostOfAll = 2048;  // and of all that are neither ours nor root's
+constexpr std::size_t kMostOfOne = 256;   // of a user or address, at all open ports
+constexpr std::size_t kMostOfAll = 2048;  // of all but this user and root
 
-// An address as the kernel's diagnosis wants it: IPv4 in IPv6 is IPv4.
+// An address in the form of the kernel's diagnosis: IPv4 in IPv6 is IPv4.
 struct Address {
   bool four = true;
-  std::uint16_t port = 0;  // in the network's order, as the words
+  std::uint16_t port = 0;  // in network order, as the words
   std::uint32_t words[4] = {};
 };
 
@@ -72,8 +72,8 @@ std::optional<Address> address_of(const sockaddr_storage& raw) {
   return found;
 }
 
-// Whose socket it is that is bound to `own` and connected to `other`; nothing where it is not on
-// this machine, or nobody's any more: whoever has sent and hung up has not shown who it was.
+// Returns the owner of the socket that is bound to `own` and connected to `other`; nothing if it is
+// not on this machine, or closed: a peer that has sent and hung up has not shown its owner.
 std::optional<uid_t> user_of(const Address& own, const Address& other) {
   struct {
     nlmsghdr head;
@@ -109,7 +109,7 @@ Function next(const char* name) {
   return reinterpret_cast<Function>(dlsym(RTLD_NEXT, name));
 }
 
-// What is known of the ports, and of the guests: connections at open ports that are not ours.
+// The state of the ports and of the guests: connections at open ports that are not ours.
 class Door {
  public:
   static Door& get() {
@@ -139,7 +139,7 @@ class Door {
     kept_ = true;
   }
 
-  // Whether a connection that came is for the program.
+  // Returns whether a new connection is for the program.
   bool admits(int connection) {
     sockaddr_storage raw[2] = {};
     socklen_t sizes[2] = {sizeof raw[0], sizeof raw[1]};
@@ -220,7 +220,7 @@ bool is_stream(int socket) {
   return getsockopt(socket, SOL_SOCKET, SO_TYPE, &type, &size) == 0 && type == SOCK_STREAM;
 }
 
-// The address of loopback in the place of every address of this machine.
+// Replaces the wildcard address by that of loopback.
 bool narrowed(int socket, sockaddr_storage& address) {
   if (address.ss_family == AF_INET) {
     auto& four = reinterpret_cast<sockaddr_in&>(address);
@@ -272,7 +272,8 @@ VISIBLE int bind(int socket, const sockaddr* address, socklen_t size) noexcept {
   return real(socket, address, size);
 }
 
-// For who is about to load this before programs: whether the kernel says whose a connection is.
+// Returns whether the kernel tells a connection's owner, for programs that want to load this
+// library.
 VISIBLE int swiftqueue_door_can_tell() {
   using swiftqueue::door::address_of;
   const int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);

@@ -6,7 +6,7 @@
 
 namespace swiftqueue::door {
 
-// Keep the door of this process from now on, with these ports open to others.
+// Keeps the door of this process from now on, with these ports open to others.
 void keep(std::string_view open_ports);
 
 }  // namespace swiftqueue::door

@@ -1,1 +1,1 @@
-"""What the model sees: a sender's events and the windows that are views of them, defined once, in C++."""
+"""A model's inputs: a sender's events and the windows that are views of them, defined once, in C++."""

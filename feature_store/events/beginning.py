@@ -1,8 +1,8 @@
-"""What is known of a sender when a log of its events begins in the midst of its life.
+"""The knowledge of a sender when a log of its events begins in the midst of its life.
 
-A log that is cut out of a longer one is told what no later event shows again: when flows began, the least
-latencies seen, and the last hole in the ACKs. Everything else (last and mean latencies, rates, packets in
-flight) it learns anew from its first events, the lead-in (docs/EVENTS.md).
+A log that is cut out of a longer one needs what no later event shows again: the starts of flows, the least
+latencies, and the last hole in the ACKs. Everything else (last and mean latencies, rates, packets in flight)
+follows from its first events, the lead-in (docs/EVENTS.md).
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ using swiftqueue::kHorizon;
 using swiftqueue::KnownBefore;
 using swiftqueue::PacketColumns;
 
-// Where the rows of the events go, in time order.
+// Columns for the rows of the events, in time order.
 struct EventColumns {
   std::uint8_t* ack;  // 1: an ACK, 0: a SEND
   std::int64_t* packet;
@@ -35,27 +35,27 @@ struct EventColumns {
   float* x_EF;
 };
 
-// What a sender says of packets 2 to 8 of a batch; the rest is taken to be as of the first.
+// Attributes that a sender gives for packets 2 to 8 of a batch; others are the first packet's.
 enum class Told : int { kAll, kFlows, kFirst };
 
 // Decisions, each about the 8 packets from `first` on, at the send time of the first.
 struct Decisions {
   std::int64_t count;
   const std::int64_t* first;  // in ascending order, each with 8 packets
-  int queue;                  // of the candidates; -1: the one they were sent in
+  int queue;                  // queue of the candidates; -1: the one they were sent in
   Told told;
   std::int64_t* cut;  // events before the decision
   float* x_DHF;
 };
 
-// What was known when the log began; its columns.
+// Columns of the knowledge from before the log.
 struct Beginning {
   std::int64_t count;
   const std::uint8_t* of;  // KnownBefore::Of
   const std::int32_t* id;
   const std::int64_t* first_sent_ns;
   const float* least_us;
-  std::int64_t hole_ns, hole_end_ns, until_ns;  // of `begin_holes`; `until_ns` negative: not told
+  std::int64_t hole_ns, hole_end_ns, until_ns;  // as in `begin_holes`; `until_ns` negative: unknown
 };
 
 constexpr std::int64_t kNoBeginning = std::numeric_limits<std::int64_t>::min() + 1;
@@ -107,7 +107,7 @@ std::int64_t replay(const PacketColumns& columns, bool previous, const Beginning
     }
     said(false, p, sent_ns);
   }
-  // What is acknowledged after the last SEND: no decision sees it, a live sender's next one would.
+  // ACKs after the last SEND: no decision sees them, but a live sender's next one would.
   acks.take_until(
       swiftqueue::kMaxTimeNs, columns.packets,
       [&](std::int64_t packet, std::int64_t acked_ns, float latency_us) {
@@ -131,7 +131,7 @@ const char* sq_event_schema() {
 EventStream* sq_events_new() { return new (std::nothrow) EventStream; }
 void sq_events_free(EventStream* stream) { delete stream; }
 
-// 1 taken, 0 refused, -1 out of memory (as below).
+// Returns 1 taken, 0 refused, -1 out of memory (as below).
 int sq_event_sent(EventStream* stream, std::int64_t packet, std::int64_t sent_ns,
                   std::int32_t size_bytes, std::int32_t flow_id, std::int32_t receiver_id,
                   std::uint8_t queue, float* x_F) {
@@ -155,9 +155,9 @@ int sq_event_query(const EventStream* stream, std::int64_t decision_ns, std::int
   return stream->query(decision_ns, {size_bytes, flow_id, receiver_id, queue}, place, x_F);
 }
 
-// Events written (at most twice the packets), -1 - packet for a packet refused, INT64_MIN when out
-// of memory, INT64_MIN + 1 + row for a row of the beginning that cannot be (its hole: + the number
-// of rows).
+// Returns the events written (at most twice the packets), -1 - packet for a packet refused,
+// INT64_MIN when out of memory, INT64_MIN + 1 + row for a row of the beginning that cannot be (its
+// hole: + the number of rows).
 std::int64_t sq_events_replay(std::int64_t packets, const std::int64_t* sent_ns,
                               const std::int32_t* size_bytes, const std::int32_t* flow_id,
                               const std::int32_t* receiver_id, const std::uint8_t* queue,
@@ -181,8 +181,7 @@ std::int64_t sq_events_replay(std::int64_t packets, const std::int64_t* sent_ns,
   }
 }
 
-// The event window; 1 taken, 0 refused, -1 out of memory. Null for a number of tokens that cannot
-// be.
+// The event window; 1 taken, 0 refused, -1 out of memory. Null for an invalid number of tokens.
 int sq_event_window_features() { return swiftqueue::kEventWindowFeatureCount; }
 const char* sq_event_window_schema() {
   static const std::string text = swiftqueue::event_window_schema_text();
@@ -216,14 +215,14 @@ int sq_event_window_acked(EventWindow* window, std::int64_t packet, std::int64_t
     return -1;
   }
 }
-// What the window remembers and what it gave up for want of room.
+// Counts packets that the window remembers, and those it gave up for lack of room.
 void sq_event_window_costs(const EventWindow* window, std::int64_t* remembered,
                            std::int64_t* overflowed) {
   *remembered = window->remembered();
   *overflowed = window->overflowed();
 }
 
-// Packets in flight, or -1 for a packet that `sent` would refuse.
+// Returns packets in flight, or -1 for a packet that `sent` would refuse.
 int sq_event_window(const EventWindow* window, std::int64_t decision_ns,
                     const std::int32_t* size_bytes, const std::int32_t* flow_id,
                     const std::int32_t* receiver_id, const std::uint8_t* queue, float* x_WF) {

@@ -47,10 +47,10 @@ inline constexpr std::int64_t kHoleAgeCapNs =
 inline constexpr std::int64_t kMaxTimeNs = std::int64_t{1} << 62;  // differences cannot overflow
 inline constexpr std::uint32_t kHashMultiplier =
     2654435761U;  // Knuth, TAOCP 3, section 6.4: 2^32 / phi
-// SENDs and ACKs are counted with weights that fall by e in this time: the rates over some 20 ms.
+// Time in which the weights of counted SENDs and ACKs fall by e: the rates cover some 20 ms.
 inline constexpr double kRateDecayNs = 20e6;
 
-// Which rows have an input: events, queries, or both. Elsewhere it is 0.
+// The rows that have an input: events, queries, or both. Elsewhere it is 0.
 enum class Rows : std::uint8_t { kBoth, kEvents, kQueries };
 
 struct EventInput {
@@ -71,7 +71,7 @@ inline constexpr std::array kEventInputs{
     EventInput{"receiver_code_0", "sign"},
     EventInput{"receiver_code_1", "sign"},
     EventInput{"flow_age_us", "us"},  // since the flow's first packet was sent; 0 for a new flow
-    EventInput{"gap_us", "us"},       // since the last SEND; of an ACK, since the last ACK
+    EventInput{"gap_us", "us"},       // since the last SEND; in an ACK, since the last ACK
     EventInput{"hole_us", "us"},
     EventInput{"hole_age_us", "us"},
     EventInput{"in_flight", "packets"},
@@ -104,16 +104,16 @@ inline constexpr std::array kEventInputs{
     EventInput{"oldest_unacked_us", "us"},
     EventInput{"oldest_unacked_queue_us", "us"},
     EventInput{"oldest_unacked_flow_us", "us"},
-    EventInput{"send_rate", "packets"},  // in the last 20 ms, decayed
+    EventInput{"send_rate", "packets"},  // SENDs in the last 20 ms, decayed
     EventInput{"send_rate_queue", "packets"},
     EventInput{"send_rate_flow", "packets"},
     EventInput{"ack_rate", "packets"},
     EventInput{"ack_rate_queue", "packets"},
     EventInput{"ack_rate_flow", "packets"},
-    EventInput{"latency_us", "us", Rows::kEvents},  // of an ACK; 0 where unknown (Karn)
+    EventInput{"latency_us", "us", Rows::kEvents},  // latency of an ACK; 0 where unknown (Karn)
     EventInput{"latency_visible", "flag", Rows::kEvents},
-    EventInput{"previous_latency_flow_us", "us", Rows::kEvents},  // before this ACK
-    EventInput{"place", "packets", Rows::kQueries},               // 0 … 7 in the batch
+    EventInput{"previous_latency_flow_us", "us", Rows::kEvents},  // value before this ACK
+    EventInput{"place", "packets", Rows::kQueries},               // place 0 … 7 in the batch
 };
 inline constexpr int kEventInputCount = static_cast<int>(kEventInputs.size());
 
@@ -248,7 +248,7 @@ class PacketIndex {
   static constexpr std::size_t kKept = 1 << 14;  // entries: a ring this small is never made smaller
 
   Entry& at(std::size_t i) { return ring_[(head_ + i) & (ring_.size() - 1)]; }
-  // To a power of two that holds what is not erased.
+  // Resizes the ring to a power of two that holds the live entries.
   void resize(std::size_t entries) {
     std::vector<Entry> other(entries);
     std::size_t kept = 0;
@@ -294,7 +294,7 @@ class Decay {
 };
 inline const Decay kDecayed;
 
-// Packets sent, or acknowledged, of late.
+// A decayed count of packets sent or acknowledged.
 struct DecayedCount {
   double count = 0;
   std::int64_t at_ns = 0;
@@ -306,13 +306,13 @@ struct DecayedCount {
   }
 };
 
-// What is known of a sender, of one of its queues, or of one of its flows.
+// The state of a sender, of one of its queues, or of one of its flows.
 struct Scope {
   std::int64_t first_sent_ns = kNever;
   std::int64_t last_ack_ns = kNever;
   std::int32_t in_flight = 0;
-  bool seen = false;         // a latency
-  bool least_known = false;  // `min_us`: by a latency, or from before the log began
+  bool seen = false;         // whether a latency was seen
+  bool least_known = false;  // whether `min_us` is known, by a latency or from before the log began
   float last_us = 0;
   float min_us = 0;
   double mean8_us = 0;
@@ -321,9 +321,9 @@ struct Scope {
   double mean2_queueing_us = 0;
   DecayedCount sends;
   DecayedCount acks;
-  std::int32_t oldest = kNone;  // of the packets in flight, a list in send order
+  std::int32_t oldest = kNone;  // oldest of the packets in flight, a list in send order
   std::int32_t newest = kNone;
-  // As of the last query: the oldest packet that is not given up yet, and how many are.
+  // The oldest packet that was not given up at the last query, and the number of given-up ones.
   mutable std::int32_t live = kNone;
   mutable std::int32_t overdue = 0;
 };
@@ -335,7 +335,7 @@ struct EventRecord {
   struct Link {
     std::int32_t older = kNone;
     std::int32_t newer = kNone;
-    mutable bool overdue = false;  // in flight, but given up as of the scope's last query
+    mutable bool overdue = false;  // in flight, but given up at the scope's last query
   };
   std::int64_t packet;
   std::int64_t sent_ns;
@@ -350,14 +350,13 @@ using EventPool = ChunkPool<EventRecord>;
 
 }  // namespace detail
 
-// What a log that begins in the midst of a sender's life is told of the time before, of one flow,
-// queue or receiver. What it is not told it finds out again in its lead-in: last and mean
-// latencies, rates, and the packets in flight.
+// Knowledge of one flow, queue or receiver for a log that begins in the midst of a sender's life.
+// Its lead-in restores the rest: last and mean latencies, rates, and the packets in flight.
 struct KnownBefore {
   enum class Of : std::uint8_t { kFlow, kQueue, kReceiver };
   Of of;
   std::int32_t id;
-  std::int64_t first_sent_ns = detail::kNever;               // of a flow; kNever: not told
+  std::int64_t first_sent_ns = detail::kNever;               // of a flow; kNever: unknown
   float least_us = std::numeric_limits<float>::quiet_NaN();  // latency; NaN: none was seen
 };
 
@@ -405,7 +404,7 @@ class EventStream {
         break;
       case KnownBefore::Of::kReceiver:
         if (!tells) break;
-        least(sender_, known.least_us);  // the sender's is the least of its receivers'
+        least(sender_, known.least_us);  // the sender's least is that of its receivers
         receivers_[known.id] = known.least_us;
         break;
     }
@@ -508,7 +507,7 @@ class EventStream {
     const std::int64_t now_ns = std::max(now_ns_, std::min(decision_ns, kMaxTimeNs));
     const auto known = flows_.find(what.flow_id);
     write(what, known == flows_.end() ? kNewFlow : known->second, now_ns, x_F);
-    if (place == 0 && last_packet_ >= 0) {  // when the others will be sent is not known
+    if (place == 0 && last_packet_ >= 0) {  // the send times of the others are unknown
       x_F[event_input("gap_us")] = detail::microseconds(now_ns - last_sent_ns_);
     }
     x_F[event_input("place")] = static_cast<float>(place);
@@ -593,7 +592,7 @@ class EventStream {
     return now_ns - record(i).sent_ns >= kGiveUpNs;
   }
 
-  // Counts the packets of a scope that are given up as of a query; each is looked at once.
+  // Counts the packets of a scope that are given up at a query; each is looked at once.
   void mark_overdue(const detail::Scope& scope, int k, std::int64_t now_ns) const {
     for (; scope.live != detail::kNone && given_up_by(now_ns, scope.live);
          scope.live = link(scope.live, k).newer) {
@@ -628,7 +627,7 @@ class EventStream {
     scope.seen = true;
   }
 
-  // All but the gap and what only an ACK or a query has.
+  // Writes all inputs but the gap and those of ACKs or queries alone.
   void write(const Candidate& what, const detail::Scope& flow, std::int64_t now_ns,
              float* x_F) const {
     using detail::kNever;
@@ -673,18 +672,17 @@ class EventStream {
   }
 
   std::int64_t now_ns_ = 0;
-  std::int64_t begins_ns_ = detail::kNever;  // when the last flow began that `begin` was told of
+  std::int64_t begins_ns_ = detail::kNever;  // start of the last flow that `begin` was told of
   std::int64_t last_packet_ = -1;
   std::int64_t last_sent_ns_ = detail::kNever;
   std::int64_t overflowed_ = 0;
   std::int64_t hole_ns_ = 0;
   std::int64_t hole_end_ns_ = detail::kNever;
-  std::int64_t holes_until_ns_ =
-      detail::kNever;  // until then the last hole is what `begin_holes` says
+  std::int64_t holes_until_ns_ = detail::kNever;  // until then `begin_holes` gives the last hole
   detail::Scope sender_;
   std::array<detail::Scope, kQueues> queues_{};
   std::unordered_map<std::int32_t, detail::Scope> flows_;  // its elements stay where they are
-  std::unordered_map<std::int32_t, float> receivers_;      // least latency of each
+  std::unordered_map<std::int32_t, float> receivers_;      // least latency of each receiver
   Pool pool_;
   detail::PacketIndex outstanding_;  // the packets in flight
   detail::PacketIndex given_up_;     // given up, not acknowledged, not forgotten

@@ -254,13 +254,13 @@ def replay_events(
     if written == -(2**63):
         raise MemoryError(f"no memory for the events of {packets.height} packets")
     if written < -(2**62):
-        raise ValueError(f"a log cannot begin so: {beginning.row(written + 2**63 - 1)}")
+        raise ValueError(f"invalid beginning of a log: {beginning.row(written + 2**63 - 1)}")
     if written < 0:
         bad = packets.row(-1 - written, named=True)
         if bad["size_bytes"] >= 1:  # it is the first packet then
             flow, start_ns = max(beginning.flow_starts_ns.items(), key=lambda one: one[1])
             raise ValueError(
-                f"packet {bad['packet']} was sent at {bad['sent_ns']} ns, and the log's beginning tells of "
+                f"packet {bad['packet']} was sent at {bad['sent_ns']} ns, but the log's beginning tells of "
                 f"flow {flow}, which began later, at {start_ns} ns: leave out flows that the log itself shows"
             )
         raise ValueError(f"packet {bad['packet']}: size_bytes {bad['size_bytes']} must be at least 1")

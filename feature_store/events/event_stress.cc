@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // `make -C feature_store sanitize`: random and hostile events through the C ABI, built with the
-// address and undefined-behaviour sanitizers. Checks what must hold of any window.
+// address and undefined-behaviour sanitizers. Checks the invariants of every window.
 #include <array>
 #include <cmath>
 #include <cstdint>

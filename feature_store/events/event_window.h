@@ -97,7 +97,7 @@ class EventWindow {
     return static_cast<std::size_t>(row) * static_cast<std::size_t>(kEventWindowFeatureCount);
   }
   float* next() { return ring_.data() + at(static_cast<int>(events_ % band_)); }
-  // What `next` points to is the oldest event's row until one is written over it.
+  // `next` points to the oldest event's row until another is written over it.
   bool log(bool taken, float ack) {
     if (!taken) return false;
     next()[kEventInputCount] = ack;

@@ -47,7 +47,7 @@ class AckLog {
     });
   }
 
-  // Calls `acked(packet, acked_ns, latency_us)` for what was acknowledged up to `ns`. At one
+  // Calls `acked(packet, acked_ns, latency_us)` for the packets acknowledged up to `ns`. At one
   // instant ACKs come before the next send, but never before their own packet's: `sent` packets
   // are.
   template <typename Acked>

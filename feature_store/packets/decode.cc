@@ -138,7 +138,7 @@ class Record {
     if (ip[9] != 6) return Skipped(Skip::kNotTcp);
     if (Big16(ip + 6) & 0x3fff) return Skipped(Skip::kFragment);  // more fragments, or an offset
     std::size_t total = Big16(ip + 2);
-    // A segment that the card will split, captured before it was given a length.
+    // The card will split this segment; it was captured before it had a length.
     if (total == 0 && original_ > at) total = original_ - at;
     if (total > original_ - at) return Skipped(Skip::kBeyondWire);
     static constexpr std::uint8_t kMapped[12] = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff};
@@ -219,7 +219,7 @@ class Record {
       if (at + 1 >= end || tcp[at + 1] < 2) return;
       const std::size_t length = tcp[at + 1];
       if (at + length > end) return;
-      // Of two options of a kind the first counts.
+      // The first option of a kind counts.
       if (tcp[at] == 8 && length == 10 && !segment_->has_timestamps) Timestamps(tcp + at + 2);
       if (tcp[at] == 5 && !segment_->sacks) {
         Sacks(tcp + at + 2, (length - 2) / sizeof(SackBlock));
@@ -234,7 +234,7 @@ class Record {
       segment_->sack[i] = {.left = Big32(blocks), .right = Big32(blocks + 4)};
     }
     segment_->sacks = static_cast<std::uint8_t>(n);
-    segment_->cut_options = 0;  // nothing behind it is asked for
+    segment_->cut_options = 0;  // nothing behind it is read
   }
 
   void Timestamps(const std::uint8_t* option) {

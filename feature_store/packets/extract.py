@@ -32,7 +32,7 @@ Summary = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Job:
+class ExtractJob:
     """One trace to extract: its capture, its name, its sender (None: the heaviest), its latency source."""
 
     capture: Path
@@ -51,7 +51,7 @@ class _WrongPlanError(Exception):
     """The error of a pass whose plan was a wrong guess; its argument is the plan to follow."""
 
 
-def extract_trace(job: Job, output: Path, progress: Callable[[int], None] = lambda _: None) -> Summary:
+def extract_trace(job: ExtractJob, output: Path, progress: Callable[[int], None] = lambda _: None) -> Summary:
     """Write the packet table of one capture under `output` and return its summary.
 
     A capture is usually read once: the first records show who sent most, and no flow is left out. It is read
@@ -68,7 +68,7 @@ def extract_trace(job: Job, output: Path, progress: Callable[[int], None] = lamb
     try:
         plan = _Plan(address_bytes(job.sender) if job.sender else None)
     except ValueError:
-        raise ValueError(f"sender {job.sender!r} is no IP address") from None
+        raise ValueError(f"sender {job.sender!r} is not an IP address") from None
     while True:
         try:
             return _Pass(job, plan).run(output, progress)
@@ -90,7 +90,7 @@ def _heaviest(capture: Path) -> bytes | None:
 class _Pass:
     """One reading of a capture, from its first byte to the written table."""
 
-    def __init__(self, job: Job, plan: _Plan) -> None:
+    def __init__(self, job: ExtractJob, plan: _Plan) -> None:
         self.job, self.plan = job, plan
         self.traffic = pcaplib.Traffic()
         self.view: pcaplib.SenderView | None = None

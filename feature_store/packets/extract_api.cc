@@ -126,12 +126,12 @@ std::int64_t sq_sender_view_without_timestamps(const SenderView* view) {
   return view->without_timestamps();
 }
 
-// As the sender's view of the segments, where `view` is not null.
+// Pushes the segments, or the sender's view of them if `view` is not null.
 void sq_matcher_push(Matcher* matcher, SenderView* view, const Segment* segments, std::size_t n) {
   matcher->Push(view == nullptr ? std::span(segments, n) : view->Translate({segments, n}));
 }
 
-// `mode`: of Matcher::Mode, in its order.
+// `mode` is a value of Matcher::Mode.
 Matcher* sq_matcher_new(const std::uint8_t* sender, int mode, std::int64_t sharp_ns,
                         double sharp_share) {
   Address address;

@@ -14,7 +14,7 @@ from typing import Any, Final
 from common.atomic import write_file
 from common.local_ray import ray_cluster
 from feature_store.packets.captures import GZIP_MAGIC, say, trace_name
-from feature_store.packets.extract import Job, Summary, extract_trace, summary_line
+from feature_store.packets.extract import ExtractJob, Summary, extract_trace, summary_line
 
 SUMMARY_FILE: Final = "summary.json"
 PARALLEL_FROM_BYTES: Final = 8 << 30  # about 40 s of one core; a local Ray cluster takes 10-20 s to start
@@ -38,7 +38,7 @@ def run_extract(
         ValueError: two captures would have the same trace name.
 
     """
-    jobs = [Job(path, trace_name(path), sender, latency) for path in traces]
+    jobs = [ExtractJob(path, trace_name(path), sender, latency) for path in traces]
     outcomes = extract_traces(jobs, output)
     summaries = [outcome for outcome in outcomes if not isinstance(outcome, str)]
     if as_json:
@@ -51,7 +51,7 @@ def run_extract(
     return 0 if len(summaries) == len(jobs) else 1
 
 
-def extract_traces(jobs: Sequence[Job], output: Path) -> list[Outcome]:
+def extract_traces(jobs: Sequence[ExtractJob], output: Path) -> list[Outcome]:
     """Extract every job's table under `output`, and add their summaries to `output/summary.json`.
 
     Raises:
@@ -77,7 +77,7 @@ def extract_traces(jobs: Sequence[Job], output: Path) -> list[Outcome]:
     return outcomes
 
 
-def _attempt(job: Job, output: Path, **options: Any) -> Outcome:
+def _attempt(job: ExtractJob, output: Path, **options: Any) -> Outcome:
     try:
         return extract_trace(job, output, **options)
     except (ValueError, OSError) as error:
@@ -106,27 +106,27 @@ def _why_ray(sizes: Sequence[int]) -> str | None:
     return None
 
 
-def _with_ray(jobs: Sequence[Job], output: Path) -> list[Outcome]:
+def _with_ray(jobs: Sequence[ExtractJob], output: Path) -> list[Outcome]:
     """Extract each job in a Ray task. On a cluster, captures and output lie on a shared file system."""
     with ray_cluster(workers=len(jobs)):
         import ray
 
         task = ray.remote(num_cpus=1, max_retries=0)(_attempt_and_said)
-        absolute = [Job(job.capture.resolve(), job.trace, job.sender, job.latency) for job in jobs]
+        absolute = [ExtractJob(job.capture.resolve(), job.trace, job.sender, job.latency) for job in jobs]
         done = ray.get([task.remote(job, output.resolve()) for job in absolute])
         for line in (line for _, said in done for line in said.splitlines()):
             say(line)
         return [outcome for outcome, _ in done]
 
 
-def _attempt_and_said(job: Job, output: Path) -> tuple[Outcome, str]:
+def _attempt_and_said(job: ExtractJob, output: Path) -> tuple[Outcome, str]:
     """Run `_attempt`; return its result and its lines, as a task's standard error does not reach us."""
     with contextlib.redirect_stderr(io.StringIO()) as said:
         outcome = _attempt(job, output)
     return outcome, said.getvalue()
 
 
-def _in_turn(jobs: Sequence[Job], sizes: Sequence[int], output: Path) -> Iterator[Outcome]:
+def _in_turn(jobs: Sequence[ExtractJob], sizes: Sequence[int], output: Path) -> Iterator[Outcome]:
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 

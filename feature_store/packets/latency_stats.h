@@ -1,4 +1,4 @@
-// What a summary says of a trace's latencies, counted in bounded memory while rows go by.
+// Statistics of a trace's latencies, counted in bounded memory while rows go by.
 #ifndef FEATURE_STORE_LATENCY_STATS_H_
 #define FEATURE_STORE_LATENCY_STATS_H_
 
@@ -16,7 +16,7 @@ class LatencyStats {
  public:
   static constexpr int kSubBits =
       17;  // 2^17 us is linear; each power of two above has half as many
-  static constexpr int kMaxBits = 41;  // longer than 25 days is counted as 25 days
+  static constexpr int kMaxBits = 41;  // more than 25 days count as 25 days
 
   // A sharp change: two successive latencies differ by `sharp_ns` and by `sharp_share` of the
   // first.

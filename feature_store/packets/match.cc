@@ -9,17 +9,17 @@
 namespace swiftqueue {
 namespace {
 
-// How long a packet takes through a host at most; a retransmission comes a round trip later.
+// Longest time of a packet through a host; a retransmission comes a round trip later.
 constexpr std::int64_t kCopyNs = 5'000'000;
 // No timer sends anything again so soon, so without an ACK between them two are one.
 constexpr std::int64_t kNoTimerNs = 1'000'000;
-constexpr int kMostLooks = 1024;  // at recent packets of a flow
+constexpr int kMostLooks = 1024;  // recent packets of a flow that are looked at
 // A row waits this long for its ACK. RFC 1122 4.2.3.5: a TCP gives up after at least 100 s.
 constexpr std::int64_t kMaxWaitNs = 120'000'000'000;
 constexpr std::int64_t kMaxWaiting = std::int64_t{1} << 21;  // rows; 150 MB with their bookkeeping
 constexpr std::int64_t kMaxWindow = std::int64_t{1} << 30;   // RFC 7323 2.3
-constexpr std::int64_t kOpeningNs = 1'000'000'000;           // for the answers to a SYN
-constexpr std::int64_t kFarther = 4;    // an end is far whose answers take so much longer
+constexpr std::int64_t kOpeningNs = 1'000'000'000;           // limit for the answers to a SYN
+constexpr std::int64_t kFarther = 4;    // ratio of answer times from which an end is the far one
 constexpr std::int64_t kShortFlow = 8;  // one batch: HORIZON of schema.py
 constexpr double kControlShare = 1e-4;
 constexpr std::size_t kCompactFrom = 1024;
@@ -59,7 +59,7 @@ void Matcher::Open(const Segment& segment, TraceClock::Reading now) {
   if (!from_sender && segment.destination != sender_) return;
   const bool syn = segment.flags & kSyn, ack = segment.flags & kAck;
   if (syn && !ack) {
-    if (handshakes_.size() >= kMostHandshakes) {  // of a flood, none tells anything
+    if (handshakes_.size() >= kMostHandshakes) {  // a flood of SYNs tells nothing
       handshakes_.clear();
     }
     handshakes_.try_emplace(key, Handshake{.syn_ns = now.stamp_ns, .from_sender = from_sender});
@@ -234,9 +234,9 @@ void Matcher::Restart(Flow& flow, std::uint32_t first_number, std::int64_t now_n
   flow.newest = -1;
 }
 
-// Whether recent packets of the flow show all of the segment's bytes: the same packet seen once
-// more on its way through the host, a piece of a super-segment that was seen before the card split
-// it, or the other way round.
+// Returns whether recent packets of the flow show all of the segment's bytes: the same packet seen
+// once more on its way through the host, a piece of a super-segment that was seen before the card
+// split it, or the other way round.
 bool Matcher::IsCopy(const Flow& flow, const Segment& segment, std::int64_t start, std::int64_t end,
                      TraceClock::Reading now) const {
   std::int64_t missing = end;  // bytes from here on were found
@@ -261,7 +261,7 @@ bool Matcher::IsCopy(const Flow& flow, const Segment& segment, std::int64_t star
   return false;
 }
 
-// Whether a segment can be the recent packet, a piece of it, or a whole with it as a piece.
+// Returns whether a segment can be the recent packet, a piece of it, or a whole with it as a piece.
 bool Matcher::Shows(const Recent& recent, const Flow& flow, const Segment& segment,
                     std::int64_t start, std::int64_t age_ns) {
   if (recent.acknowledgment != segment.acknowledgment ||
@@ -284,9 +284,9 @@ bool Matcher::Shows(const Recent& recent, const Flow& flow, const Segment& segme
   return age_ns < kNoTimerNs && flow.acked_ns <= recent.time_ns;
 }
 
-// Whether a packet was seen in another VLAN a moment ago. A flow whose packets were is one flow in
-// both; else equal addresses and ports in two VLANs are two connections. Sets `key` to the flow
-// meant.
+// Returns whether a packet was seen in another VLAN a moment ago. A flow whose packets were is one
+// flow in both; otherwise equal addresses and ports in two VLANs are two connections. Sets `key` to
+// the flow meant.
 bool Matcher::IsCopyElsewhere(FlowKey& key, const Segment& segment, TraceClock::Reading now) {
   FlowKey first = key;
   first.vlan = 0;
@@ -315,7 +315,7 @@ bool Matcher::IsCopyElsewhere(FlowKey& key, const Segment& segment, TraceClock::
   return false;
 }
 
-// The flow that an ACK acknowledges; null if there is none.
+// Returns the flow that an ACK acknowledges, or null.
 Matcher::Flow* Matcher::Acknowledged(const Segment& segment) {
   FlowKey key = ReverseFlowOf(segment);
   const FlowKey first = key;
@@ -369,7 +369,7 @@ void Matcher::Ack(const Segment& segment, TraceClock::Reading now) {
   ++acks_;
   Flow& flow = *known;
   const std::int64_t acked = Unwrap(flow.sent_end, segment.acknowledgment);
-  if (acked > flow.sent_end + kMaxWindow) return;  // of no byte that can have been sent
+  if (acked > flow.sent_end + kMaxWindow) return;  // a byte that cannot have been sent
   if (flow.acks++ == 0 || acked > flow.acked) {
     flow.acked = acked;
     ++evidence_.new_acks;
@@ -408,7 +408,7 @@ void Matcher::Cumulative(Flow& flow, std::int64_t acked, TraceClock::Reading now
 void Matcher::Sack(Flow& flow, const SackBlock& block, TraceClock::Reading now) {
   const std::int64_t left = Unwrap(flow.sent_end, block.left);
   const std::int64_t right = Unwrap(flow.sent_end, block.right);
-  if (left >= right || right > flow.sent_end) return;  // of no byte that was sent
+  if (left >= right || right > flow.sent_end) return;  // a byte that was not sent
   auto known = flow.sacked.upper_bound(left);
   if (known != flow.sacked.begin() && std::prev(known)->second >= left) --known;
   std::int64_t from = left, begins = left, ends = right;
@@ -423,12 +423,12 @@ void Matcher::Sack(Flow& flow, const SackBlock& block, TraceClock::Reading now) 
     ++ranges;
   }
   any |= Covered(flow, from, right, now);
-  if (!any && ranges < 2) return;  // of two ranges with nothing between them one is left
+  if (!any && ranges < 2) return;  // two ranges with nothing between them become one
   flow.sacked.erase(merged, known);
   flow.sacked.emplace(begins, ends);
 }
 
-// Acknowledges the packets whose last byte lies in [left, right); whether there were any.
+// Acknowledges the packets whose last byte lies in [left, right); returns whether there were any.
 bool Matcher::Covered(Flow& flow, std::int64_t left, std::int64_t right, TraceClock::Reading now) {
   if (left >= right) return false;
   bool any = false;
@@ -474,7 +474,7 @@ void Matcher::Abandon(Flow& flow) {
 }
 
 // Gives up rows that waited too long, so that a dead connection cannot hold all that were sent
-// after it. Asked at every record, so that a table does not depend on how the capture was cut into
+// after it. Called at every record, so that a table does not depend on how the capture was cut into
 // pieces.
 void Matcher::ForgetOldest(std::int64_t now_ns) {
   const std::int64_t next = first_row_ + static_cast<std::int64_t>(rows_.size());

@@ -37,8 +37,8 @@ struct Columns {
 
 class Matcher {
  public:
-  // Which ACKs count, and whose view the segments are: of kReceiver they come from a SenderView, in
-  // the order in which the receiver got them.
+  // The ACKs that count, and the view of the segments: with kReceiver they come from a SenderView,
+  // in the order in which the receiver got them.
   enum class Mode { kCumulative, kSelective, kReceiver };
 
   Matcher(const Address& sender, Mode mode, std::int64_t sharp_ns, double sharp_share)
@@ -49,7 +49,7 @@ class Matcher {
         clock_(!at_receiver_),
         recent_(kRecent) {}
 
-  // Takes flows out of the table; to be called before the first Push.
+  // Leaves a flow out of the table; call it before the first Push.
   void LeaveOut(const FlowKey& flow) { left_out_.insert(flow); }
 
   void Push(std::span<const Segment> segments);
@@ -62,17 +62,17 @@ class Matcher {
   // carry less than kControlShare of the sender's payload; else none.
   std::vector<FlowKey> ControlFlows() const;
 
-  // Why drained rows have no latency, and what the flows tell of where the capture was made.
+  // Reasons why drained rows have no latency, and signs of the place of the capture.
   struct Evidence {
-    std::int64_t unacknowledged = 0;  // rows
+    std::int64_t unacknowledged = 0;  // rows without an ACK
     std::int64_t sent_again = 0;      // rows whose last byte was sent again before its ACK (Karn)
     std::int64_t off_clock = 0;       // rows whose ACK the clock does not place behind them
-    std::int64_t silent_packets = 0;  // of flows to which no ACK comes back
-    std::int64_t midway_flows = 0;    // that begin without a SYN
-    std::int64_t new_acks = 0;        // that acknowledge something new
-    std::int64_t full_acks = 0;       // of these, those after which nothing is in flight
+    std::int64_t silent_packets = 0;  // packets of flows to which no ACK comes back
+    std::int64_t midway_flows = 0;    // flows that begin without a SYN
+    std::int64_t new_acks = 0;        // ACKs that acknowledge something new
+    std::int64_t full_acks = 0;       // of these, ACKs after which nothing is in flight
     std::int64_t handshakes_near_sender = 0, handshakes_near_receiver = 0;
-    std::int64_t span_ns = 0;  // between the first and the last stamp
+    std::int64_t span_ns = 0;  // time between the first and the last stamp
   };
   Evidence evidence() const;
 
@@ -94,9 +94,9 @@ class Matcher {
     std::int64_t end;  // sequence number behind its last byte, unwrapped
     std::int32_t flow_id;
     std::int32_t size_bytes;
-    std::int32_t steps;  // of the clock, when it was sent
+    std::int32_t steps;  // clock steps when it was sent
     std::uint8_t ecn;
-    bool in_order;  // in Flow::first, else in again or lost
+    bool in_order;  // whether it is in Flow::first, else in again or lost
     bool retransmitted;
     bool lost = false;
     bool ambiguous = false;  // its last byte was sent again before an ACK covered it
@@ -106,7 +106,7 @@ class Matcher {
   struct Outstanding {
     std::int64_t start;
     std::int64_t end;
-    std::int64_t row;  // kSacked: it is acknowledged before those before it
+    std::int64_t row;  // row; kSacked: it was acknowledged before earlier ones
   };
   static constexpr std::int64_t kSacked = -1;
   struct Resent {
@@ -119,7 +119,7 @@ class Matcher {
     std::uint32_t first_number;  // the sequence number of the SYN, seen or not
     bool opened = false;         // its SYN was seen
     std::int64_t began_ns = 0;
-    std::int64_t packets = 0;  // with data
+    std::int64_t packets = 0;  // data packets
     std::int64_t payload_bytes = 0;
     std::int64_t acks = 0;
     std::int64_t acked = 0;      // highest byte acknowledged, unwrapped, if any `acks`
@@ -127,21 +127,21 @@ class Matcher {
     // An ACK of bytes whose record comes later with the same stamp, and its stamp.
     std::int64_t ahead = 0;
     std::int64_t ahead_ns = -1;
-    std::int64_t ahead_steps = 0;        // of the clock
+    std::int64_t ahead_steps = 0;        // clock steps
     std::int64_t newest = -1;            // number in recent_
     std::int64_t sent_end = 0;           // highest sequence number sent, unwrapped
     std::uint32_t newest_timestamp = 0;  // TSval that came with sent_end
-    // Sent once, not acknowledged by a cumulative ACK, ordered by start and by row.
+    // Packets sent once without a cumulative ACK, ordered by start and by row.
     std::vector<Outstanding> first;
-    std::size_t first_head = 0;                 // those before it are acknowledged
-    std::multimap<std::int64_t, Resent> again;  // below sent_end when sent, by end
-    // Of `again`, those whose last byte was sent yet again: only an ACK can change them.
+    std::size_t first_head = 0;                 // number of acknowledged ones at the front
+    std::multimap<std::int64_t, Resent> again;  // packets below sent_end when sent, by end
+    // Packets of `again` whose last byte was sent yet again: only an ACK can change them.
     std::multimap<std::int64_t, Resent> again_lost;
-    // What selective ACKs covered of packets: apart, from each key on, before its value.
+    // Ranges covered by selective ACKs, apart, from each key on and before its value.
     std::map<std::int64_t, std::int64_t> sacked;
     void Compact();                      // frees what is acknowledged, in amortised constant time
     void SentAgainTo(std::int64_t end);  // a selective ACK may cover such a packet anew
-    std::vector<Outstanding>::iterator FirstFrom(std::int64_t end);  // that ends there or beyond
+    std::vector<Outstanding>::iterator FirstFrom(std::int64_t end);  // ends there or beyond
   };
 
   // A packet sent a moment ago, to tell a copy of it from a retransmission.
@@ -149,7 +149,7 @@ class Matcher {
     std::int64_t start;
     std::int64_t end;
     std::int64_t time_ns;
-    std::int64_t previous;  // of its flow
+    std::int64_t previous;  // previous packet of its flow
     std::uint32_t acknowledgment;
     std::uint32_t timestamp_value;
     std::uint32_t timestamp_echo;
@@ -158,7 +158,7 @@ class Matcher {
     std::uint16_t vlan;
     bool in_order;
   };
-  static constexpr std::size_t kRecent = 1 << 13;  // over all flows; 0.5 MB
+  static constexpr std::size_t kRecent = 1 << 13;  // packets over all flows; 0.5 MB
 
   // A connection that has begun: when its SYN and the answer to it were seen.
   struct Handshake {
@@ -211,12 +211,11 @@ class Matcher {
   Evidence evidence_;
   std::int64_t first_ns_ = -1;  // stamp of the first segment
   std::vector<Recent> recent_;  // a ring
-  std::int64_t sent_ = 0;       // how many were ever in it
-  // By the flow that the sender would have, whoever began it.
+  std::int64_t sent_ = 0;       // number of packets ever in it
+  // Handshakes by the sender's flow, whoever began it.
   std::unordered_map<FlowKey, Handshake, FlowKeyHash> handshakes_;
   std::int64_t opening_until_ns_ = 0;
-  // Flows in another VLAN than the capture's first: in each, whether they go on with those in the
-  // first.
+  // Flows in another VLAN than the capture's first, and whether they continue those in the first.
   struct Elsewhere {
     std::uint16_t vlan;
     bool same;

@@ -96,7 +96,7 @@ std::size_t Capture::PcapRecord(std::span<const std::uint8_t> bytes, std::size_t
   if (bytes.size() < 16) return kNeedMore;
   const std::uint8_t* header = bytes.data();
   const std::uint32_t captured = Read32(header + 8);
-  if (captured > kMaxRecordBytes) {  // no way to find the next record
+  if (captured > kMaxRecordBytes) {  // the next record cannot be found
     ++records_;
     Stop(Skip::kAbsurdLength);
     return kNeedMore;
@@ -197,7 +197,7 @@ void Capture::PacketBlock(std::span<const std::uint8_t> body, bool obsolete, std
   Packet(body.subspan(20, captured), Read32(p + 16), interface, time_ns, offset + 20);
 }
 
-// Whether a packet block's options say that the link saw an error in the frame.
+// Returns whether a packet block's options say that the link saw an error in the frame.
 bool Capture::Damaged(std::span<const std::uint8_t> options) const {
   constexpr std::uint32_t kLinkErrors =
       0xff000000;  // epb_flags: checksum, length, alignment, symbol

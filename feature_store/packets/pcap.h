@@ -17,19 +17,19 @@ class Capture {
   enum class State : std::int32_t { kReading = 0, kNotACapture = 1, kStopped = 2 };
 
   struct Fed {
-    std::size_t consumed;  // bytes of the input that are done with
-    std::size_t segments;  // written to `out`
+    std::size_t consumed;  // bytes of the input that were used
+    std::size_t segments;  // number written to `out`
   };
 
-  // Decodes the complete records at the head of `bytes` until either runs out. What is left is to
-  // be fed again with more bytes behind it; `last` says that there are none, so a rest is a
+  // Decodes the complete records at the head of `bytes` until either runs out. Feed the rest
+  // again with more bytes behind it; `last` says that there are none, so a rest is a
   // truncated record.
   Fed Feed(std::span<const std::uint8_t> bytes, bool last, std::span<Segment> out);
 
   State state() const { return state_; }
-  // Whether every segment so far was stamped no earlier than all before it.
+  // Returns whether every segment so far was stamped no earlier than all before it.
   bool in_order() const { return in_order_; }
-  // Whether records of several interfaces can be in it, each written in its own time.
+  // Returns whether it can have records of several interfaces, each written in its own time.
   bool many_interfaces() const { return many_interfaces_; }
   std::int64_t records() const { return records_; }
   std::int64_t skipped(Skip why) const { return skipped_[static_cast<std::size_t>(why)]; }
@@ -64,10 +64,10 @@ class Capture {
   Format format_ = Format::kUnknown;
   State state_ = State::kReading;
   bool swapped_ = false;
-  std::int64_t tick_ns_ = 1000;  // of a pcap's fraction of a second
+  std::int64_t tick_ns_ = 1000;  // tick of a pcap's fraction of a second
   std::vector<Interface> interfaces_;
-  std::uint32_t first_interface_ = 0;  // of this pcapng section, numbered over all sections
-  Segment* next_ = nullptr;            // where the next segment goes
+  std::uint32_t first_interface_ = 0;  // number of this section's first, over all sections
+  Segment* next_ = nullptr;            // place of the next segment
   std::int64_t newest_ns_ = 0;
   bool in_order_ = true;
   bool many_interfaces_ = false;

@@ -1,4 +1,4 @@
-// One TCP segment as a capture record shows it: what the decoder gives and the matcher takes.
+// One TCP segment of a capture record, as the decoder returns it and the matcher takes it.
 #ifndef FEATURE_STORE_SEGMENT_H_
 #define FEATURE_STORE_SEGMENT_H_
 
@@ -10,7 +10,8 @@ namespace swiftqueue {
 
 using Address = std::array<std::uint8_t, 16>;  // IPv6, or IPv4 as ::ffff:a.b.c.d (RFC 4291 2.5.5.2)
 
-// Why a record gives no segment. Order and names are part of the C interface (extract_api.cc).
+// Reasons why a record gives no segment. Order and names are part of the C interface
+// (extract_api.cc).
 enum class Skip : std::uint8_t {
   kNotIp,
   kNotTcp,
@@ -40,7 +41,7 @@ struct SackBlock {
   std::uint32_t left;
   std::uint32_t right;
 };
-inline constexpr std::size_t kMostSacks = 4;  // that an option has room for
+inline constexpr std::size_t kMostSacks = 4;  // most blocks that fit an option
 
 // 128 bytes; read from Python as a NumPy record (pcaplib.py), so order and types are an interface.
 struct Segment {
@@ -56,18 +57,18 @@ struct Segment {
   std::uint32_t timestamp_value;  // TSval and TSecr of RFC 7323; valid if has_timestamps
   std::uint32_t timestamp_echo;
   std::uint32_t link;            // interface << 8 | direction: equal links, equal numbers
-  std::uint32_t record_offset;   // of a rare record's first byte in the buffer fed
-  std::uint32_t record_bytes;    // captured
-  std::uint32_t original_bytes;  // on the wire
+  std::uint32_t record_offset;   // offset of a rare record's first byte in the buffer
+  std::uint32_t record_bytes;    // captured bytes
+  std::uint32_t original_bytes;  // bytes on the wire
   std::uint16_t link_type;       // LINKTYPE_ of the record's interface
   std::uint8_t flags;            // TcpFlags
   std::uint8_t ecn;              // IP codepoint 0..3 (RFC 3168)
   std::uint8_t kind;             // Kind
   std::uint8_t has_timestamps;
-  std::uint8_t sacks;        // how many of `sack` are filled
+  std::uint8_t sacks;        // number of filled entries of `sack`
   std::uint8_t cut_options;  // 1: the snapshot length cut TCP options off
-  std::uint16_t ip_id;       // 0: none (IPv6), or one that says nothing (RFC 6864)
-  std::uint16_t vlan;        // its tags, mixed into one number; 0: none
+  std::uint16_t ip_id;       // 0: none (IPv6), or a meaningless one (RFC 6864)
+  std::uint16_t vlan;        // VLAN tags, mixed into one number; 0: none
   std::array<SackBlock, kMostSacks> sack;
 };
 static_assert(sizeof(Segment) == 128);

@@ -5,7 +5,7 @@
 namespace swiftqueue {
 namespace {
 
-// Distance from `b` to `a` in the circular space of timestamps (RFC 7323, 5.2).
+// Returns the distance from `b` to `a` in the circular space of timestamps (RFC 7323, 5.2).
 std::int32_t Since(std::uint32_t a, std::uint32_t b) { return static_cast<std::int32_t>(a - b); }
 
 }  // namespace
@@ -54,7 +54,7 @@ void SenderView::ToSender(const Segment& segment) {
   const auto known = flows_.find(ReverseFlowOf(segment));
   if (known == flows_.end() || !segment.has_timestamps) return;
   std::deque<Segment>& held = known->second.held;
-  // Of ACKs within one tick of the receiver's clock the last says it all.
+  // The last of the ACKs within one tick of the receiver's clock replaces the others.
   if (!held.empty() && held.back().timestamp_value == segment.timestamp_value &&
       Since(segment.acknowledgment, held.back().acknowledgment) >= 0) {
     held.back() = segment;

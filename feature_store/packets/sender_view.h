@@ -19,7 +19,7 @@ namespace swiftqueue {
 
 class SenderView {
  public:
-  // `tick_ns`: what one count of the sender's TSval is worth.
+  // `tick_ns` is the length of one count of the sender's TSval.
   SenderView(const Address& sender, std::int64_t tick_ns) : sender_(sender), tick_ns_(tick_ns) {}
 
   // Returns the sender's segments stamped with its own clock, and the ACKs to it at the time and
@@ -34,7 +34,7 @@ class SenderView {
 
   struct Flow {
     std::int64_t start_ns = 0;
-    std::int64_t ticks = 0;  // of `last_value` since the flow's first segment
+    std::int64_t ticks = 0;  // ticks of `last_value` since the flow's first segment
     std::uint32_t last_value = 0;
     bool started = false;
     std::deque<Segment> held;  // ACKs not echoed yet

@@ -14,8 +14,8 @@
 
 namespace swiftqueue {
 
-// Stateless between calls but for what it leaves in the caller's buffer: the segments that are not
-// ready stand in order at its front when the next ones come behind them.
+// The only state between calls is the caller's buffer: the segments that are not ready stand in
+// order at its front when the next ones come behind them.
 class StampOrder {
  public:
   // A segment waits until one is stamped so much later, or so many stand behind it. Interfaces may
@@ -25,9 +25,8 @@ class StampOrder {
   static constexpr std::size_t kMostHeld = 1 << 18;  // 32 MB
 
   struct Taken {
-    std::size_t
-        fresh;  // so many of the fresh ones were looked at; the others are to be given again
-    std::size_t ready;  // so many at the front of the buffer are in order for good
+    std::size_t fresh;  // number of new segments read; give the others again
+    std::size_t ready;  // number of segments at the front in their final order
   };
 
   // `buffer`: `held` segments that are left from the call before, then fresh ones. `in_order`: they
@@ -38,7 +37,7 @@ class StampOrder {
     if (buffer.empty()) return {0, 0};
     const std::int64_t horizon_ns = many_interfaces ? kHorizonNs : kOneInterfaceNs;
     std::int64_t newest = held > 0 ? buffer[held - 1].time_ns : 0;  // no stamp is below
-    std::int64_t oldest = INT64_MAX;  // of those stamped before a predecessor
+    std::int64_t oldest = INT64_MAX;  // oldest stamp below a predecessor's
     std::size_t end = in_order ? buffer.size() : held;
     for (; end < buffer.size(); ++end) {
       const std::int64_t now = buffer[end].time_ns;
@@ -56,7 +55,7 @@ class StampOrder {
   }
 
  private:
-  // Whether the step back of segment `at` is one of its own interface, not only against the others.
+  // Returns whether segment `at` steps back on its own interface, not only against the others.
   static bool ClockWasSet(std::span<const Segment> buffer, std::size_t at, std::int64_t newest) {
     const std::int64_t now = buffer[at].time_ns;
     if (now >= newest - TraceClock::kClockStepNs) return false;
@@ -68,7 +67,7 @@ class StampOrder {
     return false;
   }
 
-  // How many segments of an ordered buffer are stamped `time_ns` or before.
+  // Returns the number of segments of an ordered buffer stamped `time_ns` or before.
   static std::size_t After(std::span<const Segment> buffer, std::int64_t time_ns) {
     const auto later = [](std::int64_t time, const Segment& one) { return time < one.time_ns; };
     return static_cast<std::size_t>(std::upper_bound(buffer.begin(), buffer.end(), time_ns, later) -

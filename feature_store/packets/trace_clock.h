@@ -36,7 +36,7 @@ class TraceClock {
     return {last_ns_, now};
   }
 
-  std::int64_t steps() const { return steps_; }  // how often the capture's clock was set back
+  std::int64_t steps() const { return steps_; }  // number of times that the clock was set back
 
  private:
   static constexpr std::int64_t kMaxTimeNs = std::int64_t{1} << 62;

@@ -1,1 +1,1 @@
-"""Whether data is what it should be: Great Expectations suites and the shift of the inputs."""
+"""Checks of data: Great Expectations suites and the shift of the inputs."""

@@ -41,7 +41,7 @@ class PlausiblePackets:
             return ""
         said = ", ".join(f"{number} {kind}" for kind, number in self.refused.items())
         name = self.packets["trace"][0]
-        return f"sender {name} claims what cannot be: {said} among {self.packets.height} packets"
+        return f"sender {name} makes impossible claims: {said} among {self.packets.height} packets"
 
 
 def believed(packets: pl.DataFrame, unmatched_acks: int) -> PlausiblePackets:

@@ -23,9 +23,9 @@ from feature_store.telemetry.events import BatchKey, Events, RefusedError, check
 from feature_store.telemetry.log import adopt_segments, check_format, log_dir, read_segment
 from feature_store.telemetry.manifest import (
     FILE,
-    Counts,
     Manifest,
     OlderFormatError,
+    TelemetryCounts,
     load_manifest,
     save_manifest,
     sender_dir,
@@ -51,10 +51,10 @@ class CompactionReport:
     """The results of one compaction round."""
 
     segments: int = 0
-    counts: Counts = field(default_factory=Counts)  # counts added over all senders
+    counts: TelemetryCounts = field(default_factory=TelemetryCounts)  # counts added over all senders
     damaged: list[str] = field(default_factory=list)  # a line for each segment and sender that was put aside
 
-    def add(self, now: Counts, before: Counts) -> None:
+    def add(self, now: TelemetryCounts, before: TelemetryCounts) -> None:
         """Add the growth of one sender's counts."""
         for name, value in asdict(now).items():
             setattr(self.counts, name, getattr(self.counts, name) + value - getattr(before, name))

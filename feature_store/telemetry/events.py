@@ -179,7 +179,7 @@ def checked(body: bytes) -> tuple[BatchKey, Events]:
         raise RefusedError("too_large", f"{len(body):,} bytes: a batch may have {MAX_BODY_BYTES:,}")
     if len(body) < HEADER.itemsize:
         raise RefusedError(
-            "schema", f"{len(body)} bytes are no batch of events: a header has {HEADER.itemsize}"
+            "schema", f"{len(body)} bytes are not a batch of events: a header has {HEADER.itemsize}"
         )
     (header,) = np.frombuffer(body, HEADER, 1)
     if header["magic"] != MAGIC:
@@ -208,7 +208,7 @@ def _key(header: Any) -> BatchKey:
     sender = header["sender"].decode("ascii", "replace")
     check_sender(sender)
     if header["zero"]:
-        raise RefusedError("schema", "the header's zero is none")
+        raise RefusedError("schema", "the header's field zero is not 0")
     session, sequence = int(header["session"]), int(header["sequence"])
     for name, number, least in (("session", session, 1), ("sequence", sequence, 0)):
         if not least <= number <= MAX_NUMBER:

@@ -209,7 +209,7 @@ class Session:
 
 
 @dataclass
-class Counts:
+class TelemetryCounts:
     """Counts of everything in the log; sends and acks count events of unique batches."""
 
     __pydantic_config__: ClassVar[ConfigDict] = _STRICT
@@ -237,7 +237,7 @@ class Manifest:
     partitions: list[Partition] = field(default_factory=list)
     orphans: list[FileName] = field(default_factory=list)  # segments of the log taken in but not removed yet
     segments: list[str] = field(default_factory=list)  # segments of the log taken in but not removed yet
-    counts: Counts = field(default_factory=Counts)
+    counts: TelemetryCounts = field(default_factory=TelemetryCounts)
 
     def files(self) -> set[str]:
         """Return every file that the manifest names."""
@@ -273,7 +273,7 @@ class Manifest:
             ValueError: a session is missing, or its sequence numbers are out of order.
         """
         if not {p.session for p in self.partitions} <= self.sessions.keys():
-            raise ValueError("a minute of no session")
+            raise ValueError("a minute belongs to no session")
         for session in self.sessions.values():
             ends = [number for both in session.ranges for number in both]
             if ends != sorted(ends):
@@ -343,7 +343,7 @@ def load_manifest(root: Path, sender: str) -> Manifest:
     try:
         manifest = read_manifest(path.read_bytes())
         if manifest.sender != sender:
-            raise ValueError("of another sender")
+            raise ValueError("it belongs to another sender")
     except FileNotFoundError:
         return Manifest(sender)
     except OlderFormatError as error:

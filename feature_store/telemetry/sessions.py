@@ -117,7 +117,7 @@ def _admit(root: Path, sender: str, most: int) -> None:
         if (senders / sender).is_dir():
             return
         if len(os.listdir(senders)) >= most:
-            line = f"sender {sender}: there are {most} others already, as many as may be"
+            line = f"sender {sender}: there are {most} others already, the most allowed"
             raise RefusedError("senders", line)
         (senders / sender).mkdir()
 

@@ -38,4 +38,4 @@ def check_once(key: str, values: Sequence[object]) -> None:
         ValueError: one does; the line names `key`.
     """
     if len(set(values)) < len(values):
-        raise ValueError(f"{key}: one stands there twice")
+        raise ValueError(f"{key}: a value is given twice")

@@ -30,8 +30,8 @@ LADDER: Final = (
 )
 """Controls that stand beside the model on the ladder of information (docs/LABORATORY.md)."""
 ALL_CONTROLS: Final = (*CONTROLS, *LADDER)
-AGENTS: Final = ("model", *(name for name in LADDER if name != "flow_split"))  # as `model` is set up
-MATCHED: Final = ("model", "oracle")  # whose moved share control random gets: the first that was run
+AGENTS: Final = ("model", *(name for name in LADDER if name != "flow_split"))  # set up like `model`
+MATCHED: Final = ("model", "oracle")  # controls whose moved share `random` takes, the first that was run
 VIEWED_BY: Final = ("oracle", "oracle_in_order", "oracle_late", "oracle_batched")  # need a view of the queues
 
 

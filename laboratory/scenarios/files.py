@@ -193,7 +193,7 @@ class _Once(yaml.SafeLoader):
         for key, _ in node.value:
             if isinstance(key, yaml.ScalarNode):
                 if key.value in seen:
-                    raise _TwiceError(problem=f"{key.value}: stands there twice", problem_mark=key.start_mark)
+                    raise _TwiceError(problem=f"{key.value}: is given twice", problem_mark=key.start_mark)
                 seen.add(key.value)
         return node
 
@@ -233,11 +233,11 @@ def _read(path: Path, *above: Path) -> dict[str, Any]:
 def _base(path: Path, base: Any, chain: Sequence[Path]) -> Path:
     """Return the file that `path` extends by this name; it must not be in the chain."""
     if not isinstance(base, str):
-        raise ValueError(f"{path.name}: extends: {base!r} is no name of a scenario")
+        raise ValueError(f"{path.name}: extends: {base!r} is not the name of a scenario")
     for found in (path.parent / f"{base}.yaml", FOLDER / f"{base}.yaml"):
         if found.is_file() and not any(map(found.samefile, chain)):
             return found
-    raise ValueError(f"{path.name}: extends: there is no other {base!r}, beside it or of the project")
+    raise ValueError(f"{path.name}: extends: there is no other {base!r}, beside it or in the project")
 
 
 def _joined(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

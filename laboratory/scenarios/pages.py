@@ -65,8 +65,8 @@ def rates_of(trace: str | None, key: str, seconds: float) -> dict[str, Any]:
             sound = False
         if not sound:
             raise ValueError(
-                f"{key}: {trace}: line {number} is no later time and rate of {LEAST_LINK_MBPS:g} Mbit/s or "
-                "more, as `0.2 24.5`"
+                f"{key}: {trace}: line {number} is not a later time and a rate of {LEAST_LINK_MBPS:g} Mbit/s "
+                "or more, such as `0.2 24.5`"
             )
         rates.append([from_s, mbps * 1e6])
         from_s = until_s

@@ -204,7 +204,7 @@ class Environment(ScenarioPart):
             elif isinstance(group.traffic, Pages | RealTime):
                 why = f"senders.{first}.groups.{name}.traffic is {group.traffic.kind}"
         if why:
-            raise ValueError(f"controls.moved_response: {response} is not there where {why}")
+            raise ValueError(f"controls.moved_response: {response} is not possible where {why}")
 
     def _check_told(self) -> None:
         """Check that there is one router that weighs by age if the model is told of one."""
@@ -212,7 +212,7 @@ class Environment(ScenarioPart):
             return
         discs = [link.disc for link in self.bottlenecks]
         if len(discs) > 1 or discs[0] is None or discs[0].attributes.get("CWeightBy") != "Age":
-            raise ValueError("controls.model.told: there is not one bottleneck whose disc has CWeightBy: Age")
+            raise ValueError("controls.model.told: it needs one bottleneck, whose disc has CWeightBy: Age")
 
     def _check_rule(self) -> None:
         """Check that a flow goes back before the model is certain that it should."""
@@ -247,7 +247,7 @@ class Environment(ScenarioPart):
             raise ValueError(f"{where}.traffic.start_mbps: {group.tcp} finds its first rate itself")
         if isinstance(group.traffic, Pages) and group.flows > 1:
             raise ValueError(
-                f"{where}.flows: {group.flows}: of pages give 1, or 0; their objects are the flows"
+                f"{where}.flows: {group.flows}: give 1 or 0 for pages; their objects are the flows"
             )
         if group.start_s[0] > group.start_s[1]:
             raise ValueError(f"{where}.start_s: {group.start_s[0]:g} is after {group.start_s[1]:g}")

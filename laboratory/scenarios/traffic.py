@@ -82,7 +82,7 @@ class Pages(ScenarioPart):
             if not page:
                 raise ValueError(f"sizes.{i}: a page of 0 flows")
         if self.sizes is not None and not self.sizes:
-            raise ValueError("sizes: no page is there")
+            raise ValueError("sizes: there is no page")
         return self
 
 

@@ -155,7 +155,7 @@ def _read_past(path: Path, levels: int) -> list[Doubles]:
         raise ValueError(f"{path}: truncated or not a safetensors file ({error})") from error
     past = [kept[str(n)].numpy() for n in range(len(kept))]
     if not all(each.shape == (len(each), levels) and np.isfinite(each).all() for each in past):
-        raise ValueError(f"{path}: not what {levels} levels missed")
+        raise ValueError(f"{path}: not the errors of {levels} levels")
     return past
 
 

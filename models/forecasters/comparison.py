@@ -24,8 +24,8 @@ from models.forecasters.traces import Trace, lessons
 from models.forecasters.walk import (
     PRETRAINED,
     TUNED,
+    DecisionForecasts,
     Floats,
-    Forecast,
     flows_of,
     forecasts,
     learning_from,
@@ -228,7 +228,7 @@ def _f1(us_BH: Floats, asked: HeldOutPackets) -> dict[str, float | None]:
 
 
 def _choice(
-    classic: Forecast, l4s: Forecast, waits_BH3: Floats, time_ns_B: NDArray[np.int64]
+    classic: DecisionForecasts, l4s: DecisionForecasts, waits_BH3: Floats, time_ns_B: NDArray[np.int64]
 ) -> tuple[dict[str, Any], dict[str, Floats]]:
     """Return the scores of the packets that may be moved, and their draws.
 
@@ -264,10 +264,10 @@ def _explored(
 
 
 @dataclass(frozen=True)
-class _Forecasts(Forecast):
+class _Forecasts(DecisionForecasts):
     """The forecasts for all test slices."""
 
-    both: tuple[Forecast, Forecast] | None = None  # forecasts for the classic queue, and for the other
+    both: tuple[DecisionForecasts, DecisionForecasts] | None = None  # for the classic and the other queue
 
     def of(self, rows: NDArray[np.bool_]) -> _Forecasts:
         """Return the forecasts of some decisions."""
@@ -285,12 +285,12 @@ def _walked(
     """
     heads = [tune_heads(fitted, trace, judging.finetune) for trace in traces]
 
-    def said(form: str, queue: int = AS_SENT) -> Forecast:
+    def said(form: str, queue: int = AS_SENT) -> DecisionForecasts:
         each = (
             forecasts(some, trace, judging.round_s, queue, (form,))[form]
             for some, trace in zip(heads, traces, strict=True)
         )
-        return Forecast.joined(list(each))
+        return DecisionForecasts.joined(list(each))
 
     tuned, plain = said(TUNED), said(PRETRAINED)
     asked = (said(TUNED, 0), said(TUNED, 1)) if both else None

@@ -280,9 +280,9 @@ def write(folder: Path, forecaster: Forecaster, **about: Any) -> None:
 def _check_files(folder: Path, digests: Mapping[str, str]) -> None:
     for name, digest in digests.items():
         if not (folder / name).is_file():
-            raise FileNotFoundError(f"{folder / name}: no such file; what is there is incomplete")
+            raise FileNotFoundError(f"{folder / name}: no such file; the folder is incomplete")
         if _digest(folder / name) != digest:
-            raise ValueError(f"{name} is not what was written; fit the forecaster again")
+            raise ValueError(f"{name} has changed since it was written; fit the forecaster again")
 
 
 def _digest(path: Path) -> str:

@@ -33,23 +33,23 @@ Heads = Mapping[int, Forecaster]  # head by round; -1: as trained
 
 
 @dataclass(frozen=True)
-class Forecast:
+class DecisionForecasts:
     """The forecasts for some decisions."""
 
     us_BH: Floats
     spread: Spread | None = None
 
     @classmethod
-    def joined(cls, parts: Sequence[Forecast]) -> Forecast:
+    def joined(cls, parts: Sequence[DecisionForecasts]) -> DecisionForecasts:
         """Return several forecasts as one, one after the other."""
         spreads = [part.spread for part in parts if part.spread is not None]
         us_BH = np.concatenate([part.us_BH for part in parts])
         return cls(us_BH, Spread.joined(spreads) if len(spreads) == len(parts) else None)
 
-    def of(self, rows: NDArray[np.bool_]) -> Forecast:
+    def of(self, rows: NDArray[np.bool_]) -> DecisionForecasts:
         """Return the forecasts of some decisions."""
         spread = self.spread and Spread(self.spread.levels, self.spread.us_BHL[rows])
-        return Forecast(self.us_BH[rows], spread)
+        return DecisionForecasts(self.us_BH[rows], spread)
 
 
 def tune_heads(
@@ -88,26 +88,26 @@ def pieces_of(trace: Trace, round_s: float) -> list[list[SlicePiece]]:
 
 def forecasts(
     heads: Heads, trace: Trace, round_s: float, queue: int = AS_SENT, forms: Sequence[str] = FORMS
-) -> dict[str, Forecast]:
+) -> dict[str, DecisionForecasts]:
     """Return the forecasts of a trace's test slices by form; each decision is encoded once for all heads."""
-    said: dict[str, list[Forecast]] = {form: [] for form in forms}
+    said: dict[str, list[DecisionForecasts]] = {form: [] for form in forms}
     alike = all(head is heads[-1] for head in heads.values())
     for k, some in enumerate(pieces_of(trace, round_s)):
         for piece in some:
             encoded = heads[-1].encode(trace.to_predict(piece.part), queue)
-            answers: dict[int, Forecast] = {}
+            answers: dict[int, DecisionForecasts] = {}
             for form in forms:
                 head = -1 if alike else {TUNED: piece.head, AT_ONCE: k, PRETRAINED: -1}[form]
                 if head not in answers:
                     answers[head] = _forecast(heads[head], encoded)
                 said[form].append(answers[head])
-    return {form: Forecast.joined(each) for form, each in said.items()}
+    return {form: DecisionForecasts.joined(each) for form, each in said.items()}
 
 
-def _forecast(head: Forecaster, encoded: object) -> Forecast:
+def _forecast(head: Forecaster, encoded: object) -> DecisionForecasts:
     if (spread := head.spread(encoded)) is not None:
-        return Forecast(spread.median_us.astype(np.float64), spread)
-    return Forecast(head.answer(encoded).astype(np.float64))
+        return DecisionForecasts(spread.median_us.astype(np.float64), spread)
+    return DecisionForecasts(head.answer(encoded).astype(np.float64))
 
 
 @contextmanager

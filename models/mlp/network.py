@@ -50,7 +50,7 @@ class QueryMlp(QueryNetwork):
         """
         sizes = sizes or MlpArchitecture()
         if event_inputs:
-            raise ValueError(f"this network sees no events, and it is given the input {event_inputs[0].name}")
+            raise ValueError(f"this network sees no events, but it is given the input {event_inputs[0].name}")
         super().__init__((), query_inputs, target, sizes.width, sizes.anchor, quantiles)
         self.sizes = sizes
         self.body = nn.Sequential()

@@ -215,7 +215,7 @@ def _name_of(model: QueryNetwork) -> str:
     for name, (_, network) in _networks().items():
         if network is type(model):
             return name
-    raise ValueError(f"a {type(model).__name__} cannot be kept: no file {NETWORKS} names it as its NETWORK")
+    raise ValueError(f"a {type(model).__name__} cannot be saved: no file {NETWORKS} names it as its NETWORK")
 
 
 def _to_json(model: QueryNetwork, protocol: Mapping[str, Any]) -> dict[str, Any]:
@@ -297,7 +297,7 @@ def _seen(every: Sequence[ScaledFeature], other: str) -> list[int]:
 
 def _load_weights(path: Path, model: QueryNetwork, kept: Mapping[str, list[int]]) -> None:
     if not path.is_file():
-        raise FileNotFoundError(f"{path}: no such file; what is there is incomplete")
+        raise FileNotFoundError(f"{path}: no such file; the folder is incomplete")
     try:
         state = parse_tensors(path.read_bytes())
     except SafetensorError as error:

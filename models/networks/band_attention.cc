@@ -33,8 +33,7 @@ struct SqRuns {
   const Index *end, *seen;  // R
 };
 
-// weights (R, A, K + 1): rows (R, A * W) times the keys (A * W, E) that each sees; elsewhere as it
-// was.
+// Writes to weights (R, A, K + 1) the rows (R, A * W) times the keys (A * W, E) that each sees.
 SWIFTQUEUE_FOR_EACH_CPU
 void sq_band_products(const SqRuns* runs, const float* row, const float* keys, Index count,
                       float* weights) {
@@ -61,7 +60,8 @@ void sq_band_products(const SqRuns* runs, const float* row, const float* keys, I
   }
 }
 
-// rows (R, A * W): the sums of the keys (E, A * W) that each sees, by weights (R, A, K + 1).
+// Writes to rows (R, A * W) the sums of the keys (E, A * W) that each sees, by weights (R, A, K +
+// 1).
 SWIFTQUEUE_FOR_EACH_CPU
 void sq_band_sums(const SqRuns* runs, const float* weights, const float* keys, float* row) {
   const auto [rows, heads, width, band, end, seen] = *runs;

@@ -36,7 +36,7 @@ def load_weights(folder: Path, model: torch.nn.Module) -> None:
     """
     path = folder / WEIGHTS_FILE
     if not path.is_file():
-        raise FileNotFoundError(f"{path}: no such file; what is there is incomplete")
+        raise FileNotFoundError(f"{path}: no such file; the folder is incomplete")
     try:
         state = parse_tensors(path.read_bytes())
     except SafetensorError as error:

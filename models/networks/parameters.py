@@ -28,9 +28,9 @@ def check_heads(section: str, width: int, heads: int) -> None:
 def _inputs(names: list[str]) -> list[str]:
     known = {each.name for each in INPUTS}
     if wrong := [name for name in names if name not in known]:
-        raise ValueError(f"it names {wrong[0]!r}, which is no input; {near(wrong[0], sorted(known))}")
+        raise ValueError(f"it names {wrong[0]!r}, which is not an input; {near(wrong[0], sorted(known))}")
     if NEEDED in names:
-        raise ValueError(f"it names {NEEDED!r}, which no network can do without")
+        raise ValueError(f"it names {NEEDED!r}, which every network needs")
     return names
 
 

@@ -58,7 +58,7 @@ class HeadedNetwork(Protocol):
         """Switch dropout off."""
 
 
-class Encoder(HeadedNetwork, Protocol):
+class EncoderNetwork(HeadedNetwork, Protocol):
     """A network over rows whose part before the head can be applied by itself."""
 
     def encode(self, x_BWF: Tensor, /) -> Tensor:
@@ -79,7 +79,7 @@ class HeadInputs:
     anchor_BH: Tensor  # scaled target space; the head's output is added to it
 
 
-def encode(model: Encoder, windows: RawWindows, batch: int = BATCH) -> Iterator[HeadInputs]:
+def encode(model: EncoderNetwork, windows: RawWindows, batch: int = BATCH) -> Iterator[HeadInputs]:
     """Encode windows, `batch` at a time."""
     model.eval()  # dropout would spoil cached inputs
     device = next(model.parameters()).device
@@ -116,6 +116,6 @@ def _latencies(model: HeadedNetwork, encoded: HeadInputs) -> Tensor:
     return model.to_us(answers(model, encoded))
 
 
-def predict(model: Encoder, windows: RawWindows) -> Floats:
+def predict(model: EncoderNetwork, windows: RawWindows) -> Floats:
     """Return latencies in µs (B, H) of windows; there must be at least one."""
     return np.concatenate([latencies(model, part) for part in encode(model, windows)])

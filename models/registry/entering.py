@@ -187,5 +187,5 @@ def told(record: Mapping[str, Any]) -> str:
     outcome = "passed" if verdict["passed"] else "FAILED"
     line = f"version {version} {outcome} the gate: {verdict['reason']}"
     if losers := ", ".join(verdict["loses_to"]):
-        line += f"\nWARNING: on what judges version {version} it loses to: {losers}"
+        line += f"\nWARNING: on the judging data version {version} loses to: {losers}"
     return line

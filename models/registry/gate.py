@@ -196,7 +196,7 @@ def judge(
     """
     if challenger.figures.log_mae is None:
         loses_to = bars.losers(challenger, naive, _gains)
-        return Verdict(False, "no packet that judges has a known latency", loses_to)
+        return Verdict(False, "no judging packet has a known latency", loses_to)
     few = _few(challenger.figures)
     return bars.decide(challenger, champion, naive, _gains, why_not=why_not, reference=reference, few=few)
 

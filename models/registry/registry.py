@@ -41,10 +41,11 @@ ITSELF: Final = "itself"  # value of REFERENCE_TAG for the version with which an
 LIVE: Final = "live"  # tag `protocol` of a round's version
 REPLACED_TAG: Final = "replaced_version"  # tag of a version that served: the champion before it, or "none"
 PAGE: Final = 1000  # versions in one answer
+# The text on the page of every registered model.
 ABOUT: Final = (
     f"The alias `{CHAMPION}` is the version that is served, `{CHALLENGER}` the newest that the gate judged. "
     "The description of a version says how it was judged, and its run has parameters, data sets and figures."
-)  # shown on the page of every registered model
+)
 
 _VERSION: Final = re.compile(r"[1-9][0-9]{0,8}")
 

@@ -33,7 +33,7 @@ LATE: Final = HeadlineFigure("late", "average_precision", "average precision of 
 ERROR: Final = HeadlineFigure("error", "mae_ms", "mean absolute error", False, 2, " ms")
 CHOICE: Final = HeadlineFigure(
     *("choice", "regret_ms", "regret of the choice between the queues", False, 2, " ms"),
-    "not known: the waits in both queues are not",
+    "unknown, as the waits in both queues are",
 )
 
 

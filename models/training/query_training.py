@@ -184,5 +184,5 @@ def held_out_error(
         count += int(known_BH.sum())
     error, count = all_sum([error, count], workers)
     if not count:
-        raise ValueError("no latency is known in what is held out of the training slice")
+        raise ValueError("no held-out packet of the training slice has a known latency")
     return error / count

@@ -124,9 +124,8 @@ def train(
     best, best_error = copy.deepcopy(model.state_dict()), math.inf
     for epoch in range(1, params.epochs + 1):
         started, total = time.monotonic(), 0.0
-        torch.manual_seed(
-            int(np.random.SeedSequence([seed, epoch - 1, 0]).generate_state(1)[0])
-        )  # seed of dropout
+        # The seed of dropout.
+        torch.manual_seed(int(np.random.SeedSequence([seed, epoch - 1, 0]).generate_state(1)[0]))
         model.train()
         order = np.random.default_rng([seed, epoch]).permutation(len(learnt))
         for number, start in enumerate(range(0, len(learnt), params.batch_size)):

@@ -189,14 +189,14 @@ def _check(
     """Extract the capture into a temporary folder and divide it; return its slices and summary line."""
     from rich.console import Console
 
-    from feature_store.packets.extract import Job, extract_trace, summary_line
+    from feature_store.packets.extract import ExtractJob, extract_trace, summary_line
     from feature_store.packets.schema import read_packets
     from models.forecasters.traces import decision_times
     from pipelines.split import check_known
 
     with tempfile.TemporaryDirectory(prefix="swiftqueue-") as scratch:
         with Console(stderr=True).status(f"reading {file.name}"):
-            summary = extract_trace(Job(file, trace, sender, latency), Path(scratch))
+            summary = extract_trace(ExtractJob(file, trace, sender, latency), Path(scratch))
         if not summary["latency_known"]:
             raise ValueError(
                 f"{file}: no packet's latency can be known from it; is it from the sender's side?"

@@ -110,8 +110,8 @@ STEADY = table_of([(MS, 20 * MS, False, 1500, 0, 0, "l4s")] * 16, 10**18)
             Beginning({7: 10**18 + S}),
             "packet 0 was sent at .* tells of flow 7, which began later, at .* leave out",
         ),
-        (Beginning({7: -5}), "a log cannot begin so: flow 7, began at -5 ns"),
-        (Beginning({7: 2**62 + 1}), "a log cannot begin so: flow 7"),
+        (Beginning({7: -5}), "invalid beginning of a log: flow 7, began at -5 ns"),
+        (Beginning({7: 2**62 + 1}), "invalid beginning of a log: flow 7"),
         (Beginning({}, {"receiver": {1: -1.0}}), "cannot begin so: receiver 1, least latency -1 us"),
         (
             Beginning({}, {"flow": {1: 5.0}, "queue": {1: np.inf}}),

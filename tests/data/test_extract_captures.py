@@ -13,7 +13,7 @@ import pytest
 
 from feature_store.packets import pcaplib
 from feature_store.packets.captures import CaptureFile, trace_name
-from feature_store.packets.extract import Job, extract_trace
+from feature_store.packets.extract import ExtractJob, extract_trace
 from feature_store.packets.rare import address_bytes, fill_segment, load_scapy
 from feature_store.packets.schema import PACKET_SCHEMA, scan_packets
 
@@ -40,7 +40,7 @@ OWN_LINKS = ("rare_", "loopback_ipv6", "mac_in_mac")
 
 def extracted(capture: Path, output: Path, **options: Any) -> tuple[dict[str, Any], pl.DataFrame]:
     name = trace_name(capture)
-    summary = extract_trace(Job(capture, name, **options), output)
+    summary = extract_trace(ExtractJob(capture, name, **options), output)
     return summary, scan_packets(output, name).collect()
 
 

@@ -15,7 +15,7 @@ from test_extract_receiver import write_transfer
 
 import feature_store
 from feature_store.packets import captures, pcaplib
-from feature_store.packets.extract import Job, extract_trace
+from feature_store.packets.extract import ExtractJob, extract_trace
 from feature_store.packets.schema import scan_packets
 
 OWN = Path(__file__).parent / "captures"
@@ -88,7 +88,7 @@ def tables_of(latency: str, data: bytes) -> None:
         capture = Path(folder) / "mutant.pcap"
         capture.write_bytes(data)
         try:
-            summary = extract_trace(Job(capture, "mutant", latency=latency), Path(folder))
+            summary = extract_trace(ExtractJob(capture, "mutant", latency=latency), Path(folder))
         except (ValueError, OSError) as error:
             if str(capture) not in str(error) or "\n" in str(error):
                 raise AssertionError(f"not one clear line: {error}") from error

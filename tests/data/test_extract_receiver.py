@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from feature_store.packets import captures
-from feature_store.packets.extract import Job, extract_trace
+from feature_store.packets.extract import ExtractJob, extract_trace
 from feature_store.packets.schema import scan_packets
 
 START_NS = 1_700_000_000_000_000_000
@@ -82,11 +82,11 @@ def test_a_capture_made_at_the_receiver_is_recognised(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_transfer(tmp_path / "away.pcap", MS, MS, 0, packets=500)
-    extract_trace(Job(tmp_path / "away.pcap", "away", latency="acks"), tmp_path / "acks")
+    extract_trace(ExtractJob(tmp_path / "away.pcap", "away", latency="acks"), tmp_path / "acks")
     said = capsys.readouterr().err
     assert "away: WARNING: the median latency is 0.001 ms" in said
     assert "--latency timestamps" in said
-    extract_trace(Job(tmp_path / "away.pcap", "away", latency="timestamps"), tmp_path / "timestamps")
+    extract_trace(ExtractJob(tmp_path / "away.pcap", "away", latency="timestamps"), tmp_path / "timestamps")
     assert "WARNING" not in capsys.readouterr().err
 
 
@@ -100,7 +100,7 @@ def test_who_seems_to_send_most_at_first_needs_no_clock(
     upload = ip + struct.pack(">HHIIBBHHH", 1, 2, 0, 0, 5 << 4, 0x10, 65_535, 0, 0)  # no timestamps
     capture.write_bytes(whole[:24] + record(START_NS, upload, 100) * 10 + whole[24:])
     monkeypatch.setattr(captures, "BATCH", 10)
-    summary = extract_trace(Job(capture, "away", latency="timestamps"), tmp_path)
+    summary = extract_trace(ExtractJob(capture, "away", latency="timestamps"), tmp_path)
     assert summary["data_packets"] == 500
 
 
@@ -112,7 +112,7 @@ def test_latencies_are_true_to_the_tick(
 ) -> None:
     capture = tmp_path / "receiver.pcap"
     truth = write_transfer(capture, sender_tick_ms * MS, receiver_tick_ms * MS, jitter_ms * MS)
-    summary = extract_trace(Job(capture, "receiver", latency="timestamps"), tmp_path)
+    summary = extract_trace(ExtractJob(capture, "receiver", latency="timestamps"), tmp_path)
     table = scan_packets(tmp_path, "receiver").collect()
     assert (len(table), summary["retransmitted"], summary["skipped"]) == (PACKETS, 0, {})
     latency_ms = table["latency_us"].to_numpy() / 1e3

@@ -17,7 +17,7 @@ from captures.make_captures import START_NS, block, pcap, pcapng
 
 from feature_store.packets import captures
 from feature_store.packets.captures import CaptureFile
-from feature_store.packets.extract import Job, extract_trace
+from feature_store.packets.extract import ExtractJob, extract_trace
 from feature_store.packets.extract_many import run_extract
 from feature_store.packets.schema import scan_packets
 
@@ -89,7 +89,7 @@ class Extracted:
     def __init__(self, capture: bytes, folder: Path, said: Callable[[], str], **options: Any) -> None:
         path = folder / "odd.pcap"
         path.write_bytes(capture)
-        self.summary = extract_trace(Job(path, "odd", **options), folder / "out")
+        self.summary = extract_trace(ExtractJob(path, "odd", **options), folder / "out")
         self.said = said()
         self.table = scan_packets(folder / "out", "odd").collect()
 
@@ -502,7 +502,7 @@ def test_other_formats_are_named(magic: bytes, tmp_path: Path) -> None:
     (tmp_path / "a.pcap").write_bytes(magic + b"\0" * 200)
     name, remedy = captures.OTHER_FORMATS[magic]
     with pytest.raises(ValueError, match=r"a\.pcap: not a capture that is read here, but ") as refused:
-        extract_trace(Job(tmp_path / "a.pcap", "a"), tmp_path / "out")
+        extract_trace(ExtractJob(tmp_path / "a.pcap", "a"), tmp_path / "out")
     assert name in str(refused.value)
     assert remedy.split("FILE")[0] in str(refused.value)
 

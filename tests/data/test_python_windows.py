@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from window_oracle import Oracle
 from window_tables import MS, table_of, tables
 
-from feature_store.packets.extract import Job, extract_trace
+from feature_store.packets.extract import ExtractJob, extract_trace
 from feature_store.packets.schema import HORIZON, PACKET_SCHEMA, scan_packets
 from models.window.windows import (
     NAMES,
@@ -112,7 +112,7 @@ def test_windows_are_the_oracles_bit_for_bit(packets: pl.DataFrame, tokens: int,
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["ndt/ndt-C2E15", "ndt/ndt-363A84"])
 def test_windows_of_a_real_capture_are_the_oracles(captures: Path, tmp_path: Path, name: str) -> None:
-    extract_trace(Job(captures / f"{name}.pcap.gz", "real"), tmp_path)
+    extract_trace(ExtractJob(captures / f"{name}.pcap.gz", "real"), tmp_path)
     table = scan_packets(tmp_path).collect()
     # The packets with most retransmissions around them, renumbered as a trace of their own.
     middle = int(table.filter(pl.col("retransmitted"))["packet"].median() or 0)  # type: ignore[arg-type]

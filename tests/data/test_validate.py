@@ -22,7 +22,7 @@ from toy_world import bottleneck_table, write_table
 
 from feature_store.events.definition import EVENTS
 from feature_store.events.event_stream import INPUTS, replay_events
-from feature_store.packets.extract import Job, extract_trace
+from feature_store.packets.extract import ExtractJob, extract_trace
 from feature_store.packets.schema import HORIZON
 from feature_store.quality.distribution_shift import (
     SAMPLE,
@@ -350,7 +350,7 @@ def test_real_captures_meet_the_default_limits(captures: Path, project: Path, tm
     names = ["wifi-l4s/prague_dualpi2_wifi.pcap.gz", "ndt/ndt-5BA77.pcap.gz"]  # an easy one and the worst
     packets_dir = tmp_path / "packets"
     for name in names:
-        extract_trace(Job(captures / name, Path(name).name.split(".")[0]), packets_dir)
+        extract_trace(ExtractJob(captures / name, Path(name).name.split(".")[0]), packets_dir)
     params = yaml.safe_load((project / "params.yaml").read_text())
     divide(tmp_path, "short")
     limits = ValidateParams(**params["validate"])

@@ -139,7 +139,7 @@ def test_a_spoilt_head_is_kept_from_serving(rounds: Rounds, monkeypatch: pytest.
         (0, 0, {}, "no telemetry"),
         (400, 0, {}, "windows to learn from"),
         (9000, 0, {"size_bytes": pl.lit(0, pl.Int32)}, "bad telemetry: .*size_bytes"),
-        (9000, 0, {"latency_us": pl.lit(1.0, pl.Float32)}, r"claims what cannot be: \d+ latency_below_path"),
+        (9000, 0, {"latency_us": pl.lit(1.0, pl.Float32)}, r"impossible claims: \d+ latency_below_path"),
         (9000, 500, {}, "telemetry has gaps: 500 packets are missing among"),
     ],
 )
@@ -278,7 +278,7 @@ def test_a_retrained_model_that_cannot_be_used_costs_one_round_at_most(
     ("bad", "reason"),
     [
         ("damaged", "minute 7: damaged"),
-        ("claims", "claims what cannot be"),
+        ("claims", "makes impossible claims"),
         ("gaps", "telemetry has gaps: 9000 packets are missing"),
         ("", ""),
     ],

@@ -423,7 +423,7 @@ def test_the_columns_that_dvc_plots_are_in_the_tables(evaluated: Path, project: 
     ("broken", "line"),
     [
         ("artifact", "round-1/forecaster.json: no such file"),
-        ("weights", "model.safetensors is not what was written; fit the forecaster again"),
+        ("weights", "model.safetensors has changed since it was written; fit the forecaster again"),
         ("encoder", "round-0: was not tuned from the pre-trained model; run dvc repro"),
         ("params", "evaluate.false_alarm_rate is 2; it must be a number above 0, below 1"),
     ],

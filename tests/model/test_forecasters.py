@@ -520,8 +520,8 @@ def test_a_choice_is_made_within_the_training_slice(toy: Trace) -> None:
         ({"nme": 1}, "section `mlp` must have a `name`"),
         ({"name": "mlq"}, "section `mlp`: there is no forecaster 'mlq'; did you mean mlp?"),
         ({"name": "mlp", "layers": 0}, "section `mlp`: mlp.layers is 0; it must be "),
-        ({"name": "mlp", "left_out": ["gap"]}, "it names 'gap', which is no input; "),
-        ({"name": "mlp", "left_out": ["size_bytes"]}, "'size_bytes', which no network can do without"),
+        ({"name": "mlp", "left_out": ["gap"]}, "it names 'gap', which is not an input; "),
+        ({"name": "mlp", "left_out": ["size_bytes"]}, "'size_bytes', which every network needs"),
         ({"name": "mlp", "anchor": "gap_us"}, "anchor is 'gap_us'; it must be one of "),
         ({"name": "mlp", "left_out": ["last_latency_us"]}, "'last_latency_us', which the anchor "),
         ({"name": "mlp", "depth": 3}, "section `mlp`: unknown parameter mlp.depth"),
@@ -600,7 +600,7 @@ def test_what_was_saved_is_refused_when_it_is_not_whole(
     for change, line in (
         ({"format": "other/1"}, "format 'other/1' is not"),
         ({"name": "gone"}, "there is no forecaster 'gone'"),
-        ({"files": {**good["files"], "model.safetensors": "0"}}, "is not what was written; fit"),
+        ({"files": {**good["files"], "model.safetensors": "0"}}, "has changed since it was written; fit"),
         ({"files": 3}, "malformed"),
     ):
         path.write_text(json.dumps({**good, **change}))
@@ -609,13 +609,13 @@ def test_what_was_saved_is_refused_when_it_is_not_whole(
     path.write_text(json.dumps(good))
     weights = folder / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-9])
-    with pytest.raises(ValueError, match=r"model\.safetensors is not what was written; fit"):
+    with pytest.raises(ValueError, match=r"model\.safetensors has changed since it was written; fit"):
         door.load(folder)
     weights.unlink()
-    with pytest.raises(FileNotFoundError, match="what is there is incomplete"):
+    with pytest.raises(FileNotFoundError, match="the folder is incomplete"):
         door.load(folder)
     path.unlink()
-    with pytest.raises(FileNotFoundError, match="what is there is incomplete"):
+    with pytest.raises(FileNotFoundError, match="the folder is incomplete"):
         door.load(folder)
 
 

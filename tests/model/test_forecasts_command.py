@@ -182,7 +182,7 @@ def test_a_kept_forecaster_is_asked_with_the_knowledge_that_it_was_trained_for(
     assert not np.array_equal(*answers)
     [kept] = [path for path in where.iterdir() if path.suffix != ".json"]
     kept.write_bytes(kept.read_bytes()[: kept.stat().st_size // 2])
-    with pytest.raises(ValueError, match=f"{kept.name} is not what was written"):
+    with pytest.raises(ValueError, match=f"{kept.name} has changed since it was written"):
         swiftqueue.load_model(where)
     (world / "runs/xgboost-1.json").unlink()
     again = forecasts(world, *asked, "previous")
@@ -249,7 +249,7 @@ def test_a_run_that_fails_is_named_and_the_others_are_scored(tmp_path: Path, pro
     toy_world.write_table(lame / "packets", toy_world.without_latencies(whole, 2.2, 2.6))
     result, line = invoked(lame), "runs failed, for the reasons above: mlp, seed 1; mlp, seed 2"
     assert str(result.exception) == line
-    reason = "no latency is known in what is held out of the training slice"
+    reason = "no held-out packet of the training slice has a known latency"
     assert f"mlp, seed 2, learning from t1: {reason}; left out" in result.output
     assert list(summary(lame)["variants"]) == ["last-flow"]
     assert forecasts(lame, "--only", "mlp", "-o", str(lame / "alone")) == line

@@ -16,7 +16,7 @@ import pytest
 from benchmarks.extract import extract_in_capped_memory
 from benchmarks.synthetic_capture import write_capture
 from feature_store.packets import extract_many
-from feature_store.packets.extract import Job
+from feature_store.packets.extract import ExtractJob
 from feature_store.packets.extract_many import extract_traces, run_extract
 from feature_store.packets.schema import scan_packets
 
@@ -111,7 +111,7 @@ def test_a_bad_capture_does_not_stop_the_others(tmp_path: Path, capsys: pytest.C
 
 
 @pytest.mark.parametrize(
-    ("sender", "says"), [("203.0.113.9", "most comes from 192.0.2.1"), ("here", "is no IP address")]
+    ("sender", "says"), [("203.0.113.9", "most comes from 192.0.2.1"), ("here", "is not an IP address")]
 )
 def test_unknown_sender(sender: str, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("raw.pcap", output=tmp_path, sender=sender) == 1
@@ -145,7 +145,7 @@ def test_duplicate_trace_names_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["office [1]", "a*", ".a", ""])
 def test_a_trace_name_that_could_not_be_found_again_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(ValueError, match="cannot name a folder: rename the capture"):
-        extract_traces([Job(OWN / "raw.pcap", name)], tmp_path / "o")
+        extract_traces([ExtractJob(OWN / "raw.pcap", name)], tmp_path / "o")
     assert not (tmp_path / "o").exists()
 
 
@@ -159,7 +159,7 @@ def test_a_failed_run_leaves_the_table_that_was_there(tmp_path: Path) -> None:
     assert run("raw.pcap", output=tmp_path) == 0
     before = scan_packets(tmp_path, "raw").collect()
     (tmp_path / ".trace=raw.partial").mkdir()  # as a killed run leaves it
-    extract_traces([Job(OWN / "no_acks.pcap", "raw")], tmp_path)
+    extract_traces([ExtractJob(OWN / "no_acks.pcap", "raw")], tmp_path)
     assert scan_packets(tmp_path, "raw").collect().equals(before)
     assert tables(tmp_path) == ["summary.json", "trace=raw"]
     assert run("ipv6.pcap", output=tmp_path) == 0
@@ -207,7 +207,7 @@ def test_ray_tasks_give_the_same_tables(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     names = ("raw.pcap", "ipv6.pcap", "no_acks.pcap", "broken_packet.pcap")
-    jobs = [Job(OWN / name, name.split(".")[0]) for name in names]
+    jobs = [ExtractJob(OWN / name, name.split(".")[0]) for name in names]
     here = extract_traces(jobs, tmp_path / "here")
     said = capsys.readouterr().err.splitlines()
     assert len(said) == 1
@@ -241,7 +241,7 @@ def knock(job, output):
     return [(done.returncode, "InvalidAuthToken" in done.stderr) for done in tries], ""
 
 extract_many._attempt_and_said = knock
-print(extract_many._with_ray([extract_many.Job(Path("a"), "a")], Path("o")))
+print(extract_many._with_ray([extract_many.ExtractJob(Path("a"), "a")], Path("o")))
 """
 
 
@@ -275,7 +275,7 @@ def test_the_stage_writes_what_the_command_writes(tmp_path: Path, project: Path)
 def test_a_minute_is_a_folder(tmp_path: Path) -> None:
     capture = tmp_path / "minutes.pcap"
     write_capture(capture, 3 * 760_000)  # 61 s
-    (summary,) = extract_traces([Job(capture, "minutes")], tmp_path / "o")
+    (summary,) = extract_traces([ExtractJob(capture, "minutes")], tmp_path / "o")
     assert isinstance(summary, dict)
     folders = sorted(p.name for p in (tmp_path / "o" / "trace=minutes").iterdir())
     assert folders == ["minute=0", "minute=1"]

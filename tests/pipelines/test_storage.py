@@ -47,7 +47,7 @@ def test_files_and_folders_travel_whole_and_are_removed(place: Storage, tmp_path
 
     place.at("folder").remove()
     place.at("folder").remove()
-    with pytest.raises(FileNotFoundError, match="s3://nodes/work/folder: nothing is there"):
+    with pytest.raises(FileNotFoundError, match="s3://nodes/work/folder: there is no object"):
         place.at("folder").get(stale)
     assert came.is_dir(), "what was there stays"
     place.at("file").remove()

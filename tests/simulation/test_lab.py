@@ -25,7 +25,7 @@ import yaml
 from safetensors.numpy import load_file
 from waiting import wait_until
 
-from feature_store.packets.extract import Job, extract_trace
+from feature_store.packets.extract import ExtractJob, extract_trace
 from feature_store.packets.schema import scan_packets
 from infra.local.processes import free_ports
 from laboratory import command
@@ -131,7 +131,7 @@ def test_every_control_is_run_resumed_and_reported(
     truth = truth_of("oracle")
     assert truth["queueing_us"].null_count() < truth.height
     capture = output / "runs" / figures(output, "oracle")["run"] / execution.CAPTURE
-    assert extract_trace(Job(capture, "t", "10.0.0.1"), tmp_path / "t")["data_packets"] == truth.height
+    assert extract_trace(ExtractJob(capture, "t", "10.0.0.1"), tmp_path / "t")["data_packets"] == truth.height
 
     def written() -> dict[Path, float]:
         return {p: p.stat().st_mtime_ns for p in (output / "runs").rglob("*") if p.is_file()}
@@ -493,7 +493,7 @@ def test_exploration_traces_explore_and_say_how(
         said = json.loads(capture.with_suffix(".json").read_text())["run"]["explore"]
         assert (said["share"], said["seed"]) == (0.2, 1001)
         bursts.add(said["burst_packets"])
-        summary = extract_trace(Job(capture, "t", "10.0.0.1"), tmp_path / trace)
+        summary = extract_trace(ExtractJob(capture, "t", "10.0.0.1"), tmp_path / trace)
         assert summary["latency_known"] > 0.8 * summary["data_packets"]
         packets = scan_packets(tmp_path / trace, "t").collect()
         same = ["packet", "sent_ns", "flow_id", "receiver_id", "size_bytes", "ecn", "queue", "retransmitted"]

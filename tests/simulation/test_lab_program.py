@@ -134,7 +134,7 @@ def truth_of(out: Path) -> np.ndarray[Any, Any]:
 
 def test_the_capture_and_the_simulator_agree(program: Path, tmp_path: Path) -> None:
     """Every column that a sender can see, packet by packet, amid moves, drops and retransmissions."""
-    from feature_store.packets.extract import Job, extract_trace
+    from feature_store.packets.extract import ExtractJob, extract_trace
     from feature_store.packets.schema import scan_packets
 
     run = figure8(
@@ -145,7 +145,7 @@ def test_the_capture_and_the_simulator_agree(program: Path, tmp_path: Path) -> N
     )
     summary = simulate(program, run, tmp_path / "out")
     rows = truth_of(tmp_path / "out")
-    extract_trace(Job(tmp_path / "out" / "s1.pcap", "lab"), tmp_path / "packets")
+    extract_trace(ExtractJob(tmp_path / "out" / "s1.pcap", "lab"), tmp_path / "packets")
     table = scan_packets(tmp_path / "packets", "lab").collect()
 
     # the table leaves out connections of fewer than 8 packets if they carry next to nothing

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from waiting import wait_until
 
 from common.section import schema_at
-from feature_store.packets.extract import Job, extract_trace
+from feature_store.packets.extract import ExtractJob, extract_trace
 from feature_store.packets.schema import scan_packets
 from feature_store.packets.truth import read_waits
 from pipelines.experiments.traces import simulate_trace
@@ -251,14 +251,14 @@ def test_a_capture_says_what_the_simulator_knows(
 ) -> None:
     """Selective ACKs of the capture give, to the nanosecond, the times in the simulator's own log of S1."""
     (capture,) = simulate(SimulateParams(**params | {"seeds": [1], "duration_s": 6}), tmp_path, program)
-    extract_trace(Job(capture, "dumbbell", latency="selective"), tmp_path / "packets")
+    extract_trace(ExtractJob(capture, "dumbbell", latency="selective"), tmp_path / "packets")
     packets = scan_packets(tmp_path / "packets", "dumbbell").collect()
     truth = pl.read_parquet(capture.with_suffix(".parquet"))
     assert packets.select("sent_ns", "acked_ns").equals(truth.select("sent_ns", "acked_ns"))
     assert packets["latency_us"].is_null().equals(truth["latency_us"].is_null())
     waits = read_waits(capture.with_suffix(".parquet"), packets)
     assert 0.4 < waits.movable_N.mean() < 0.8
-    extract_trace(Job(capture, "hidden"), tmp_path / "packets")
+    extract_trace(ExtractJob(capture, "hidden"), tmp_path / "packets")
     hidden = scan_packets(tmp_path / "packets", "hidden").collect()
     assert (hidden["acked_ns"] >= packets["acked_ns"]).all()
     moved = packets.with_columns(cumulative_us=hidden["latency_us"]).filter(waits.movable_N, queue="classic")
@@ -273,7 +273,7 @@ def test_the_default_traces_are_worth_predicting(
     """Several flows in both queues, tens of ms of queueing, sharp changes, and the other queue explored."""
     seconds = 20
     (capture,) = simulate(SimulateParams(**params | {"seeds": [1], "duration_s": seconds}), tmp_path, program)
-    summary = extract_trace(Job(capture, "dumbbell"), tmp_path / "packets")
+    summary = extract_trace(ExtractJob(capture, "dumbbell"), tmp_path / "packets")
     packets = scan_packets(tmp_path / "packets", "dumbbell").collect()
 
     # 60,000 to 200,000 data packets in a whole trace

@@ -48,7 +48,7 @@ def test_a_latency_that_cannot_be_is_unknown_and_counted(
     assert found.packets.drop("latency_us").equals(packets.drop("latency_us"))
     many = believed(lies(packets, 20, lie.cast(pl.Float32)), 0)
     if many.refused:  # so many low ones are the receiver's usual ones, if they are above any path's least
-        assert many.line().startswith("sender a claims what cannot be: ")
+        assert many.line().startswith("sender a makes impossible claims: ")
         assert kind in many.line()
 
 
@@ -64,6 +64,6 @@ def test_a_line_carries_no_more_than_a_line(packets: pl.DataFrame, monkeypatch: 
 def test_acks_of_nothing_count(packets: pl.DataFrame) -> None:
     assert believed(packets, 100).line() == ""
     assert believed(packets, 101).line() == (
-        "sender a claims what cannot be: 101 ack_of_nothing among 10000 packets"
+        "sender a makes impossible claims: 101 ack_of_nothing among 10000 packets"
     )
     assert KINDS[-1] in believed(packets, 1).refused

@@ -53,7 +53,7 @@ CHAMPION = figures(0.5, 0.2)
         (0.481, 0.2039, True, "not worse than the champion"),  # within both margins
         (0.479, 0.1, False, "worse than the champion: average precision of late packets 0.479 against 0.500"),
         (0.9, 0.2041, False, "worse than the champion: log-error 0.204 against 0.200"),
-        (0.9, None, False, "no packet that judges has a known latency"),
+        (0.9, None, False, "no judging packet has a known latency"),
     ],
 )
 def test_where_seconds_are_too_few_for_an_interval_the_figures_are_compared(

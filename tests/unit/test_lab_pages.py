@@ -98,7 +98,7 @@ def test_each_group_of_pages_has_pages_of_its_own() -> None:
     ("web", "says"),
     [
         ({"sizes": [[5], []]}, "traffic.sizes.1: a page of 0 flows"),
-        ({"sizes": []}, "traffic.sizes: no page is there"),
+        ({"sizes": []}, "traffic.sizes: there is no page"),
         ({}, "traffic.sizes: give them, or else objects and object_bytes"),
         ({"sizes": [[5]], "objects": {"median": 1, "sigma": 1, "most": 5}}, "traffic.sizes: give them"),
         ({"pages": 0}, "traffic.pages: input should be greater than or equal to 1 (is 0)"),
@@ -195,7 +195,7 @@ def test_a_sender_is_told_where_the_router_weighs_by_age(tmp_path: Path) -> None
     path = tmp_path / "mine.yaml"
     raw = {"extends": "figure8", "environment": {"controls": {"model": {"told": "own_ages"}}}}
     path.write_text(yaml.safe_dump(raw))
-    line = r"^mine\.yaml: environment\.controls\.model\.told: there is not one bottleneck whose disc has"
+    line = r"^mine\.yaml: environment\.controls\.model\.told: it needs one bottleneck, whose disc has"
     with pytest.raises(ValueError, match=line):
         load(path)
 
@@ -207,10 +207,10 @@ def test_rates_of_a_trace(tmp_path: Path) -> None:
     assert rates_of(str(trace), "key", 2) == {"rates": [[0, 20e6], [1, 5.5e6]]}
     for text, seconds, says in (
         ("1 20\n2 5\n", 3.0, f"key: {trace} ends at 2 s, the run at 3 s"),
-        ("1 20\n1 5\n", 1.0, f"key: {trace}: line 2 is no later time and rate"),
-        ("1 0\n", 1.0, f"key: {trace}: line 1 is no later time and rate"),
-        ("1 20\n2 1e-7\n", 1.0, f"key: {trace}: line 2 is no later time and rate of 0.01 Mbit/s or more"),
-        ("one 20\n", 1.0, f"key: {trace}: line 1 is no later time and rate"),
+        ("1 20\n1 5\n", 1.0, f"key: {trace}: line 2 is not a later time and a rate"),
+        ("1 0\n", 1.0, f"key: {trace}: line 1 is not a later time and a rate"),
+        ("1 20\n2 1e-7\n", 1.0, f"key: {trace}: line 2 is not a later time and a rate of 0.01 Mbit/s"),
+        ("one 20\n", 1.0, f"key: {trace}: line 1 is not a later time and a rate"),
     ):
         trace.write_text(text)
         with pytest.raises(ValueError, match="^" + re.escape(says)):

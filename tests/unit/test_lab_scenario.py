@@ -549,7 +549,7 @@ BAD_ENVIRONMENTS: list[tuple[str, object, str]] = [
         ("environment.bottlenecks", [], "environment.bottlenecks: "),
         ("environment.rtt_ms", float("nan"), "environment.rtt_ms: "),
         ("environment.receivers.r1", {"router": 2}, "receivers.r1.router: 2 is beyond the last, 1"),
-        ("seeds", [1, 1], "seeds: one stands there twice"),
+        ("seeds", [1, 1], "seeds: a value is given twice"),
         ("seeds", [], "seeds: "),
         ("seeds", [1001], "seeds.0: input should be less than 1000 (is 1001)"),
         ("seeds", [0], "seeds.0: input should be greater than or equal to 1 (is 0)"),
@@ -577,10 +577,10 @@ BAD_ENVIRONMENTS: list[tuple[str, object, str]] = [
             "axis.points.a.at: 0 has no place on a logarithmic axis",
         ),
         ("axis", {"label": "x", "points": {"a": {"set": {"bottlenecks.7.mbps": 0}}}}, "has no key"),
-        ("extends", "nothing", "extends: there is no other 'nothing', beside it or of the project"),
+        ("extends", "nothing", "extends: there is no other 'nothing', beside it or in the project"),
         ("extends", "mine", "extends: there is no other 'mine'"),
-        ("extends", 3, "extends: 3 is no name of a scenario"),
-        ("extends", ["default", None], "extends: None is no name of a scenario"),
+        ("extends", 3, "extends: 3 is not the name of a scenario"),
+        ("extends", ["default", None], "extends: None is not the name of a scenario"),
     ],
 )
 def test_what_is_wrong_gets_one_line(
@@ -596,7 +596,7 @@ def test_the_profiles_former_name_is_still_read(small: dict[str, Any], tmp_path:
     """`premise` is `uncoupled`: in scenario files, and in the hashes by which published runs are known."""
     scenario = load(written(tmp_path, put(small, "profiles", ["rfc9332", "premise"])))
     assert scenario.profiles == ["rfc9332", "uncoupled"]
-    with pytest.raises(ValueError, match="profiles: one stands there twice"):
+    with pytest.raises(ValueError, match="profiles: a value is given twice"):
         load(written(tmp_path, put(small, "profiles", ["uncoupled", "premise"])))
     run = run_of("figure8")
     assert run["profile"] == "uncoupled"
@@ -662,8 +662,8 @@ def test_what_does_not_fit_into_the_run_is_said(small: dict[str, Any], tmp_path:
         (b"", "not a mapping of keys"),
         (b"- x\n- y", "not a mapping of keys"),
         (b"extends: figure8\nabout: \xe9", "not text in UTF-8"),
-        (b"extends: figure8\nseconds: 30\nseconds: 40", "line 3: seconds: stands there twice"),
-        (b"extends: figure8\nenvironment: {rtt_ms: 1, rtt_ms: 2}", "line 2: rtt_ms: stands there twice"),
+        (b"extends: figure8\nseconds: 30\nseconds: 40", "line 3: seconds: is given twice"),
+        (b"extends: figure8\nenvironment: {rtt_ms: 1, rtt_ms: 2}", "line 2: rtt_ms: is given twice"),
     ],
 )
 def test_a_file_that_is_no_scenario_is_said(tmp_path: Path, text: bytes, line: str) -> None:
@@ -918,12 +918,12 @@ def test_surroundings_leave_published_runs_as_they_are(tmp_path: Path) -> None:
         ("senders: {s1: {groups: {l4s: {tcp: prague, paced: true}}}}", "l4s.paced: only dctcp and cubic"),
         (
             "controls: {moved_response: classic}\n  senders: {s1: {groups: {l4s: {tcp: prague}}}}",
-            "controls.moved_response: classic is not there where senders.s1.groups.l4s.tcp is not dctcp",
+            "controls.moved_response: classic is not possible where senders.s1.groups.l4s.tcp is not dctcp",
         ),
         (
             "controls: {moved_response: unheard}\n  senders: {s1: {groups: {l4s: {flows: 1, traffic: "
             "{kind: pages, pages: 1, first_s: 1, every_s: 1, sizes: [[5]]}}}}}",
-            "controls.moved_response: unheard is not there where senders.s1.groups.l4s.traffic is pages",
+            "controls.moved_response: unheard is not possible where senders.s1.groups.l4s.traffic is pages",
         ),
     ):
         own = tmp_path / "mine.yaml"

@@ -133,8 +133,8 @@ def test_session_and_sequence_have_bounds(session: int, sequence: int) -> None:
 @pytest.mark.parametrize(
     ("damaged", "words"),
     [
-        (b"", "0 bytes are no batch"),
-        (b"hello", "5 bytes are no batch"),
+        (b"", "0 bytes are not a batch"),
+        (b"hello", "5 bytes are not a batch"),
         (b"\xff" * HEADER.itemsize, "not a batch of events of format 2"),
         (header(body(SENT), magic=b"SWQFRAME"), "not a batch of events"),
         (header(body(SENT), format=1), "events of format 1, and only format 2 is taken: sender, forwarder"),
