@@ -17,7 +17,7 @@ from infra.local.under_way import under_way
 AGENT_DEADLINE_US = 2_000
 PYTHON_DEADLINE_US = 20_000  # a Python client on a busy core needs it
 REPLAY_SECONDS = 20.0  # long enough to see sharp changes
-SHORT_REPLAY_SECONDS = 8.0  # of a version that a replay was shown of before
+SHORT_REPLAY_SECONDS = 8.0  # seconds of a replay of a version that an earlier run already replayed
 
 
 def run_main_job(*, speed: float) -> int:

@@ -101,7 +101,7 @@ _CPP: Final = (
     re.compile(rf'\bk(?:Counter|Gauge),\s*"(swiftqueue_\w+)",\s*{_TEXT}'),
     re.compile(rf'\bfamily\(\s*"(\w+)",\s*{_TEXT}'),
 )
-_PREFIX: Final = re.compile(r'std::string\("(swiftqueue_\w+_)"\) \+ name')  # of all families of a file
+_PREFIX: Final = re.compile(r'std::string\("(swiftqueue_\w+_)"\) \+ name')  # labels of every family of a file
 
 
 def exported(project: Path) -> dict[str, str]:

@@ -37,7 +37,7 @@ from serving.engine import Engine
 
 CHUNK: Final = 256  # decisions that one thread encodes at once
 ASIDE: Final = ".unreadable"  # suffix of a file of arrays that cannot be read, and is put aside
-# What NumPy raises for a file of arrays that is gone or damaged; RuntimeError where it seems encrypted.
+# NumPy's errors for a file of arrays that is gone or damaged; RuntimeError where it seems encrypted.
 NOT_READ: Final = (OSError, ValueError, LookupError, EOFError, RuntimeError, BadZipFile)
 
 

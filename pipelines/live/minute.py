@@ -146,7 +146,7 @@ def tune(minute: Minute) -> TuningResult:
     verdict = gate.judge(scores["challenger"], scores["champion"], naive, "", scores.get("reference"))
     served = own if verdict.passed else champion
     known = {id(one) for one in minute.earlier}
-    kept = [one for one in seen[encoder_of(served)] if id(one) not in known]  # what is new, or encoded anew
+    kept = [one for one in seen[encoder_of(served)] if id(one) not in known]  # new or newly encoded ones
     sample = sample_inputs(np.concatenate([taught.candidates_BHF, judged.candidates_BHF]))
     reservoir = None
     if minute.memory_windows and minute.retrained is None:  # a re-trained challenger may fail

@@ -47,7 +47,7 @@ class JudgingSlice:
     beginning: Beginning  # the sender's state before them
     from_ns: int
     to_ns: int  # its last packet
-    encoder: str  # that encoded it
+    encoder: str  # hash of its encoder (`encoder_of`)
     decisions: Decisions
     y_BH: NDArray[np.float32]  # µs; NaN where unknown
     decision_ns_B: NDArray[np.int64]

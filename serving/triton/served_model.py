@@ -14,7 +14,7 @@ from feature_store.events.event_window import check_tokens
 from feature_store.packets.schema import HORIZON
 from models.networks.parameters import why_old
 
-WINDOWS: Final = 2  # of a question: one for each candidate queue
+WINDOWS: Final = 2  # windows of a question: one for each candidate queue
 
 
 def why_not_usable(config: Any) -> str:
