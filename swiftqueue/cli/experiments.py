@@ -116,7 +116,7 @@ def forecasts(
     ] = False,
     sections: Annotated[Path, typer.Option(help="the variants")] = Path("forecasters.yaml"),
     told: Annotated[
-        Told, typer.Option(help="what a sender says of packets 2 to 8 of a batch (docs/MODEL.md)")
+        Told, typer.Option(help="what a sender says of packets 2 to 8 of a batch (docs/FORECASTERS.md)")
     ] = Told.all,
     truth: Annotated[
         list[str] | None,
