@@ -127,15 +127,23 @@ def measured(one: Mapping[str, Any]) -> str:
     )
 
 
-def beside_layers(published: Mapping[str, Any]) -> list[str]:
-    """Return two layers beside each other forecaster: a line for each long kind, the mean over its draws.
+@dataclass(frozen=True)
+class Beside:
+    """Two layers beside another forecaster on a kind's draws: a pair of each score for each draw."""
 
-    A cell has the score, and the difference with its interval, bold if it is settled.
+    kind: str
+    acks: str
+    other: str
+    pairs: Mapping[str, list[tuple[float, float]]]
+
+
+def beside(published: Mapping[str, Any]) -> list[Beside]:
+    """Return every comparison of two layers over the draws of the long kinds.
 
     Raises:
         ValueError: a draw is not published, or lacks one of the two.
     """
-    lines = lab.head_of(["traces", "ACKs", f"`{LAYERS}` beside", *(name for _, name, _ in JUDGED_SCORES)])
+    found = []
     for kind in LONG:
         newest = PAGES_SEEDS if kind in PAGES else VIDEO_SEEDS
         others = [("cumulative", other, newest) for other in CUMULATIVE]
@@ -143,11 +151,23 @@ def beside_layers(published: Mapping[str, Any]) -> list[str]:
         others += [("selective", other, SELECTIVE_SEEDS) for other in SELECTIVE_ACKS]
         for acks, other, seeds in others:
             draws = [f"{kind}-{seed}" for seed in seeds]
-            cells = [
-                _over(_pairs(published, draws, LAYERS, key, other), key, digits)
-                for key, _, digits in JUDGED_SCORES
-            ]
-            lines.append(lab.row_of([kind, acks, f"`{other}`", *cells]))
+            pairs = {key: _pairs(published, draws, LAYERS, key, other) for key, _, _ in JUDGED_SCORES}
+            found.append(Beside(kind, acks, other, pairs))
+    return found
+
+
+def beside_layers(published: Mapping[str, Any]) -> list[str]:
+    """Return two layers beside each other forecaster: a line for each long kind, the mean over its draws.
+
+    A cell has the score, and the difference with its interval, bold if it is settled.
+
+    Raises:
+        ValueError: as `beside`.
+    """
+    lines = lab.head_of(["traces", "ACKs", f"`{LAYERS}` beside", *(name for _, name, _ in JUDGED_SCORES)])
+    for one in beside(published):
+        cells = [_over(one.pairs[key], key, digits) for key, _, digits in JUDGED_SCORES]
+        lines.append(lab.row_of([one.kind, one.acks, f"`{one.other}`", *cells]))
     return lines
 
 

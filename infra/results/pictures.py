@@ -11,7 +11,7 @@ import polars as pl
 from matplotlib.figure import Figure
 
 from infra.results import bars, lfq_traces, queues, rate_pictures, replayed, web_pages
-from infra.results.forecasters import Covered, covered
+from infra.results.forecasters import Beside, Covered, beside, covered
 from infra.results.legend import legend_below
 from infra.results.map_picture import premise_map
 from infra.results.replayed import SHOWN_MS
@@ -44,6 +44,7 @@ def _precision(_: Path, data: Data, name: str) -> bytes:
 PICTURES: Final[Mapping[str, Callable[[Path, Data], bytes]]] = {
     "sender.svg": lambda root, _: svg(lambda: sender(pl.read_csv(root / replayed.FILE))),
     "p99.svg": lambda _, data: svg(lambda: p99(data.of(data.headline), data.headline)),
+    "forecasters.svg": lambda _, data: svg(lambda: differences(beside(data.forecasters))),
     "coverage.svg": lambda _, data: svg(lambda: coverage(covered(data.forecasters))),
     "who-picks.svg": lambda _, data: svg(lambda: queues.picture(data.experience)),
     "confucius-figure-12.svg": lambda _, data: svg(lambda: web_pages.picture(data.pages)),
@@ -77,6 +78,30 @@ def sender(packets: pl.DataFrame) -> Figure:
     below.set_yticks([1, 0], ["marked L4S", "marked classic"])
     below.grid(visible=False)
     above.get_gridspec().set_height_ratios([4, 1])  # type: ignore[union-attr]
+    return figure
+
+
+def differences(found: Sequence[Beside]) -> Figure:
+    """Draw how two layers differ from each other forecaster in precision and in error, with intervals."""
+    figure, [panels] = grid(1, 2, 8.4, 4.4)
+    scores = {
+        "average_precision": "average precision, less the other's",
+        "mae_ms": "error in ms, less the other's",
+    }
+    for axes, (key, title) in zip(panels, scores.items(), strict=True):
+        axes.axvline(0, color=INK, linewidth=1)
+        for row, one in enumerate(found):
+            less = estimate([ours - other for ours, other in one.pairs[key]])
+            if less is None or less.low is None or less.high is None:
+                continue
+            low, mean, high = (round(value, DIGITS) for value in (less.low, less.mean, less.high))
+            colour = INK if low <= 0 <= high else MODEL
+            axes.hlines(row, low, high, color=colour, linewidth=2)
+            axes.plot(mean, row, "o", color=colour, markersize=5)
+        names = [f"{one.kind}: {one.other}" for one in found] if axes is panels[0] else []
+        axes.set_yticks(range(len(found)), names, fontsize=8)
+        axes.invert_yaxis()
+        axes.set_title(title, fontsize=9)
     return figure
 
 

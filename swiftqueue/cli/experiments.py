@@ -120,7 +120,7 @@ def forecasts(
     ] = False,
     sections: Annotated[Path, typer.Option(help="the variants")] = Path("forecasters.yaml"),
     told: Annotated[
-        BatchKnowledge, typer.Option(help="known inputs of packets 2 to 8 of a batch (docs/MODEL.md)")
+        BatchKnowledge, typer.Option(help="known inputs of packets 2 to 8 of a batch (docs/FORECASTERS.md)")
     ] = BatchKnowledge.all,
     truth: Annotated[
         list[str] | None,

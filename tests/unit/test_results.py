@@ -98,7 +98,7 @@ def test_a_page_that_cannot_be_drawn_is_named(data: Data) -> None:
 
 
 def test_pictures_are_readable_on_light_and_dark_pages(project: Path) -> None:
-    for name in ("sender.svg", "p99.svg", "coverage.svg", "premise-map.svg"):
+    for name in ("sender.svg", "p99.svg", "forecasters.svg", "coverage.svg", "premise-map.svg"):
         text = (project / FOLDER / name).read_text()
         assert len(text) < 100_000
         assert not re.search(
