@@ -99,14 +99,14 @@ native: $(ROOMS:%=native-%)
 native-all: native $(ON_DEMAND:%=native-%) native-udp native-suites
 
 .PHONY: $(ROOMS:%=native-%) $(ON_DEMAND:%=native-%) native-udp native-suites
-# A room that was up to date says nothing.
+# A room that was up to date says nothing. The + hands the cores on to it.
 BUILD = $(MAKE) --no-print-directory -C $(1) && { ((SECONDS < 2)) || echo "setup: built $(1) ($$SECONDS s)"; }
 $(ROOMS:%=native-%) $(ON_DEMAND:%=native-%): native-%: | compiler
-	@$(call BUILD,$*)
+	+@$(call BUILD,$*)
 native-udp: native-serving/agent
-	@$(call BUILD,serving/agent udp)
+	+@$(call BUILD,serving/agent udp)
 native-suites: native-simulation
-	@$(call BUILD,simulation tests)
+	+@$(call BUILD,simulation tests)
 native-serving/engine: native-feature_store
 $(ENGINE_USERS:%=native-%): native-serving/engine
 native-serving/agent native-simulation: $(VENV)/.synced  # the protocol's description, ns-3
