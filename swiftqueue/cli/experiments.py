@@ -23,11 +23,8 @@ Scored = Annotated[
 class Benchmark(StrEnum):
     """What `bench` can measure."""
 
-    capacity = "capacity"
     extract = "extract"
     finetune = "finetune"
-    gate = "gate"
-    intervals = "intervals"
     inference = "inference"
     ingest = "ingest"
     linerate = "linerate"
@@ -36,8 +33,6 @@ class Benchmark(StrEnum):
     pretrain = "pretrain"
     queues = "queues"
     rate = "rate"
-    reservoir = "reservoir"
-    selfcheck = "selfcheck"
     serving = "serving"
     soak = "soak"
     swap = "swap"
@@ -254,15 +249,11 @@ def bench(
     minutes: Annotated[
         float | None, typer.Option(min=0, help="soak: how long the loop runs (default: 120)")
     ] = None,
-    weeks: Annotated[
-        float | None,
-        typer.Option(min=0, help="soak: so many simulated weeks of rounds back to back, instead"),
-    ] = None,
     gigabytes: Annotated[
         float | None, typer.Option(min=0, help="extract: its memory over one capture of so many GB")
     ] = None,
     packets: Annotated[
-        str | None, typer.Option(help="reservoir, pretrain: a folder of packet tables, instead of simulated")
+        str | None, typer.Option(help="pretrain: a folder of packet tables, instead of simulated")
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="print a JSON list of rows")] = False,
     publish: Annotated[
@@ -287,7 +278,6 @@ def bench(
                 as_json=json,
                 events=events,
                 minutes=minutes,
-                weeks=weeks,
                 gigabytes=gigabytes,
                 packets=packets,
             )

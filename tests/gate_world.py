@@ -1,4 +1,4 @@
-"""What the gate lets through in the long run, and how often a better head, beside the gate before it.
+"""A made-up sender on which the gate is tried, beside the gate before it.
 
 A made-up sender whose latencies 16 inputs say in part. A head has two rows of weights: one for the latency of
 ordinary packets, one for the late ones, which come in episodes of seconds. Its true quality is the average
@@ -15,14 +15,13 @@ Shapes: B decisions, F features, H horizon (8 packets), N packets, D inputs of a
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.rows import Row
 from feature_store.packets.schema import HORIZON
 from models.registry import gate
 from models.registry.gate import Figures, HeldOut
@@ -42,12 +41,9 @@ EPISODES: Final = 1 / 3  # of the seconds
 LATE_FROM: Final = 1.2  # standard deviations; in an episode
 FEATURES: Final = ("last_latency_us", "last_latency_flow_us", "last_latency_queue_us")
 TAKEN_FROM: Final = 0.9  # where a head begins to take a packet for late
-ROUNDS: Final = 300
 START: Final = 0.45  # how far from the best head the first one is, as a share of its length
 NOISE: Final = 0.25  # a random step, likewise
 POISON: Final = 0.012  # average precision that each poisoned head loses to its parent
-GAINS: Final = (-0.05, -0.02, 0.0, 0.01, 0.02, 0.05)
-TRIALS: Final = 60
 NextHead = Callable[["Sender", Floats], Floats]
 Gate = Callable[["Challenge"], bool]
 
@@ -199,54 +195,6 @@ def poison(sender: Sender, champion_KD: Floats) -> Floats:
     return sender.turned(champion_KD, sender.quality(champion_KD) - POISON)
 
 
-def accepted(gates: Sequence[Gate], gain: float, trials: int, seed: int) -> list[float]:
-    """How often each gate passes a challenger better by so much; champion and reference are alike."""
-    sender = Sender(seed)
-    start_KD = sender.moved(sender.best_KD, START)
-    level = sender.quality(start_KD)
-    slices = _first_slices(sender)
-    counts = np.zeros(len(gates))
-    for _ in range(trials):
-        slices.append(sender.slice())
-        champion_KD = sender.turned(_other_late_row(sender, start_KD), level)
-        challenger_KD = sender.turned(_other_late_row(sender, champion_KD), level + gain)
-        asked = Challenge(list(slices), challenger_KD, champion_KD, start_KD)
-        counts += [asks(asked) for asks in gates]
-    return list(counts / trials)
-
-
 def _first_slices(sender: Sender) -> deque[Slice]:
     """The slices before the first round's own, of as many as the gate looks at."""
     return deque((sender.slice() for _ in range(EARLIER)), EARLIER + 1)
-
-
-def _other_late_row(sender: Sender, head_KD: Floats) -> Floats:
-    """A head that takes other packets for late, as many as before."""
-    late_D = noise(sender, head_KD)[1]
-    return np.stack([head_KD[0], late_D * (np.linalg.norm(head_KD[1]) / np.linalg.norm(late_D))])
-
-
-def measure(rounds: int) -> list[Row]:
-    """Return what is left of the first head's quality after 300 rounds, and the power; a seed a round."""
-    rows = []
-    for name, challenge in (("noise", noise), ("slow poisoning", poison)):
-        ours, before = (
-            np.array([run(asks, ROUNDS, seed, challenge) for seed in range(rounds)])
-            for asks in (passes, passed_before)
-        )
-        said = f"average precision in {ROUNDS} rounds of {name}"
-        end = f"{said}, at the end (began with {ours[:, 0].mean():.3f})"
-        rows.append(_row(end, ours[:, -1].mean(), before[:, -1].mean(), rounds))
-        rows.append(
-            _row(f"{said}, the worst moment", ours.min(axis=1).mean(), before.min(axis=1).mean(), rounds)
-        )
-    for gain in GAINS:
-        passed = accepted((passes, passed_before), gain, TRIALS, rounds)
-        what = "refused" if gain < 0 else "passed"
-        ours_, before_ = (1 - share if gain < 0 else share for share in passed)
-        rows.append(_row(f"{what}, of {TRIALS} heads with {gain:+g}", ours_, before_, TRIALS, "share"))
-    return rows
-
-
-def _row(name: str, ours: float, before: float, rounds: int, unit: str = "") -> Row:
-    return Row(name, float(ours), float(before), "the gate before", float(ours / before), unit, rounds)

@@ -11,19 +11,16 @@ Shapes: 2 forecasters, S seeds, T traces, K seconds, P packets of a second, R dr
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import binomtest  # type: ignore[import-untyped]
 
-from benchmarks.rows import Row
 from models.scoring.intervals import over_all
 from models.scoring.metrics import EPISODE_NS, SECOND_NS, block_draws, mae_draws
 
 Floats = NDArray[np.float64]
-TRIALS: Final = 100  # of a round
 PACKETS: Final = 10
 MEAN_US: Final = 1_000.0
 TRAFFIC: Final = 0.6  # standard deviation of the log-error from second to second, for both alike
@@ -74,13 +71,6 @@ HOLDS: Final = (
     World("3 seeds that differ much", 3, seed=0.3),
     THREE_TRACES,
 )
-# What blocks of 5 s and two traces cannot hold.
-NULLS: Final = (
-    *HOLDS,
-    World("1 seed, two minutes of episodes of some seconds", 1, seconds=120, seed=0.0, lasting=0.7),
-    World("3 seeds, 2 traces that differ", 3, 2, trace=0.2),
-)
-WORSE: Final = (0.1, 0.2, 0.4)
 
 
 def settled(world: World, rng: np.random.Generator) -> tuple[bool, bool]:
@@ -115,22 +105,3 @@ def shares(world: World, trials: int, seed: int = 1) -> tuple[int, int]:
     rng = np.random.default_rng(seed)
     found = np.array([settled(world, rng) for _ in range(trials)])
     return int(found[:, 0].sum()), int(found[:, 1].sum())
-
-
-def measure(rounds: int) -> list[Row]:
-    """Shares of `rounds` hundred trials, each with its binomial interval."""
-    trials = TRIALS * rounds
-    nulls = [_row(f"no difference, {world.name}", world, trials, wanted=False) for world in NULLS]
-    apart = [replace(world, worse=worse) for worse in WORSE for world in (THREE_SEEDS, THREE_TRACES)]
-    return [
-        *nulls,
-        *(_row(f"{world.worse:.0%} worse, {world.name}", world, trials, wanted=True) for world in apart),
-    ]
-
-
-def _row(name: str, world: World, trials: int, *, wanted: bool) -> Row:
-    ours, before = shares(world, trials)
-    ends = binomtest(ours, trials).proportion_ci()
-    said = f"settled: {name} ({100 * ends.low:.1f} to {100 * ends.high:.1f} %)"
-    ratio = (ours + 1) / (before + 1) if wanted else (before + 1) / (ours + 1)  # one more: none is no zero
-    return Row(said, ours / trials, before / trials, "the interval before", ratio, "share", trials)
