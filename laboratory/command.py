@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from common.local_ray import ray_cluster
-from laboratory.learning.judged_models import anchor_of, check_acks, check_rules, model_at, models_by_profile
+from laboratory.learning.judged_models import anchor_of, check_acks, model_at, models_by_profile
 from laboratory.report import looks
 from laboratory.report.comparison import Place
 from laboratory.runs import execution, experience, programs, results, rows
@@ -71,7 +71,6 @@ def run_lab(request: Request, output: Path) -> int:
     with execution.sole_user(output):
         models = models_by_profile(request.artifact, output) if request.artifact else {}
         check_acks(models, scenarios)
-        check_rules(models, scenarios)
         program, build = programs.build()
         check_discs(program, scenarios, request.points)
         laboratory = _Laboratory(request, scenarios, models, program, build, output.resolve())

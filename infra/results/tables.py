@@ -32,7 +32,7 @@ from infra.results import (
 )
 from laboratory.lfq import table as lfq_table
 from laboratory.lfq import traces
-from laboratory.report import guard, ladder, premise_map, rules
+from laboratory.report import changes, guard, ladder, premise_map
 from laboratory.report import tables as lab
 from laboratory.report.comparison import LIMITS, Place, against_chance, by_seed, change_of, percent
 from laboratory.report.judging import JUDGED, SERVED
@@ -431,7 +431,11 @@ TABLES: Final[Mapping[str, Callable[[Data], list[str]]]] = {
     "fresh-guard": partial(
         of_served,
         scenario=f"{guard.FRESH}figure8",
-        draw=lambda data: [*guard.kept(data.runs, guard.FRESH), "", *guard.guarded(data.runs, guard.FRESH)],
+        draw=lambda data: [
+            *guard.kept(data.runs, guard.FRESH),
+            "",
+            *changes.along_axis(data.runs, guard.FRESH, "guard"),
+        ],
     ),
     "worst-wait": worst_wait,
     "other-traffic": lambda data: lab.by_control(data.of("hadoop", "receivers", "replay", "many-flows")),
@@ -440,26 +444,19 @@ TABLES: Final[Mapping[str, Callable[[Data], list[str]]]] = {
     **{f"ladder-{profile}": partial(known, profile=profile) for profile in PROFILES},
     "ladder-long": partial(known, profile="uncoupled", scenario=ladder.LONG),
     "ladder-long-rfc9332": partial(known, profile="rfc9332", scenario=ladder.LONG_RFC9332),
-    "guard": lambda data: guard.guarded(data.runs),
-    "charge": lambda data: guard.guarded(data.runs, "charge-", "charge, µs"),
-    "surroundings": lambda data: guard.guarded(data.runs, "surroundings", "surroundings"),
-    "guard-tried": lambda data: guard.tried(data.runs),
-    "guard-kept": lambda data: guard.kept(data.runs),
-    "guard-shipped": lambda data: guard.guarded(data.runs, guard.SHIPPED),
-    "guard-places": lambda data: guard.in_places(data.runs),
-    "many-places": lambda data: guard.in_places(data.unpublished_models, "anywhere-"),
-    "guard-unheard": lambda data: guard.guarded(data.runs, guard.UNHEARD),
-    "guard-unheard-kept": lambda data: guard.kept(data.runs, guard.UNHEARD),
-    "guard-discounted": lambda data: guard.guarded(data.runs, guard.DISCOUNTED),
-    "guard-discounted-kept": lambda data: guard.kept(data.runs, guard.DISCOUNTED),
+    "charge": lambda data: changes.along_axis(data.runs, "charge-", "charge, µs"),
+    "surroundings": lambda data: changes.along_axis(data.runs, "surroundings", "surroundings"),
+    "guard-shipped": lambda data: changes.along_axis(data.runs, guard.SHIPPED, "guard"),
+    "guard-places": lambda data: changes.in_places(data.runs, guard.PLACES),
+    "many-places": lambda data: changes.in_places(data.unpublished_models, "anywhere-"),
     "guard-shipped-kept": lambda data: guard.kept(data.runs, guard.SHIPPED),
-    "rules": lambda data: rules.ruled(data.unpublished_models),
-    "tuned": lambda data: rules.ruled(data.runs, rules.TUNED, rules.NEVER, "tuned"),
-    "tuned-changes": lambda data: guard.guarded(data.runs, rules.TUNED, "head tuned", wanted=LIMITS),
-    "trainings": lambda data: guard.guarded(
+    "tuned-changes": lambda data: changes.along_axis(
+        data.runs, "figure8-finetuned", "head tuned", wanted=LIMITS
+    ),
+    "trainings": lambda data: changes.along_axis(
         data.unpublished_models, "figure8-trainings", "training", wanted=LIMITS
     ),
-    "split": lambda data: guard.guarded(data.runs, "split", "share moved", "random", LIMITS),
+    "split": lambda data: changes.along_axis(data.runs, "split", "share moved", "random", LIMITS),
     "premise-map": lambda data: premise_map.mapped(data.runs),
     "premise-map-counted": lambda data: premise_map.counted(data.runs),
     "premise-map-guarded": lambda data: premise_map.mapped(data.runs, premise_map.GUARDED),

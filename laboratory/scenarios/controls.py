@@ -65,20 +65,7 @@ class Model(Checked):
     margin_share: Annotated[float, Field(ge=0, le=1e6)]
     max_moved_unacked: Annotated[int, Field(ge=0, le=1_000_000_000)]
     max_moved_share: Share = 0.0  # of what S1 has in flight, where that is more
-    charge_us: Microseconds = 0.0  # for the others: moved only where the predicted gain is larger
-    # Of a model that gives quantiles: moved where the classic queue is likelier than this to be better;
-    # None: where its latency is less, by the margins
-    least_probability: Annotated[float, Field(gt=0, lt=1)] | None = None
-    probability_margin: Share = 0.1  # so much below it, a flow goes back
-    # Better: in time, where the L4S queue would be late; None: sooner
-    deadline_us: Annotated[float, Field(gt=0, le=1e9)] | None = None
-    guard: bool = False  # moving stops where it is not settled to help
-    guard_packets: Annotated[int, Field(ge=1, le=8)] = 8  # of a batch, that are compared
-    guard_growth: Annotated[float, Field(ge=0, le=100)] = 0.0  # of S1's rate, that is allowed; 0: any
-    # Of the ratio of a moved flow's rate to a classic one's, likewise.
-    guard_advantage: Annotated[float, Field(ge=0, le=100)] = 0.0
-    # What the sender is told of a router whose weights follow the flows' ages: simulation/doc/lab.md
-    told: Literal["none", "own_ages", "weights"] = "none"
+    guard: bool = False  # as the agent ships it: moving stops where it is not settled to help
     finetune_every_s: Annotated[float, Field(ge=0.1, le=1e5)] | None  # None: the head stays
     finetune_span_s: Seconds
     finetune_apply_after_s: Annotated[float, Field(ge=0, le=1e5)]
@@ -97,9 +84,8 @@ class Settings(Checked):
 
     moved_ecn: Literal["ect0", "not_ect"]
     acks: Literal["selective", "cumulative"]  # from which ACKs S1 learns latencies
-    # What a moved packet's ACK says to S1's DCTCP: what any other says; a mark as a loss; nothing of marks,
-    # but to grow, less the more others are marked; or nothing
-    moved_response: Literal["scalable", "classic", "discounted", "unheard"] = "scalable"
+    # What a moved packet's ACK says to S1's DCTCP: what any other says; or that its mark is a loss
+    moved_response: Literal["scalable", "classic"] = "scalable"
     random: Random
     oracle: Oracle
     last_latency: LastLatency

@@ -7,8 +7,9 @@ from typing import Any
 import polars as pl
 from lab_rows import NO_NOISE, run_row
 
+from laboratory.report.changes import along_axis, harm, in_places
 from laboratory.report.comparison import Place
-from laboratory.report.guard import SHIPPED, guarded, harm, in_places, kept, tried
+from laboratory.report.guard import PLACES, SHIPPED, kept
 from laboratory.runs.results import SCHEMA
 
 
@@ -17,7 +18,7 @@ def rows(off: float, on: float, seeds: int = 5, packets: float = 1e6, **figures:
     found = []
     for point, part in (("off", off), ("on", on)):
         for seed, noise in enumerate(NO_NOISE[:seeds], 101):
-            place: dict[str, Any] = {"scenario": "guard-figure8", "point": point, "packets": packets}
+            place: dict[str, Any] = {"scenario": "shipped-guard-figure8", "point": point, "packets": packets}
             place["queueing_p999_us"] = 20_000.0
             found.append(run_row("default", seed, 10_000.0, **place))
             found.append(run_row("model", seed, 10_000.0 * part * noise, **place, **figures))
@@ -25,7 +26,7 @@ def rows(off: float, on: float, seeds: int = 5, packets: float = 1e6, **figures:
 
 
 def at(point: str) -> Place:
-    return Place("guard-figure8", point, "uncoupled")
+    return Place("shipped-guard-figure8", point, "uncoupled")
 
 
 def test_what_is_kept_is_the_ratio_of_the_gains() -> None:
@@ -53,23 +54,25 @@ def test_the_sample_is_that_of_the_place_with_the_fewest_packets() -> None:
     runs = rows(off=0.6, on=0.7).with_columns(
         packets=pl.when(pl.col("point") == "on").then(20_000.0).otherwise(pl.col("packets"))
     )
-    assert guarded(runs)[0] == (
+    assert along_axis(runs, SHIPPED, "guard")[0] == (
         "**figure8** (5 seeds; of a run, P99 rests on 200 packets or more, P99.9 on 20, the longest on one)"
     )
 
 
 def test_the_table_has_both_points_side_by_side() -> None:
-    lines = guarded(rows(off=0.6, on=0.7))
+    lines = along_axis(rows(off=0.6, on=0.7), SHIPPED, "guard")
     assert [line.split(" | ")[1] for line in lines if line.startswith("| `uncoupled`")] == ["off", "on"] * 2
-    assert guarded(rows(off=0.6, on=0.7).filter(pl.col("control") == "default")) == ["Not run."]
-    assert guarded(rows(off=0.6, on=0.7), SHIPPED) == ["Not run."]
+    assert along_axis(rows(off=0.6, on=0.7).filter(pl.col("control") == "default"), SHIPPED, "guard") == [
+        "Not run."
+    ]
+    assert along_axis(rows(off=0.6, on=0.7), "other-", "guard") == ["Not run."]
 
 
 def test_places_have_one_row_each_and_a_table_for_each_scenario() -> None:
     runs = rows(off=1.5, on=0.8).with_columns(
         scenario=pl.concat_str(pl.lit("guarded-"), pl.col("point")), point=pl.lit("here")
     )
-    lines = in_places(runs)
+    lines = in_places(runs, PLACES)
     assert [line.split(" (")[0] for line in lines if line.startswith("**")] == [
         "**guarded-off**",
         "**guarded-on**",
@@ -79,7 +82,7 @@ def test_places_have_one_row_each_and_a_table_for_each_scenario() -> None:
         ("here", "+50.0 %", "P99 |"),
         ("here", "-20.0 %", "none |"),
     ]
-    assert in_places(rows(off=1.5, on=0.8)) == ["Not run."]
+    assert in_places(rows(off=1.5, on=0.8), PLACES) == ["Not run."]
     said = "- Of the other limits (longest wait, cross traffic, messages), where judged, "
     assert [line for line in lines if line.startswith(said)] == [f"{said}none is settled to be broken."] * 2
 
@@ -88,18 +91,5 @@ def test_a_limit_that_is_not_asked_of_the_guard_is_named_where_it_is_broken() ->
     half = pl.when(pl.col("control") == "model", pl.col("point") == "off").then(0.5).otherwise(1)
     noise = 1e7 + 1e5 * pl.col("seed") * half
     runs = rows(off=1.0, on=1.0).with_columns(scenario=pl.lit("guarded-all"), cross_goodput_bps=half * noise)
-    said = " ".join(" ".join(in_places(runs)).split())
+    said = " ".join(" ".join(in_places(runs, PLACES)).split())
     assert "settled to be broken: off under `uncoupled` (cross traffic's goodput)." in said
-
-
-def test_each_form_that_was_tried_has_a_row() -> None:
-    runs = rows(off=0.6, on=0.7).with_columns(
-        pl.col("scenario").replace("guard-figure8", "try-guard-figure8"),
-        pl.col("point").replace({"on": "one packet, watched"}),
-    )
-    lines = tried(runs)
-    assert [line.split(" | ")[:2] for line in lines[2:]] == [
-        ["| figure8", "off"],
-        ["| figure8", "one packet, watched"],
-    ]
-    assert tried(rows(off=0.6, on=0.7)) == ["Not run."]

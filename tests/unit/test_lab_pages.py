@@ -16,8 +16,8 @@ from laboratory.report import verdict, verdicts
 from laboratory.runs import execution, experience, rows
 from laboratory.runs import results as lab_results
 from laboratory.runs.programs import Equals
-from laboratory.runs.resolve import Model, cells, check_tables, control_of, identity, resolve
-from laboratory.scenarios.files import environment_at, load, path_of
+from laboratory.runs.resolve import cells, check_tables, identity, resolve
+from laboratory.scenarios.files import load, path_of
 from laboratory.scenarios.pages import drawn, rates_of
 from laboratory.scenarios.traffic import Lognormal, Pages
 
@@ -175,29 +175,6 @@ def test_points_have_their_own_profiles_and_controls(tmp_path: Path) -> None:
         path.write_text(yaml.safe_dump(raw))
         with pytest.raises(ValueError, match=rf"LFQ 0\.01\.controls: {line}"):
             load(path)
-
-
-def test_a_sender_is_told_where_the_router_weighs_by_age(tmp_path: Path) -> None:
-    """Runs that tell nothing have the names that they had; what the router says is a round trip old."""
-    found = load(path_of("who-picks"))
-    told = {}
-    for cell in cells("who-picks", found):
-        if cell.control == "model":
-            environment = environment_at(found, cell.point, "who-picks")
-            control = control_of(environment, "model", model=Model(Path("a"), "c0ffee"), share=0)
-            told[cell.point] = control.get("told")
-    assert told == {
-        "label or sender: DualPI2": None,
-        "both: DualPI2, weights by age": None,
-        "both: DualPI2, weights by age; told ages": {"kind": "own_ages"},
-        "both: DualPI2, weights by age; told weights": {"kind": "weights", "age_us": 40_000},
-    }
-    path = tmp_path / "mine.yaml"
-    raw = {"extends": "figure8", "environment": {"controls": {"model": {"told": "own_ages"}}}}
-    path.write_text(yaml.safe_dump(raw))
-    line = r"^mine\.yaml: environment\.controls\.model\.told: there is not one bottleneck whose disc has"
-    with pytest.raises(ValueError, match=line):
-        load(path)
 
 
 def test_rates_of_a_trace(tmp_path: Path) -> None:

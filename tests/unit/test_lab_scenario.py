@@ -14,13 +14,12 @@ import numpy as np
 import polars as pl
 import pytest
 import yaml
-from guard_binding import MOST_ADVANTAGE, MOST_GROWTH, PAIR_PACKETS
+from guard_binding import MOST_ADVANTAGE, MOST_GROWTH
 
 from feature_store.packets.schema import PACKET_SCHEMA
 from laboratory.command import Request, adjusted, run_lab
 from laboratory.learning.judged_models import (
     check_acks,
-    check_rules,
     model_at,
     models_by_profile,
     said_acks,
@@ -28,9 +27,17 @@ from laboratory.learning.judged_models import (
 from laboratory.learning.train import PARAMS, settings, shared, train
 from laboratory.report.judging import FEWEST_PACKETS
 from laboratory.runs import execution, programs
-from laboratory.runs.resolve import Cell, Model, cells, control_of, finetuning_content, identity, resolve
+from laboratory.runs.resolve import (
+    GUARD,
+    Cell,
+    Model,
+    cells,
+    control_of,
+    finetuning_content,
+    identity,
+    resolve,
+)
 from laboratory.scenarios.controls import CONTROLS
-from laboratory.scenarios.controls import Model as ModelSettings
 from laboratory.scenarios.files import FOLDER, environment_at, files_of, full, load, names, path_of
 from laboratory.scenarios.replay import distribution
 from laboratory.scenarios.traffic import Group, Messages
@@ -69,25 +76,22 @@ def test_the_projects_scenarios_are_sound(name: str) -> None:
         assert environment_at(scenario, cell.point, name).senders["s1"].groups
     # the maps ask what the standard queue leaves, the guard where the model harms there; one names each disc
     # and pages-and-video and the long ones make captures, nothing is compared in them
-    some = ("map-", "guard-", "shipped-guard-", "try-guard-", "confucius-", "pages-and-video", "premise-map")
-    some += ("unheard-guard-", "discounted-guard-", "guarded-", "ladder-long", "long-", "who-picks-cheats")
-    some += ("charge-", "paper-", "best-share", "lfq-", "split", "figure8-finetuned", "linux-")
-    if not name.startswith(some) or name == "guard-figure8":
+    some = ("map-", "shipped-guard-", "confucius-", "pages-and-video", "premise-map")
+    some += ("guarded-", "ladder-long", "long-", "who-picks-cheats")
+    some += ("paper-", "best-share", "lfq-", "split", "figure8-finetuned", "linux-")
+    if not name.startswith(some):
         assert scenario.profiles == ["rfc9332", "uncoupled"]
     # what no choice at all is worth, what the model costs, what a new head and the guard bring, who picks
-    fewer = ("split", "many-flows", "figure8-finetuned", "figure8-trainings", "ladder", "guard-", "who-picks")
+    fewer = ("split", "many-flows", "figure8-finetuned", "figure8-trainings", "ladder", "who-picks")
     fewer += (
         "confucius-",
-        "rules-",
         "shipped-guard-",
-        "try-guard-",
         "premise-map",
         "pages-and-video",
         "long-",
-        "charge-",
         "anywhere",
     )
-    fewer += ("unheard-guard-", "discounted-guard-", "bed-")  # what the kernel test bed can do
+    fewer += ("bed-",)  # what the kernel test bed can do
     fewer += ("fresh-", "surroundings", "paper-", "best-share", "lfq-", "guarded-", "small", "linux-")
     if not name.startswith(fewer):
         assert set(scenario.controls) == set(CONTROLS)
@@ -206,21 +210,17 @@ def test_a_scenario_says_how_its_model_is_trained(tmp_path: Path) -> None:
 
 def test_a_point_may_have_a_model_of_its_own(tmp_path: Path) -> None:
     """What its `train` says comes after the scenario's; a point without is trained as the scenario says."""
-    path = path_of("rules-receivers")
+    path = path_of("figure8-trainings")
     scenario = load(path)
-    levels, given = {}, {}
-    for point in scenario.points_with_models():
-        params, origin = given[point] = settings(scenario, path, "small", ["event-stream.seed=7"], point)
-        assert (params["architecture"]["name"], params["event-stream"]["seed"]) == ("event-stream", 7)
-        assert origin["set"][-1] == "event-stream.seed=7"
-        levels[point] = params["event-stream"]["served_level"]
-        assert params["event-stream"]["calibration"] == (None if point == "mean" else "before")
-    likely = ["sooner-0.5", "sooner-0.7", "sooner-0.9", "late-0.2"]
-    assert levels == {"mean": None, "0.5": 0.5, "0.9": 0.9, "0.99": 0.99} | dict.fromkeys(likely, "all")
-    # One training gives all levels, and another the mean.
-    trained = {params["event-stream"]["served_level"]: points for params, points in shared(given)}
-    assert trained == {None: ["mean"], "all": ["0.5", "0.9", "0.99", *likely]}
-    assert given["0.9"][0]["event-stream"]["served_level"] == 0.9  # as it was given
+    given = {
+        point: settings(scenario, path, "small", ["event-stream.epochs=7"], point)
+        for point in scenario.points_with_models()
+    }
+    for point, (params, origin) in given.items():
+        assert (params["event-stream"]["seed"], params["event-stream"]["epochs"]) == (int(point), 7)
+        assert origin["set"][-1] == "event-stream.epochs=7"
+    assert [points for _, points in shared(given)] == [["1"], ["2"], ["3"]]
+    assert [points for _, points in shared(given | {"again": given["2"]})] == [["1"], ["2", "again"], ["3"]]
     assert load(path_of("sweep-rtt")).points_with_models() == {}
     own = tmp_path / "mine.yaml"
     for taught, line in (
@@ -374,32 +374,6 @@ def test_a_model_of_other_acks_is_refused(tmp_path: Path) -> None:
         model_of(tmp_path, ["acks"])
 
 
-def test_who_acts_on_a_probability_needs_a_model_of_quantiles(tmp_path: Path) -> None:
-    scenario = load(path_of("rules-figure8"))
-    models = {f"{point}/rfc9332": Model(tmp_path, "a", levels="-" in point) for point in scenario.axis.points}
-    check_rules(models, {"rules-figure8": scenario})
-    one = {"rfc9332": Model(tmp_path, "b")}
-    check_rules(one, {"figure8": load(path_of("figure8"))})
-    with pytest.raises(
-        ValueError, match=r"gives one latency, and rules-figure8, .*-0\.\d acts on a"
-    ) as error:
-        check_rules(one, {"rules-figure8": scenario})
-    assert "\n" not in str(error.value)
-    by_point = {
-        cell.point: control_of(
-            environment_at(scenario, cell.point, ""), "model", model=Model(tmp_path, ""), share=0
-        )
-        for cell in cells("rules-figure8", scenario)
-    }
-    rule = ("least_probability", "probability_margin", "deadline_us")
-    said = {point: [control.get(key) for key in rule] for point, control in by_point.items()}
-    assert said["mean"] == said["0.9"] == [None] * 3  # as published runs are known
-    assert said["sooner-0.7"] == [0.7, 0.1, None]
-    assert said["late-0.2"] == [0.2, 0.1, 80_000]
-    always = control_of(environment_at(scenario, "late-0.2", ""), "always", model=None, share=0)
-    assert not set(rule) & set(always)  # it forecasts no quantiles
-
-
 @pytest.mark.parametrize(
     ("name", "seeds", "found"),
     [
@@ -504,10 +478,6 @@ BAD_ENVIRONMENTS: list[tuple[str, object, str]] = [
         2**40,
         "controls.model.max_moved_unacked: input should be less than",
     ),
-    ("controls.model.least_probability", 1, "controls.model.least_probability: input should be less than 1"),
-    ("controls.model.least_probability", 0.1, "controls.model.probability_margin: 0.1 is not below"),
-    ("controls.model.deadline_us", 0, "controls.model.deadline_us: input should be greater than 0"),
-    ("controls.model.probability_margin", 2, "controls.model.probability_margin: input should be less than"),
     (
         "controls.model.finetune_every_s",
         0.01,
@@ -863,25 +833,17 @@ def test_a_damaged_replay_gets_one_line(
 def test_the_guard_is_judged_as_the_agent_ships_it() -> None:
     """Without the guard a run is the one that was published before there was one."""
     ships = ControllerParams()
-    first = {"guard": "on", "max_moved_share": ships.max_moved_share}
-    unwatched = first | {"guard_packets": PAIR_PACKETS}
-    shipped = unwatched | {"guard_growth": MOST_GROWTH, "guard_advantage": MOST_ADVANTAGE}
+    shipped = {**GUARD, "max_moved_share": ships.max_moved_share}
+    assert (GUARD["guard_growth"], GUARD["guard_advantage"]) == (MOST_GROWTH, MOST_ADVANTAGE)
     off = control_of(load(path_of("figure8")).environment, "model", model=Model(Path(), ""), share=0)
     assert not set(shipped) & set(off)
-    for prefix, more, response in (
-        ("guard-*", first, "scalable"),
-        ("shipped-guard-*", shipped, "scalable"),
-        ("guarded-*", shipped, "scalable"),
-        ("unheard-guard-*", unwatched, "unheard"),
-        ("discounted-guard-*", unwatched, "discounted"),
-    ):
+    for prefix in ("shipped-guard-*", "guarded-*"):
         for name in fnmatch.filter(names(), prefix):
             scenario = load(path_of(name))
             points = ["", *(scenario.axis.points if scenario.axis else ())]
             environment = environment_at(scenario, points[-1], name)
             on = control_of(environment, "model", model=Model(Path(), ""), share=0)
-            assert {key: value for key, value in on.items() if key not in off} == more
-            assert environment.controls.moved_response == response
+            assert {key: value for key, value in on.items() if key not in off} == shipped
             assert (on["max_moved_unacked"], on["margin_us"], on["margin_share"]) == (
                 ships.max_moved_unacked,
                 ships.margin_us,
@@ -898,10 +860,6 @@ def test_surroundings_leave_published_runs_as_they_are(tmp_path: Path) -> None:
         if cell.profile == "uncoupled" and cell.seed == 102
     }
     assert runs["classic answer", "model"]["moved_response"] == "classic"
-    discounted = load(path_of("discounted-guard-figure8"))
-    for control, said in (("model", "discounted"), ("default", None)):
-        run = resolve(discounted, Cell("", "on", None, "uncoupled", control, 127), {"kind": control}, [])
-        assert run.get("moved_response") == said
     plain = runs["figure 8", "default"]
     assert runs["classic answer", "default"] == plain
     groups = {key: run["senders"][0]["groups"] for key, run in runs.items()}
@@ -914,9 +872,9 @@ def test_surroundings_leave_published_runs_as_they_are(tmp_path: Path) -> None:
             "controls.moved_response: classic is not there where senders.s1.groups.l4s.tcp is not dctcp",
         ),
         (
-            "controls: {moved_response: unheard}\n  senders: {s1: {groups: {l4s: {flows: 1, traffic: "
+            "controls: {moved_response: classic}\n  senders: {s1: {groups: {l4s: {flows: 1, traffic: "
             "{kind: pages, pages: 1, first_s: 1, every_s: 1, sizes: [[5]]}}}}}",
-            "controls.moved_response: unheard is not there where senders.s1.groups.l4s.traffic is pages",
+            "controls.moved_response: classic is not there where senders.s1.groups.l4s.traffic is pages",
         ),
     ):
         own = tmp_path / "mine.yaml"
@@ -929,15 +887,6 @@ def test_surroundings_leave_published_runs_as_they_are(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("key", "value", "line"),
     [
-        ("controls.model.guard_growth", 0.5, "changes nothing without controls.model.guard: true"),
-        ("controls.model.guard_advantage", 0.3, "changes nothing without controls.model.guard: true"),
-        ("controls.model.guard_packets", 1, "changes nothing without controls.model.guard: true"),
-        ("controls.model.deadline_us", 1e4, "changes nothing without controls.model.least_probability"),
-        (
-            "controls.model.probability_margin",
-            0.2,
-            "changes nothing without controls.model.least_probability",
-        ),
         ("senders.cross.groups.l4s.dupack_threshold", "ncr", "udp has no ACKs"),
     ],
 )
@@ -945,19 +894,17 @@ def test_a_key_that_changes_nothing_is_refused(key: str, value: object, line: st
     """Where the file gives it; what it extends may have it."""
     udp = {"tcp": "udp", "traffic": {"kind": "cbr", "mbps": 1, "packet_bytes": 1000}}
     environment: dict[str, Any] = {"senders": {"cross": {"groups": {"l4s": dict(udp)}}}}
-    environment["controls"] = {"model": {}}
     mine = written(tmp_path, {"extends": "default", "environment": put(environment, key, value)})
     with pytest.raises(ValueError, match=rf"^mine\.yaml: environment\.{key}: {line}$"):
         load(mine)
     on = {"label": "guard", "points": {"off": {"set": {}}, "on": {"set": {"controls.model.guard": True}}}}
     tcp = {"senders.cross.groups.l4s.tcp": "cubic", "senders.cross.groups.l4s.ecn": "ect0"}
-    on["points"]["on"]["set"] |= {**tcp, "controls.model.least_probability": 0.5}  # type: ignore[index]
+    on["points"]["on"]["set"] |= tcp  # type: ignore[index]
     base = {"extends": "default", "environment": put(environment, key, value), "axis": on}
     load(written(tmp_path, base))  # it changes something at one point
     (tmp_path / "base.yaml").write_text(yaml.safe_dump(base))
     load(written(tmp_path, {"extends": "base", "axis": None}))
-    *path, name = key.split(".")
-    default = (ModelSettings if "model" in path else Group).model_fields[name].default
+    default = Group.model_fields[key.split(".")[-1]].default
     both = {"default": {"set": {key: default}}, "off": {"set": {key: value}}}
     at_off = {"label": "guard", "points": both}
     with pytest.raises(ValueError, match=rf"^mine\.yaml: environment\.{key}: {line}$"):

@@ -343,12 +343,6 @@ def test_who_picks_has_a_row_for_each_rule_profile_and_control() -> None:
     assert queues.who_waits(runs)[-1] == "| sender: oracle | 1 | – | not enough packets | – | – |"
 
 
-def test_a_told_model_stands_beside_its_queue_without_a_choice() -> None:
-    told = f"{who_picks.BOTH}DualPI2, weights by age; told ages"
-    assert who_picks.who_rule(told, "rfc9332", "model") == "both: weights by age, model, told ages"
-    assert who_picks.who_rule(told, "uncoupled", "default") == "both: weights by age, uncoupled"
-
-
 def test_a_rule_is_judged_beside_nobody_and_a_sender_beside_its_queue() -> None:
     """FqCoDel's frames come in half the time; the sender changes nothing that could be told from chance."""
     rows = []
