@@ -1,4 +1,7 @@
-"""Fixtures shared by all tests. Real services only: what cannot start is an error, not a mock."""
+"""Fixtures shared by all tests, those of the studies too.
+
+Real services only: what cannot start is an error, not a mock.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,7 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.load_profile("project")
 
-PROJECT = Path(__file__).resolve().parent.parent
+PROJECT = Path(__file__).resolve().parent
 CAPTURES = PROJECT.parent / "shared" / "data"
 
 
