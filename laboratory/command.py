@@ -28,7 +28,7 @@ from laboratory.runs.resolve import (
 )
 from laboratory.scenarios.checked import LONGEST_S
 from laboratory.scenarios.controls import MATCHED, VIEWED_BY, check_controls
-from laboratory.scenarios.files import LFQ_TABLE, check_points, environment_at, files_of, load, names, path_of
+from laboratory.scenarios.files import check_points, environment_at, files_of, load, names, path_of
 from laboratory.scenarios.schema import TRAINING_SEEDS_FROM, Scenario
 
 DEPENDENT: Final = ("random", "placebo")  # on another run's result
@@ -97,9 +97,6 @@ def list_scenarios() -> None:
         scenario = load(path_of(name))
         count = len(list(cells(name, scenario)))
         print(f"{name:<{width}} {scenario.about} ({count} runs of {scenario.seconds:g} s)")
-    print(
-        f"{LFQ_TABLE:<{width}} A router that learns its limits: 100 rates, 100 round trips (400 runs a rule)"
-    )
 
 
 def adjusted(scenario: Scenario, request: Request) -> Scenario:
