@@ -178,12 +178,11 @@ status: ## Judge each part by a real request; the served version and its age
 logs: ## The last lines of every part's log; make logs FOLLOW=1 goes on
 	@tail -n 15 $(if $(FOLLOW),-F) $(STATE)/*/server.log $(wildcard $(STATE)/ingest/replicas.log)
 
-lock: ## Resolve infra/setup/requirements*.in into the two locks, and write their bill of materials, sbom.json
+lock: ## Resolve infra/setup/requirements*.in into the two locks
 	$(UV) pip compile infra/setup/requirements.in --override infra/setup/overrides.txt --python-version 3.11 \
 	  --python-platform x86_64-manylinux_2_28 --generate-hashes --no-header --no-annotate -o requirements.lock
 	$(UV) pip compile infra/setup/requirements-triton.in --no-deps --python-version 3.11 \
 	  --python-platform x86_64-manylinux_2_35 --generate-hashes --no-header --no-annotate -o requirements-triton.lock
-	$(BIN)/python -m infra.sbom
 
 audit: ## Ask PyPI for known vulnerabilities of all that the locks name (needs the net)
 	for lock in requirements.lock requirements-triton.lock infra/setup/uv.lock; do \

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks.rows import Row, interleaved_medians
-from laboratory.report.verdict import HELD, NOT_HELD, Verdict
 from pipelines.simulators import PROJECT, build_simulator
 from pipelines.stage import StageError
 
@@ -76,22 +75,6 @@ def judged(rows: Sequence[Row]) -> Iterator[RuleMedians]:
     for rule in DISCS:
         if name_of(rule, JUDGED_FLOWS) in ours:  # older results have fewer rules
             yield RuleMedians(rule, {flows: ours[name_of(rule, flows)] for flows in FLOWS})
-
-
-def verdicts(rows: Sequence[Row]) -> list[Verdict]:
-    """Return each rule's two figures; a benchmark has no seeds, so there is no interval."""
-    few, many = GROWN_FLOWS
-    found = []
-    for one in judged(rows):
-        asked = f"with {many} flows the network answers at every packet" if one.rule == LFQ else None
-        at, growth = f"us a packet at {JUDGED_FLOWS} flows", f"growth from {few} to {many} flows"
-        for figure, most, value, why in (
-            (at, MOST_NS * 1e-3, one.ns[JUDGED_FLOWS] * 1e-3, None),
-            (growth, MOST_GROWTH, one.growth, asked),
-        ):
-            verdict = HELD if value <= most else NOT_HELD
-            found.append(Verdict(f"{one.rule}: {figure}", most, value, None, None, 0, verdict, why))
-    return found
 
 
 def name_of(rule: str, flows: int) -> str:

@@ -174,15 +174,11 @@ def report(samples: list[dict[str, Any]]) -> int:
     return 1 if growing else 0
 
 
-def measure(rounds: int, minutes: float = MINUTES, weeks: float | None = None) -> list[Row]:
-    """Run the loop for some minutes, or resume an interrupted run; return a row for each quantity judged.
+def measure(rounds: int, minutes: float = MINUTES) -> list[Row]:
+    """Run the loop for so long, or go on with a run that was interrupted; a row for each quantity judged.
 
-    It is one run; `rounds` has no effect. With `weeks`, simulate that many weeks (`benchmarks/weeks.py`).
+    It is one run, whatever `rounds` says.
     """
-    if weeks is not None:
-        from benchmarks import weeks as compressed
-
-        return compressed.measure(weeks)
     path = samples_file()
     with contextlib.redirect_stdout(sys.stderr):  # `--json` owns the standard output
         if len(read(path)) < wanted(minutes):

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from common.local_ray import ray_cluster
-from laboratory.learning.judged_models import anchor_of, check_acks, check_rules, model_at, models_by_profile
+from laboratory.learning.judged_models import anchor_of, check_acks, model_at, models_by_profile
 from laboratory.report import looks
 from laboratory.report.comparison import Place
 from laboratory.runs import execution, experience, programs, results, rows
@@ -28,7 +28,7 @@ from laboratory.runs.resolve import (
 )
 from laboratory.scenarios.checked import LONGEST_S
 from laboratory.scenarios.controls import MATCHED, VIEWED_BY, check_controls
-from laboratory.scenarios.files import LFQ_TABLE, check_points, environment_at, files_of, load, names, path_of
+from laboratory.scenarios.files import check_points, environment_at, files_of, load, names, path_of
 from laboratory.scenarios.schema import TRAINING_SEEDS_FROM, Scenario
 
 DEPENDENT: Final = ("random", "placebo")  # on another run's result
@@ -71,7 +71,6 @@ def run_lab(request: Request, output: Path) -> int:
     with execution.sole_user(output):
         models = models_by_profile(request.artifact, output) if request.artifact else {}
         check_acks(models, scenarios)
-        check_rules(models, scenarios)
         program, build = programs.build()
         check_discs(program, scenarios, request.points)
         laboratory = _Laboratory(request, scenarios, models, program, build, output.resolve())
@@ -98,9 +97,6 @@ def list_scenarios() -> None:
         scenario = load(path_of(name))
         count = len(list(cells(name, scenario)))
         print(f"{name:<{width}} {scenario.about} ({count} runs of {scenario.seconds:g} s)")
-    print(
-        f"{LFQ_TABLE:<{width}} A router that learns its limits: 100 rates, 100 round trips (400 runs a rule)"
-    )
 
 
 def adjusted(scenario: Scenario, request: Request) -> Scenario:

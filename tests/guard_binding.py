@@ -34,13 +34,12 @@ def _load() -> ctypes.CDLL:
     pointer, f64, i32, i64 = ctypes.c_void_p, ctypes.c_double, ctypes.c_int32, ctypes.c_int64
     signatures: native.Signatures = {
         "sq_guard_test": (i64, [f64, pointer, i64, pointer]),
-        "sq_guard_defaults": (None, [ctypes.POINTER(kind) for kind in (f64, ctypes.c_int, f64, f64)]),
-        "sq_guard_new": (pointer, [f64, ctypes.c_uint64, ctypes.c_int, f64, f64]),
+        "sq_guard_defaults": (None, [ctypes.POINTER(kind) for kind in (f64, f64, f64)]),
+        "sq_guard_new": (pointer, [f64, ctypes.c_uint64, f64, f64]),
         "sq_guard_free": (None, [pointer]),
         "sq_guard_rule": (ctypes.c_int, [pointer, i32, i64, pointer]),
         "sq_guard_moves": (ctypes.c_int, [pointer, i32, ctypes.c_int, i64]),
         "sq_guard_carried": (ctypes.c_int, [pointer, i32, i64, i64, ctypes.c_int, f64]),
-        "sq_guard_keeps": (ctypes.c_int, [pointer, i32, i64]),
         "sq_guard_sent": (ctypes.c_int, [pointer, i64, i64, i32, ctypes.c_uint8, i64]),
         "sq_guard_acked": (None, [pointer, i64, i64, ctypes.c_int]),
         "sq_guard_counts": (None, [pointer, pointer]),
@@ -51,14 +50,14 @@ def _load() -> ctypes.CDLL:
 _ABI: Final = _load()
 
 
-def _defaults() -> tuple[float, int, float, float]:
-    found = ctypes.c_double(), ctypes.c_int(), ctypes.c_double(), ctypes.c_double()
+def _defaults() -> tuple[float, float, float]:
+    found = ctypes.c_double(), ctypes.c_double(), ctypes.c_double()
     _ABI.sq_guard_defaults(*map(ctypes.byref, found))
-    alpha, packets, growth, advantage = (each.value for each in found)
-    return alpha, packets, growth, advantage
+    alpha, growth, advantage = (each.value for each in found)
+    return alpha, growth, advantage
 
 
-ALPHA, PAIR_PACKETS, MOST_GROWTH, MOST_ADVANTAGE = _defaults()
+ALPHA, MOST_GROWTH, MOST_ADVANTAGE = _defaults()
 
 
 def settle(values: NDArray[np.floating], alpha: float = ALPHA) -> tuple[int, int]:
@@ -80,21 +79,17 @@ class Guard:
         self,
         seed: int = 1,
         *,
-        pair_packets: int = PAIR_PACKETS,
         most_growth: float = MOST_GROWTH,
         most_advantage: float = MOST_ADVANTAGE,
     ) -> None:
         """Begin with no receiver.
 
         Raises:
-            ValueError: a pair's packets, the growth or the advantage cannot be.
+            ValueError: the growth or the advantage cannot be.
         """
-        self._handle = _ABI.sq_guard_new(ALPHA, seed, pair_packets, most_growth, most_advantage)
+        self._handle = _ABI.sq_guard_new(ALPHA, seed, most_growth, most_advantage)
         if not self._handle:
-            raise ValueError(
-                f"{pair_packets} packets of a pair, growth {most_growth}, advantage {most_advantage}: "
-                "give 1 to 8, and 0 or more"
-            )
+            raise ValueError(f"growth {most_growth}, advantage {most_advantage}: give 0 or more")
 
     def __del__(self) -> None:
         if handle := getattr(self, "_handle", None):
@@ -117,10 +112,6 @@ class Guard:
         """Note a packet of a flow that may be moved, or not, and when that flow sent its last one."""
         if _ABI.sq_guard_carried(self._handle, receiver, sent_ns, before_ns, movable, size_bytes):
             raise MemoryError("no memory for another receiver")
-
-    def keeps(self, receiver: int, arm: int) -> bool:
-        """Whether an earlier decision to move still counts for its flow's further packets."""
-        return bool(_ABI.sq_guard_keeps(self._handle, receiver, arm))
 
     def sent(self, packet: int, sent_ns: int, receiver: int, queue: int, arm: int) -> None:
         """Note a packet that followed a decision with this arm."""

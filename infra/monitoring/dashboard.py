@@ -1,7 +1,6 @@
 """The Grafana dashboard, as a list of panels; `swiftqueue monitor dashboard` writes its JSON.
 
-The JSON (`grafana/dashboards/swiftqueue.json`) is built with Grafana's own types; a test checks that it is
-the output of this file. `picture.py` draws the same panels without Grafana.
+The JSON is built with Grafana's own types. `picture.py` draws the same panels without Grafana.
 """
 
 from __future__ import annotations
@@ -9,9 +8,13 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final
 
-FILE: Final = Path(__file__).parent / "grafana" / "dashboards" / "swiftqueue.json"
+import typer
+
+from common.atomic import write_file
+
+FILE: Final = "swiftqueue.json"
 DATASOURCE: Final = "swiftqueue-prometheus"  # uid in grafana/provisioning/datasources
 WIDTH: Final = 24  # Grafana's grid
 HEIGHT: Final = 7
@@ -373,10 +376,15 @@ def dashboard_json() -> str:
     return json.dumps(board.build(), cls=JSONEncoder, indent=1, sort_keys=True) + "\n"
 
 
-def main() -> None:
-    """Write Grafana's JSON of the dashboard anew, after a change of its panels.
+def main(
+    output: Annotated[
+        Path, typer.Option(help="folder for the file; Grafana's SWIFTQUEUE_DASHBOARDS names it")
+    ] = Path("var/dashboards"),
+) -> None:
+    """Write Grafana's JSON of the dashboard.
 
-    Example: swiftqueue monitor dashboard
+    Example: swiftqueue monitor dashboard --output var/dashboards
     """
-    FILE.write_text(dashboard_json())
-    print(f"{FILE}: {len(panels())} panels")
+    output.mkdir(parents=True, exist_ok=True)
+    write_file(output / FILE, dashboard_json())
+    print(f"{output / FILE}: {len(panels())} panels")

@@ -48,14 +48,15 @@ finish() { # end what still runs, show the run behind, and free the memory
 trap finish EXIT
 loop=(tests/integration/test_live_*.py tests/integration/test_loop_as_a_user.py tests/integration/test_two_nodes.py)
 # The kernel shares the cores among sessions first (sched(7), autogroup), and within one by niceness.
-setsid nice -n 15 bash -c '{ echo 15 >/proc/self/autogroup; } 2>/dev/null; tier computing -n 2 tests --ignore=tests/integration --ignore=tests/testbed --dist loadfile' \
+setsid nice -n 15 bash -c '{ echo 15 >/proc/self/autogroup; } 2>/dev/null; tier computing -n 2 tests $(ls -d studies 2>/dev/null) --ignore=tests/integration --ignore=tests/testbed \
+  $(printf -- "--ignore=%s " studies/*/tests/integration) --dist loadfile' \
   >build/tests-computing.log 2>&1 &
 computing=$!
 trap 'exit 130' INT # Ctrl-C reaches the first run alone, and ends all
 trap 'exit 143' TERM
 tier loop "${loop[@]}"
 failed=$?
-tier servers -n 2 tests/integration tests/testbed "${loop[@]/#/--ignore=}" --dist loadfile || failed=1
+tier servers -n 2 tests/integration tests/testbed $(ls -d studies/*/tests/integration 2>/dev/null) "${loop[@]/#/--ignore=}" --dist loadfile || failed=1
 wait "$computing" || failed=1
 computing=
 exit "$failed"

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from laboratory.learning.champion import MODELS, champion_folder
-from laboratory.runs.resolve import Model, cells
+from laboratory.runs.resolve import Model
 from laboratory.scenarios.files import environment_at
 from laboratory.scenarios.schema import FORMER_PROFILES, PROFILES, Scenario
 from models.registry.registry import CHAMPION
@@ -84,24 +84,6 @@ def check_acks(models: Mapping[str, Model], scenarios: Mapping[str, Scenario]) -
             )
 
 
-def check_rules(models: Mapping[str, Model], scenarios: Mapping[str, Scenario]) -> None:
-    """See that who acts on a probability has a model that gives quantiles.
-
-    Raises:
-        ValueError: a model gives one latency; the line names it and the point.
-    """
-    for name, scenario in scenarios.items():
-        asked = {(cell.point, cell.profile) for cell in cells(name, scenario) if cell.control == "model"}
-        for point, profile in sorted(asked):
-            model = model_at(models, point, profile)
-            rule = environment_at(scenario, point, name).controls.model
-            if rule.least_probability is not None and model is not None and not model.levels:
-                raise ValueError(
-                    f"{model.folder}: gives one latency, and {f'{name}, {point}'.rstrip(', ')} acts on a "
-                    "probability (controls.model.least_probability); train one with served_level: all"
-                )
-
-
 def _model(folder: Path) -> Model:
     from models.networks.artifact import load
     from models.registry.lineage import content_hash
@@ -109,10 +91,10 @@ def _model(folder: Path) -> Model:
 
     load(folder)
     try:
-        levels = Engine(folder).levels  # it is in the senders of a simulation
+        Engine(folder)  # it is in the senders of a simulation
     except ValueError as error:
         raise ValueError(f"{folder}: {str(error).removeprefix(f'{folder}/')}") from None
-    return Model(folder.resolve(), content_hash(folder), said_acks(folder / ORIGIN), bool(levels))
+    return Model(folder.resolve(), content_hash(folder), said_acks(folder / ORIGIN))
 
 
 def anchor_of(model: Model, output: Path) -> Model | None:

@@ -7,7 +7,6 @@ a model is given, half of them show traffic as it is where that chooses: it move
 
 from __future__ import annotations
 
-import copy
 import itertools
 import json
 import os
@@ -29,7 +28,7 @@ from laboratory.runs.resolve import Cell, Model, check_tables, control_of, ident
 from laboratory.scenarios.files import environment_at, files_of, load
 from laboratory.scenarios.schema import Scenario
 from models.event_stream.parameters import EventStreamParams
-from models.networks.parameters import ALL, MEDIAN, Level
+from models.networks.parameters import MEDIAN, Level
 from pipelines.params.document import load_yaml, save_yaml
 from pipelines.params.override import override
 from pipelines.simulators import PROJECT
@@ -118,25 +117,11 @@ def settings(
 
 
 def shared(wanted: Mapping[str, tuple[Any, dict[str, Any]]]) -> list[tuple[Any, list[str]]]:
-    """Return the trainings that give all points' models: the parameters of each, and its points.
-
-    Points that differ in the level of an event stream's quantiles have one, with all its levels.
-    """
+    """Return the trainings that give all points' models: the parameters of each, and its points."""
     found: dict[str, tuple[Any, list[str]]] = {}
     for point, (params, _) in wanted.items():
-        common = copy.deepcopy(params)
-        if _served(params) is not None:
-            common[SECTION]["served_level"] = ALL
-        found.setdefault(json.dumps(common, sort_keys=True), (common, []))[1].append(point)
+        found.setdefault(json.dumps(params, sort_keys=True), (params, []))[1].append(point)
     return list(found.values())
-
-
-def _served(params: Any) -> Level:
-    """What is served of an event stream's quantiles; None of what has none."""
-    if params["architecture"]["name"] != SECTION or not params[SECTION]["quantiles"]:
-        return None
-    level: Level = params[SECTION]["served_level"]
-    return MEDIAN if level is None else level
 
 
 def explore(
@@ -221,7 +206,10 @@ def _pretrain(folder: Path, runs: dict[str, Path], params: Any, *, flows_apart: 
 
 
 def _publish(trained: Path, folder: Path, params: Any) -> None:
-    """Put what a point's parameters serve of a training into a folder that is there."""
+    """Put what the parameters serve of a training into a folder that is there."""
     from models.forecasters import forecaster
 
-    forecaster.load(trained).export(folder, _served(params))
+    level: Level = params[SECTION]["served_level"]
+    forecaster.load(trained).export(
+        folder, MEDIAN if level is None and params[SECTION]["quantiles"] else level
+    )

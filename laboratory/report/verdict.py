@@ -5,14 +5,17 @@ A figure is one value for each seed, so its interval is Student's over seeds.
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Final
 
 import polars as pl
 
 from laboratory.report.judging import FEWEST_SEEDS
+from laboratory.runs import experience
 from models.scoring.intervals import Estimate, estimate
 
 HELD: Final = "held"
@@ -77,3 +80,42 @@ def ratio(figure: str, ours: Values, base: Values, at_most: float, note: str | N
 def at(table: pl.DataFrame, point: str, column: str) -> Values:
     """A column of a point's runs, by seed."""
     return dict(table.filter(pl.col("point") == point).select("seed", column).drop_nulls().iter_rows())
+
+
+Judge = Callable[[pl.DataFrame], list[Verdict]]
+Judges = Mapping[str, tuple[str, Judge]]
+"""The table that each scenario is judged by, a file of `laboratory/runs/experience.py`, and the judge."""
+
+
+def judge_scenario(name: str, judges: Judges, output: Path) -> list[Verdict]:
+    """Return all verdicts on a scenario's runs in an output folder.
+
+    Raises:
+        ValueError: there is nothing to be judged in this scenario, or no result of it.
+    """
+    if name not in judges:
+        raise ValueError(f"{name}: no figure is to be reached in it, but in {', '.join(judges)}")
+    file, judge = judges[name]
+    table = experience.load(output, file).filter(pl.col("scenario") == name)
+    if table.is_empty():
+        raise ValueError(f"{output} has no results of {name}: `swiftqueue lab run {name}` makes them")
+    return judge(table)
+
+
+def print_verdicts(found: Sequence[Verdict], *, as_json: bool) -> int:
+    """Print them, a line or a JSON object each; 1 where one is not held, else 0."""
+    if as_json:
+        print(json.dumps([asdict(verdict) for verdict in found], indent=1))
+    else:
+        for v in found:
+            wanted = f"at least {v.at_least:g}" if v.at_most is None else f"at most {v.at_most:g}"
+            print(f"{v.figure}: {wanted}; {_measured(v)}: {v.verdict}")
+    return int(any(v.verdict == NOT_HELD for v in found))
+
+
+def _measured(v: Verdict) -> str:
+    if v.measured is None:
+        return v.reason or "not measured"
+    interval = "" if v.low is None or v.high is None else f" ({v.low:.3g} to {v.high:.3g})"
+    seeds = f", {v.seeds} seeds" if v.seeds else ""
+    return f"measured {v.measured:.3g}{interval}{seeds}" + (f", {v.reason}" if v.reason else "")

@@ -31,14 +31,7 @@ RUNGS: Final = (  # of the ladder: those that need no other run
     "oracle_batched",
 )
 GUARDED_SHARE: Final = 0.75  # of what is in flight
-GUARDS: Final[Mapping[str, Mapping[str, float]]] = {
-    "guarded": {},
-    "guarded, watched": {"guard_packets": 1, "guard_growth": 0.5},
-    "guarded, advantage watched": {"guard_packets": 1, "guard_growth": 0.5, "guard_advantage": 0.5},
-}
-CHARGES_US: Final = {"events": 0, "events, charged": 100}  # for what a packet costs the others
 ALONE: Final = {"ecn": "not_ect", "traffic": {"kind": "greedy"}}
-RESPONSES: Final = ("classic", "discounted", "unheard")  # what moved packets' ACKs say to S1's DCTCP
 INSTEAD: Final[Mapping[str, Sequence[Mapping[str, Any]]]] = {  # of what the first sender's groups say
     "calls": (
         {
@@ -129,10 +122,9 @@ def canaries() -> dict[str, execution.Job]:
         jobs[name] = execution.Job(f"canary-{len(jobs)}", run, MODEL if drives else None)
     for cell in plain:  # which no scenario of that time had
         always = control_of(scenario.environment, "always", model=None, share=0)
-        for said, more in GUARDS.items():
-            control = {**always, "guard": "on", "max_moved_share": GUARDED_SHARE, **more}
-            run = resolve(scenario, replace(cell, control="always"), control, ["truth", "waits"])
-            jobs[f"{cell.point}, {cell.profile}, {said}"] = execution.Job(f"canary-{len(jobs)}", run)
+        control = {**always, "guard": "on", "max_moved_share": GUARDED_SHARE}
+        run = resolve(scenario, replace(cell, control="always"), control, ["truth", "waits"])
+        jobs[f"{cell.point}, {cell.profile}, guarded"] = execution.Job(f"canary-{len(jobs)}", run)
         for said, instead in INSTEAD.items():
             default = replace(cell, control="default")
             run = resolve(scenario, default, {"kind": "default"}, ["truth", "waits"])
@@ -140,18 +132,15 @@ def canaries() -> dict[str, execution.Job]:
                 group.update(other)
             jobs[f"{cell.point}, {cell.profile}, {said}"] = execution.Job(f"canary-{len(jobs)}", run)
         control = control_of(scenario.environment, "model", model=Model(MODEL, "canary"), share=0)
-        for said, charge_us in CHARGES_US.items():
-            charged = control | ({"charge_us": charge_us} if charge_us else {})
-            run = resolve(scenario, replace(cell, control="model"), charged, ["decisions", "truth"])
-            name = f"{cell.point}, {cell.profile}, {said} ({kernel})"
-            jobs[name] = execution.Job(f"canary-{len(jobs)}", run, MODEL)
+        run = resolve(scenario, replace(cell, control="model"), control, ["decisions", "truth"])
+        name = f"{cell.point}, {cell.profile}, events ({kernel})"
+        jobs[name] = execution.Job(f"canary-{len(jobs)}", run, MODEL)
     for cell in plain:
         control = control_of(scenario.environment, "random", model=None, share=RANDOM_SHARE)
-        for response in RESPONSES:
-            run = resolve(scenario, replace(cell, control="random"), control, ["truth"])
-            run["moved_response"] = response
-            name = f"{cell.point}, {cell.profile}, random, {response}"
-            jobs[name] = execution.Job(f"canary-{len(jobs)}", run)
+        run = resolve(scenario, replace(cell, control="random"), control, ["truth"])
+        run["moved_response"] = "classic"
+        name = f"{cell.point}, {cell.profile}, random, classic"
+        jobs[name] = execution.Job(f"canary-{len(jobs)}", run)
     for said, (kind, attributes) in ROUTERS.items():
         run = resolve(scenario, plain[0], {"kind": "default"}, ["truth"])
         run["bottlenecks"][0]["disc"] = {"type": kind, "attributes": dict(attributes)}

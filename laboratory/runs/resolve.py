@@ -41,7 +41,8 @@ FIRST_VERSION: Final = 1
 ROUND: Final = "laboratory.learning.finetune_round"
 ROUND_SECTIONS: Final = ("change", "finetune")
 BATCHING: Final = {"inference_us", "until_decided", "margin_us", "margin_share", "max_moved_unacked"}
-GUARD: Final = {"guard_packets", "guard_growth", "guard_advantage"}  # what published runs had not
+# As published runs have it; the program reads the first key alone.
+GUARD: Final = {"guard": "on", "guard_packets": 1, "guard_growth": 0.5, "guard_advantage": 0.5}
 NO_EXPLORATION: Final = {"share": 0.0, "burst_packets": 1, "seed": 1}
 
 
@@ -52,7 +53,6 @@ class Model:
     folder: Path
     content: str
     acks: str | None = None  # of the latencies that it was trained on, as its origin says
-    levels: bool = False  # whether it gives quantiles of each latency
 
 
 @dataclass(frozen=True)
@@ -227,35 +227,14 @@ def control_of(
         "artifact": model.content,
         "version": FIRST_VERSION,
         **_batching(chosen),
-        **_rule(chosen),
-        **_told(environment),
         "finetune": finetune,
     }
-
-
-def _told(environment: Environment) -> dict[str, Any]:
-    """What the sender is told of the shares of the link; what the router says is a round trip old."""
-    kind = environment.controls.model.told
-    age = {"age_us": environment.rtt_ms * 1e3} if kind == "weights" else {}
-    return {} if kind == "none" else {"told": {"kind": kind, **age}}
-
-
-def _rule(model: ModelControl) -> dict[str, Any]:
-    """The rule on a probability, where there is one."""
-    if model.least_probability is None:
-        return {}
-    deadline = {"deadline_us": model.deadline_us} if model.deadline_us is not None else {}
-    return {**model.model_dump(include={"least_probability", "probability_margin"}), **deadline}
 
 
 def _batching(model: ModelControl) -> dict[str, Any]:
     """How forecasts become queues; keys that published runs had not are there where they change something."""
     share = {"max_moved_share": model.max_moved_share} if model.max_moved_share else {}
-    charge = {"charge_us": model.charge_us} if model.charge_us else {}
-    guard: dict[str, Any] = {}
-    if model.guard:
-        guard = {"guard": "on", **model.model_dump(include=GUARD, exclude_defaults=True)}
-    return {**model.model_dump(include=BATCHING), **share, **charge, **guard}
+    return {**model.model_dump(include=BATCHING), **share, **(GUARD if model.guard else {})}
 
 
 def _last_latency(environment: Environment) -> dict[str, Any]:

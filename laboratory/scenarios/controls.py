@@ -64,22 +64,9 @@ class ModelControl(ScenarioPart):
     margin_us: Microseconds
     margin_share: Annotated[float, Field(ge=0, le=1e6)]
     max_moved_unacked: Annotated[int, Field(ge=0, le=1_000_000_000)]
-    max_moved_share: Share = 0.0  # share of S1's packets in flight, if that is more
-    charge_us: Microseconds = 0.0  # cost to other flows: a packet moves only for a larger predicted gain
-    # For a model with quantiles: a packet moves if the classic queue is better with a higher probability;
-    # None: if its latency is lower by the margins
-    least_probability: Annotated[float, Field(gt=0, lt=1)] | None = None
-    probability_margin: Share = 0.1  # a flow goes back at a probability lower by this
-    # The classic queue is better if it is in time where the L4S queue would be late; None: if it is sooner
-    deadline_us: Annotated[float, Field(gt=0, le=1e9)] | None = None
-    guard: bool = False  # whether moving stops where it is not shown to help
-    guard_packets: Annotated[int, Field(ge=1, le=8)] = 8  # packets of a batch that are compared
-    guard_growth: Annotated[float, Field(ge=0, le=100)] = 0.0  # growth of S1's rate that is allowed; 0: any
-    # Allowed growth of the ratio of a moved flow's rate to a classic one's.
-    guard_advantage: Annotated[float, Field(ge=0, le=100)] = 0.0
-    # Knowledge that the sender has of a router whose weights follow the flows' ages: simulation/doc/lab.md
-    told: Literal["none", "own_ages", "weights"] = "none"
-    finetune_every_s: Annotated[float, Field(ge=0.1, le=1e5)] | None  # seconds; None: the head stays
+    max_moved_share: Share = 0.0  # of what S1 has in flight, where that is more
+    guard: bool = False  # as the agent ships it: moving stops where it is not settled to help
+    finetune_every_s: Annotated[float, Field(ge=0.1, le=1e5)] | None  # None: the head stays
     finetune_span_s: Seconds
     finetune_apply_after_s: Annotated[float, Field(ge=0, le=1e5)]
 
@@ -96,11 +83,9 @@ class ControlSettings(ScenarioPart):
     """Parameters of the controls."""
 
     moved_ecn: Literal["ect0", "not_ect"]
-    acks: Literal["selective", "cumulative"]  # ACKs from which S1 learns latencies
-    # Response of S1's DCTCP to a moved packet's ACK: the normal one; a mark counts as a loss; marks are
-    # ignored
-    # and growth shrinks with the marks of others; or none
-    moved_response: Literal["scalable", "classic", "discounted", "unheard"] = "scalable"
+    acks: Literal["selective", "cumulative"]  # from which ACKs S1 learns latencies
+    # What a moved packet's ACK says to S1's DCTCP: what any other says; or that its mark is a loss
+    moved_response: Literal["scalable", "classic"] = "scalable"
     random: Random
     oracle: Oracle
     last_latency: LastLatency

@@ -1,4 +1,4 @@
-"""Read and check scenario files: `simulation/scenarios/NAME.yaml` or a user's own."""
+"""Scenario files: `simulation/scenarios/NAME.yaml`, a study's or a user's own, read and checked."""
 
 from __future__ import annotations
 
@@ -24,16 +24,35 @@ from laboratory.scenarios.schema import (
 from pipelines.simulators import PROJECT
 
 FOLDER: Final = PROJECT / "simulation" / "scenarios"
+STUDIES: Final = PROJECT / "studies"  # which may not be there
+PUBLISHED: Final = Path("docs/laboratory")
 FULL: Final = ("figure8", "figure8-finetuned", "sweep-*", "map-*", "many-flows")
 """The full laboratory: what `swiftqueue lab run --full` runs."""
-LFQ_TABLE: Final = "lfq-400"  # made by laboratory/lfq/table.py, not read from a file
-# Steps of pydantic's own into a union.
+# pydantic's own steps into the union
 _STEPS: Final = {"messages", "greedy", "video", "cbr", "replay", "pages", "real_time"}
+
+
+def folders() -> list[Path]:
+    """Return the folders of the project's scenarios, those of the studies after its own."""
+    return [FOLDER, *sorted(STUDIES.glob("*/scenarios"))]
 
 
 def names() -> list[str]:
     """Return the names of the project's scenarios."""
-    return sorted(path.stem for path in FOLDER.glob("*.yaml") if not path.stem.startswith("_"))
+    found = (path.stem for folder in folders() for path in folder.glob("*.yaml"))
+    return sorted(name for name in found if not name.startswith("_"))
+
+
+def find(name: str) -> Path | None:
+    """Return the file of the project's scenario of that name; None where there is none."""
+    return next((path for each in folders() if (path := each / f"{name}.yaml").is_file()), None)
+
+
+def published_in(name: str) -> Path:
+    """Return the folder, below a checkout, where a scenario's results are published: its study's, if any."""
+    path = find(name)
+    is_of_study = path is not None and path.is_relative_to(STUDIES)
+    return path.parents[1].relative_to(PROJECT) / "data" if path and is_of_study else PUBLISHED
 
 
 def full() -> list[str]:
@@ -50,8 +69,8 @@ def files_of(scenarios: Sequence[str]) -> dict[str, Path]:
     """
     files: dict[str, Path] = {}
     for path in map(path_of, scenarios):
-        projects = FOLDER / f"{path.stem}.yaml"
-        if projects.is_file() and not projects.samefile(path):
+        projects = find(path.stem)
+        if projects is not None and not projects.samefile(path):
             raise ValueError(f"{path}: the project has a scenario {path.stem}; give the file another name")
         other = files.setdefault(path.stem, path)
         if not other.samefile(path):
@@ -65,10 +84,9 @@ def path_of(scenario: str) -> Path:
     Raises:
         FileNotFoundError: there is no such scenario.
     """
-    path = Path(scenario) if scenario.endswith((".yaml", ".yml")) else FOLDER / f"{scenario}.yaml"
-    if not path.is_file():
-        there = f"there is {', '.join(names())}; `lab run` takes {LFQ_TABLE} too"
-        raise FileNotFoundError(f"{scenario}: no such scenario; {there}")
+    path = Path(scenario) if scenario.endswith((".yaml", ".yml")) else find(scenario)
+    if path is None or not path.is_file():
+        raise FileNotFoundError(f"{scenario}: no such scenario; there is {', '.join(names())}")
     return path
 
 
@@ -233,9 +251,9 @@ def _read(path: Path, *above: Path) -> dict[str, Any]:
 def _base(path: Path, base: Any, chain: Sequence[Path]) -> Path:
     """Return the file that `path` extends by this name; it must not be in the chain."""
     if not isinstance(base, str):
-        raise ValueError(f"{path.name}: extends: {base!r} is not the name of a scenario")
-    for found in (path.parent / f"{base}.yaml", FOLDER / f"{base}.yaml"):
-        if found.is_file() and not any(map(found.samefile, chain)):
+        raise ValueError(f"{path.name}: extends: {base!r} is no name of a scenario")
+    for found in (path.parent / f"{base}.yaml", find(base)):
+        if found is not None and found.is_file() and not any(map(found.samefile, chain)):
             return found
     raise ValueError(f"{path.name}: extends: there is no other {base!r}, beside it or in the project")
 

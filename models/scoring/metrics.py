@@ -21,8 +21,8 @@ Ints = NDArray[np.int64]
 
 REPLICATES: Final = 200  # bootstrap draws behind each interval
 SECOND_NS: Final = 1_000_000_000
-# Errors are alike within a congestion episode, and episodes last seconds: `swiftqueue bench intervals` counts
-# how often blocks of one second would settle a difference that is not there.
+# Errors are alike within a congestion episode, and episodes last seconds: blocks of one second would
+# settle differences that are not there (docs/results/intervals.md).
 EPISODE_NS: Final = 5 * SECOND_NS
 CHUNK_CELLS: Final = 1_000_000  # (block, step) counts held at once by the bootstrap
 

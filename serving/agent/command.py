@@ -118,12 +118,10 @@ def run_agent(
     metrics_port: int | None,
     telemetry: str | None,
     guard: bool = True,
-    guard_packets: int | None = None,
     guard_growth: float | None = None,
     guard_advantage: float | None = None,
     max_moved_unacked: int | None = None,
     max_moved_share: float | None = None,
-    charge_us: float | None = None,
     rates: bool = False,
 ) -> int:
     """Run the agent until it ends or is told to; return its exit code.
@@ -137,12 +135,10 @@ def run_agent(
             free one, None means no endpoint.
         telemetry: `unix:PATH` of a socket, or a file, that gets its senders' packets and ACKs.
         guard: whether moving stops where it is not settled to help.
-        guard_packets: packets of a batch that the guard moves or holds to compare; None: the agent's own.
-        guard_growth: most growth of the rate while packets are moved, as a share; None: the agent's own.
-        guard_advantage: most growth of a moved flow's rate beside a classic one's, as a share, likewise.
-        max_moved_unacked: most packets moved and not acknowledged yet; None: the agent's own.
-        max_moved_share: or this share of the packets in flight, where that is more; None: the agent's own.
-        charge_us: least predicted gain in µs of a moved packet; None: the agent's own.
+        guard_growth: most growth of the rate while packets are moved, as a share; None is the agent's own.
+        guard_advantage: most growth of a moved flow's rate beside that of a classic one, likewise.
+        max_moved_unacked: most packets moved and not acknowledged yet; None is the agent's own.
+        max_moved_share: or this share of the packets in flight, where that is more; None is the agent's own.
         rates: whether connections' rates are forecast too, by the champion of rates or by the servers.
 
     Raises:
@@ -158,10 +154,8 @@ def run_agent(
     options: dict[str, Any] = {"--listen": listen, "--deadline-us": deadline_us}
     options |= {"--metrics-port": metrics_port, "--telemetry": telemetry}
     options |= {"--guard": "on" if guard else "off"}
-    options |= {"--guard-packets": guard_packets, "--guard-growth": guard_growth}
-    options["--guard-advantage"] = guard_advantage
+    options |= {"--guard-growth": guard_growth, "--guard-advantage": guard_advantage}
     options |= {"--max-moved-unacked": max_moved_unacked, "--max-moved-share": max_moved_share}
-    options["--charge-us"] = charge_us
     if metrics_port is not None:
         options["--metrics-address"] = str(settings().metrics_address)
     arguments = [f"{name}={value}" for name, value in options.items() if value is not None]

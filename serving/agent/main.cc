@@ -122,19 +122,10 @@ void add_options(CLI::App& app, Options& o) {
                  "most of them, as a share of the packets in flight")
       ->check(CLI::Range(0.0, 1.0))
       ->capture_default_str();
-  app.add_option("--charge-us", o.controller.charge_us,
-                 "what a moved packet costs others: it is moved only where its predicted gain is "
-                 "larger")
-      ->check(CLI::Range(0.0, 1e9))
-      ->capture_default_str();
   app.add_option("--guard", o.guard,
                  "moving stops where it is not settled to help; by default on with --listen, since "
                  "what is replayed does not follow decisions")
       ->check(CLI::IsMember({"on", "off"}));
-  app.add_option("--guard-packets", o.controller.guard.pair_packets,
-                 "packets of a batch that the guard moves, or holds, to compare")
-      ->check(CLI::Range(1, kHorizon))
-      ->capture_default_str();
   app.add_option(
          "--guard-growth", o.controller.guard.most_growth,
          "most growth of the rate while packets are moved, as a share, where no classic flow of "

@@ -158,7 +158,6 @@ void live(long rounds, Random& random) {
   const ControllerParams params{
       .max_moved_share = 0,
       .guard = {.on = random() % 2 == 0,
-                .pair_packets = 1 + static_cast<int>(upto(random, kHorizon - 1)),
                 .most_advantage = 0.4 * static_cast<double>(upto(random, 1)),
                 .most_growth = 0.5 * static_cast<double>(upto(random, 1))}};
   DecisionLoop loop(predictor, params, statistics, nullptr);

@@ -71,7 +71,7 @@ def deploy_version(version: int | None, *, judged_against: int | None = None, ki
         chosen = version if version is not None else registry.alias(CHALLENGER)
         if chosen is None:
             if champion is None:
-                how = "swiftqueue lab register" if kind == LIMIT else f"dvc repro {SECTIONS[kind].section}"
+                how = "swiftqueue lfq register" if kind == LIMIT else f"dvc repro {SECTIONS[kind].section}"
                 raise ValueError(f"the registry has no version to deploy; `{how}` makes one")
             chosen = champion
         _check_known(registry, chosen)

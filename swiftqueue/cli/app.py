@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import importlib
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -14,6 +15,8 @@ from swiftqueue.cli.experiments import experiments_app
 from swiftqueue.cli.laboratory import lab_app
 from swiftqueue.cli.running import running_app
 from swiftqueue.cli.traces import sender_app, trace_app
+
+STUDIES: Final = Path(__file__).resolve().parents[2] / "studies"
 
 
 class PrivateFiles(TyperCommand):
@@ -102,24 +105,11 @@ app.add_typer(
     ),
     name="mark",
 )
-app.add_typer(
-    _programs(
-        "Forecast a TCP connection's rate from its first ACKs.",
-        add="infra.rate:add",
-        collect="infra.rate:collect",
-        exchange="infra.rate:exchange",
-        feedback="infra.rate:feedback",
-        follow="testbed.host.rate_follow:follow",
-        forecast="infra.rate:forecast",
-        plain="infra.rate:plain",
-        round="infra.rate:rounds",
-        simulate="infra.rate:simulate",
-        study="infra.rate:study",
-    ),
-    name="rate",
-)
 app.add_typer(lab_app, name="lab")
 app.add_typer(sender_app, name="sender")
+for _file in sorted(STUDIES.glob("*/commands.py")):  # only those that are there, and none by name
+    _study = importlib.import_module(f"studies.{_file.parent.name}.commands")
+    app.add_typer(_programs(_study.HELP, **_study.FUNCTIONS), name=_study.NAME)
 
 
 def main() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -23,11 +22,8 @@ Scored = Annotated[
 class Benchmark(StrEnum):
     """The benchmarks of `bench`."""
 
-    capacity = "capacity"
     extract = "extract"
     finetune = "finetune"
-    gate = "gate"
-    intervals = "intervals"
     inference = "inference"
     ingest = "ingest"
     linerate = "linerate"
@@ -36,8 +32,6 @@ class Benchmark(StrEnum):
     pretrain = "pretrain"
     queues = "queues"
     rate = "rate"
-    reservoir = "reservoir"
-    selfcheck = "selfcheck"
     serving = "serving"
     soak = "soak"
     swap = "swap"
@@ -218,44 +212,6 @@ def tune(
 
 
 @experiments_app.command()
-def paper(
-    exhibits: Annotated[
-        list[str] | None,
-        typer.Argument(
-            help="exhibit as figure-7a, by arXiv's first version (default: all)",
-            metavar="[EXHIBIT]...",
-        ),
-    ] = None,
-    small: Annotated[
-        bool,
-        typer.Option(
-            "--small",
-            help="short traces, three seeds, the ends of each axis; 14 minutes on two cores",
-        ),
-    ] = False,
-    seeds: Annotated[
-        int | None,
-        typer.Option(min=2, help="number of seeds of traffic and training", show_default="5; 3 if small"),
-    ] = None,
-    output: Annotated[
-        Path, typer.Option("--output", "-o", help="folder of traces, rows and their summary")
-    ] = Path("var/paper"),
-    sections: Annotated[Path, typer.Option(help="the variants")] = Path("forecasters.yaml"),
-) -> None:
-    """Redo the SwiftQueue paper exhibit by exhibit, each with a verdict; resume where it stopped.
-
-    Examples: swiftqueue paper --small --seeds 10, and swiftqueue paper figure-7a figure-15
-    """
-    from infra.paper.exhibits import FULL, SMALL
-    from infra.paper.run import run_paper
-
-    check_folder(output, "paper")
-    form = SMALL if small else FULL
-    form = replace(form, seeds=seeds or form.seeds)
-    sys.exit(run_paper(exhibits or [], output, form, sections))
-
-
-@experiments_app.command()
 def bench(
     what: Annotated[Benchmark, typer.Argument(help="the benchmark")],
     rounds: Annotated[int, typer.Option(help="number of rounds; medians are reported")] = 5,
@@ -265,15 +221,11 @@ def bench(
     minutes: Annotated[
         float | None, typer.Option(min=0, help="soak: minutes that the loop runs (default: 120)")
     ] = None,
-    weeks: Annotated[
-        float | None,
-        typer.Option(min=0, help="soak: simulated weeks of rounds back to back, instead of minutes"),
-    ] = None,
     gigabytes: Annotated[
         float | None, typer.Option(min=0, help="extract: GB of a capture to measure its memory over")
     ] = None,
     packets: Annotated[
-        str | None, typer.Option(help="reservoir, pretrain: folder of packet tables (default: simulated)")
+        str | None, typer.Option(help="pretrain: a folder of packet tables, instead of simulated")
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="print a JSON list of rows")] = False,
     publish: Annotated[
@@ -298,7 +250,6 @@ def bench(
                 as_json=json,
                 events=events,
                 minutes=minutes,
-                weeks=weeks,
                 gigabytes=gigabytes,
                 packets=packets,
             )
@@ -328,9 +279,6 @@ def draw_results(
     rates: Annotated[
         Path | None, typer.Option(help="publish what `rate` study, feedback, exchange or plain wrote first")
     ] = None,
-    paper: Annotated[
-        Path | None, typer.Option(help="publish the rows of `paper` first", metavar="FILE")
-    ] = None,
     tuning: Annotated[
         Path | None, typer.Option(help="publish the tuning.json of `tune` first", metavar="FILE")
     ] = None,
@@ -340,23 +288,18 @@ def draw_results(
             help="publish a scenario's runs from the folder of `lab run` first", metavar="SCENARIO FOLDER"
         ),
     ] = None,
-    traces: Annotated[
-        Path | None,
-        typer.Option(help="publish the queues of `lab run lfq-traces --truth` first", metavar="FOLDER"),
-    ] = None,
 ) -> None:
-    """Draw the pages of docs/results, the README's table and its pictures from the published data.
+    """Draw the pages of docs/results and the studies, the README's table and pictures from published data.
 
     Example: swiftqueue results --scores late-packets data/evaluation/report/scores.json
     """
     from benchmarks import published
-    from infra.results import evaluations, forecasters, lfq_traces, replayed
-    from infra.results import paper as paper_rows
-    from infra.results import rates as rate_studies
-    from infra.results import tuning as searches
-    from infra.results.pages import rewrite
-    from infra.results.tables import LABORATORY
+    from benchmarks.results import evaluations, forecasters, replayed
+    from benchmarks.results import rates as rate_studies
+    from benchmarks.results import tuning as searches
+    from benchmarks.results.pages import rewrite
     from laboratory.runs import results
+    from laboratory.scenarios.files import published_in
 
     published.load(published.FILE)  # checked before anything is published in another folder
     if scores:
@@ -367,13 +310,9 @@ def draw_results(
         replayed.take(replay)
     if rates:
         rate_studies.take(rates)
-    if paper:
-        paper_rows.take(paper)
     if tuning:
         searches.take(tuning)
     if lab:
-        results.publish(lab[1], lab[0], LABORATORY)
-    if traces:
-        lfq_traces.take(traces)
+        results.publish(lab[1], lab[0], published_in(lab[0]))
     for path in rewrite(Path.cwd()):
         print(path)

@@ -327,9 +327,6 @@ def agent(
     guard: Annotated[
         bool, typer.Option(help="stop moving packets to a receiver where it is not settled to help")
     ] = True,
-    guard_packets: Annotated[
-        int | None, typer.Option(min=1, max=8, help="packets of a batch that the guard compares (default: 1)")
-    ] = None,
     guard_growth: Annotated[
         float | None,
         typer.Option(min=0, max=100, help="most growth of the rate while moved; 0: any (default: 0.5)"),
@@ -346,10 +343,6 @@ def agent(
         typer.Option(
             min=0, max=1, help="or this share of packets in flight, if that is more (default: 0.75)"
         ),
-    ] = None,
-    charge_us: Annotated[
-        float | None,
-        typer.Option(min=0, help="least predicted gain in µs of a moved packet (default: 0)"),
     ] = None,
     rates: Annotated[
         bool, typer.Option("--rates", help="forecast connections' rates too (docs/RATE.md)")
@@ -370,12 +363,10 @@ def agent(
             metrics_port=metrics_port,
             telemetry=telemetry,
             guard=guard,
-            guard_packets=guard_packets,
             guard_growth=guard_growth,
             guard_advantage=guard_advantage,
             max_moved_unacked=max_moved_unacked,
             max_moved_share=max_moved_share,
-            charge_us=charge_us,
             rates=rates,
         )
     )

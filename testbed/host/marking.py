@@ -11,7 +11,6 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from feature_store.packets.schema import HORIZON
 from laboratory.runs.resolve import Model
 from serving.agent.process import BINARY as AGENT
 from testbed.host import router_log, tcp
@@ -19,18 +18,9 @@ from testbed.host.hosts import Bed
 from testbed.host.programs import DCTCP
 from testbed.host.tcp import PORT, Rule, running, summary, urgent
 
-CONTROLLER: Final = (
-    *("margin_us", "margin_share", "max_moved_unacked", "max_moved_share", "charge_us"),
-    *("guard", "guard_packets", "guard_growth", "guard_advantage"),
-)
-# Defaults of a run that does not name these (simulation/programs/laboratory/run.cc); the agent has others.
-UNSAID: Final = {
-    "guard": "off",
-    "guard_packets": HORIZON,
-    "guard_growth": 0.0,
-    "guard_advantage": 0.0,
-    "max_moved_share": 0.0,
-}
+CONTROLLER: Final = (*("margin_us", "margin_share", "max_moved_unacked", "max_moved_share", "guard"),)
+# What a run means that does not say these (simulation/programs/laboratory/run.cc); the agent ships others.
+UNSAID: Final = {"guard": "off", "max_moved_share": 0.0}
 
 
 @contextmanager
@@ -65,13 +55,7 @@ def marked(
 
 
 def agent_words(socket: Path, model: Path, control: Mapping[str, Any]) -> list[object]:
-    """Return the words of an agent of the model in its own process, with the laboratory's controller.
-
-    Raises:
-        ValueError: the control acts on a probability; the agent acts on one latency.
-    """
-    if "least_probability" in control:
-        raise ValueError("controls.model.least_probability: the bed's agent acts on one latency")
+    """Return the command of an agent of the model in its own process, with the laboratory's controller."""
     options = UNSAID | {name: control[name] for name in CONTROLLER if name in control}
     given = {"listen": socket, "local": model} | {name.replace("_", "-"): v for name, v in options.items()}
     return [AGENT, *(f"--{name}={value}" for name, value in given.items())]

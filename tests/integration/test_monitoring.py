@@ -19,7 +19,7 @@ import yaml
 from waiting import wait_until
 
 from infra.local.processes import free_ports
-from infra.monitoring.dashboard import DATASOURCE, FILE, ROWS, dashboard_json, panels
+from infra.monitoring.dashboard import DATASOURCE, FILE, ROWS, dashboard_json, main, panels
 from infra.monitoring.metrics import OTHERS, OURS, exported, reference
 
 HERE = Path(__file__).resolve().parents[2] / "infra" / "monitoring"
@@ -111,8 +111,13 @@ def test_every_metric_is_looked_at() -> None:
 # The dashboard --------------------------------------------------------------------------------------
 
 
-def test_the_dashboard_is_what_its_source_makes() -> None:
-    assert FILE.read_text() == dashboard_json(), "run: swiftqueue monitor dashboard"
+def test_the_command_writes_the_dashboard_where_it_is_told(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    main(tmp_path / "new" / "folder")
+    written = tmp_path / "new" / "folder" / FILE
+    assert written.read_text() == dashboard_json()
+    assert capfd.readouterr().out == f"{written}: {len(panels())} panels\n"
 
 
 def test_grafanas_own_types_read_the_whole_dashboard() -> None:
@@ -122,14 +127,14 @@ def test_grafanas_own_types_read_the_whole_dashboard() -> None:
     from grafana_foundation_sdk.models.dashboard import Dashboard
 
     register_default_plugins()
-    written = json.loads(FILE.read_text())
+    written = json.loads(dashboard_json())
     assert json.loads(json.dumps(Dashboard.from_json(written), cls=JSONEncoder)) == written
     misspelt = written | {"refrehs": "1s"}
     assert json.loads(json.dumps(Dashboard.from_json(misspelt), cls=JSONEncoder)) == written
 
 
 def test_panels_do_not_overlap_and_have_all_they_need() -> None:
-    board = json.loads(FILE.read_text())
+    board = json.loads(dashboard_json())
     taken: set[tuple[int, int]] = set()
     for panel in board["panels"]:
         at = panel["gridPos"]

@@ -16,9 +16,9 @@ import yaml
 from typer.testing import CliRunner, Result
 
 import swiftqueue
+from benchmarks.results import forecasters as published
 from feature_store.packets.schema import read_packets, scan_packets
 from feature_store.packets.truth import Waits, read_waits
-from infra.results import forecasters as published
 from laboratory.report.tables import NONE
 from models.forecasters.forecaster import load
 from models.forecasters.traces import TracePart, lessons

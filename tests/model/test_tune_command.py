@@ -12,8 +12,8 @@ import toy_world
 import yaml
 from typer.testing import CliRunner
 
+from benchmarks.results import tuning as published
 from common.local_ray import ray_cluster
-from infra.results import tuning as published
 from swiftqueue.cli.app import app
 
 

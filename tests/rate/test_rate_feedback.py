@@ -12,9 +12,9 @@ import polars as pl
 import pytest
 from cpp_suite import passed
 
-from infra.results import rate_feedback as page
-from infra.results import rates
-from infra.results.tables import TABLES, Data
+from benchmarks.results import rate_feedback as page
+from benchmarks.results import rates
+from benchmarks.results.tables import TABLES, Data
 from laboratory import rate_feedback
 from laboratory.rate_feedback import BBR, CUBIC, ORACLE, OURS, VARIANTS, WINDOWS, Run, measure, summary
 from pipelines.simulators import build_simulator

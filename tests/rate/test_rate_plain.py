@@ -10,8 +10,8 @@ import pytest
 from rate_flows import write_flows
 from typer.testing import CliRunner
 
-from infra.results import rate_pictures, rates
-from infra.results.tables import TABLES, Data
+from benchmarks.results import rate_pictures, rates
+from benchmarks.results.tables import TABLES, Data
 from models.rate.plain import plain, quartiles
 from swiftqueue.cli.app import app
 

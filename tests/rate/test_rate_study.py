@@ -12,8 +12,8 @@ import pytest
 from rate_flows import write_flows
 from typer.testing import CliRunner
 
-from infra.results import rates
-from infra.results.tables import TABLES, Data
+from benchmarks.results import rates
+from benchmarks.results.tables import TABLES, Data
 from models.rate import networks, predictors
 from models.rate.flows import Flows, load, split
 from models.rate.study import Score, cell, scores_alone, summary

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import gate_world as world
 import numpy as np
 import pytest
 
-from benchmarks import gate as world
 from models.registry.bars import NO_CHAMPION, Verdict
 from models.registry.gate import (
     LATE,
@@ -183,7 +183,7 @@ def test_an_interval_is_of_the_same_draws_for_all(
 @pytest.mark.slow
 @pytest.mark.parametrize("challenge", [world.poison, world.noise])
 def test_quality_does_not_sink_below_the_reference(challenge: world.NextHead) -> None:
-    """By more than margin and noise, in forty rounds of `swiftqueue bench gate`; the gate before lets it."""
+    """By more than margin and noise, in forty rounds; the gate before lets it."""
     qualities = world.run(world.passes, 40, 1, challenge)
     assert min(qualities) > qualities[0] - 0.03
     if challenge is world.poison:

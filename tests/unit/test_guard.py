@@ -244,18 +244,6 @@ def test_of_each_pair_one_is_moved_and_a_coin_says_which() -> None:
     assert 0.45 < np.mean([both[0] for both in pairs]) < 0.55
 
 
-def test_a_trial_moves_no_more_than_a_batch() -> None:
-    guard = Guard(pair_packets=8, most_growth=0, most_advantage=0)
-    moved, arm = next(ruled for ruled in (guard.rule(1, t) for t in range(100)) if ruled[0])
-    assert moved
-    for packet in range(8):
-        assert guard.keeps(1, arm)
-        guard.sent(packet, 0, 1, CLASSIC, arm)
-    assert not guard.keeps(1, arm)
-    assert not guard.keeps(1, arm + 1_000)
-    assert not guard.keeps(2, arm)
-
-
 def test_what_did_not_follow_its_decision_is_not_compared() -> None:
     guard = unwatched()
     for batch in range(2_000):
@@ -504,7 +492,7 @@ events = st.one_of(
 @given(st.lists(events, max_size=80))
 def test_any_order_of_events_is_taken(happened: list[tuple[str, int, int]]) -> None:
     """Times that fall, ACKs of packets never sent, packets sent twice: no state goes below nothing."""
-    guard, arms = Guard(pair_packets=3, most_growth=0.5), [(0, 0)]
+    guard, arms = Guard(most_growth=0.5), [(0, 0)]
     for what, a, b in happened:
         if what == "rule":
             _, arm = guard.rule(a, b)
@@ -512,7 +500,6 @@ def test_any_order_of_events_is_taken(happened: list[tuple[str, int, int]]) -> N
         elif what == "sent":
             receiver, arm = arms[a % len(arms)]
             guard.sent(a % 40, b, receiver, CLASSIC if arm % 2 else L4S, arm)
-            guard.keeps(receiver, arm)
             guard.moves(receiver, arm, decided=bool(b % 2))
         elif what == "carried":
             guard.carried(a, b, b % 1_500, before_ns=b - a * 30 * MS, movable=bool(b % 3))
@@ -525,11 +512,8 @@ def test_any_order_of_events_is_taken(happened: list[tuple[str, int, int]]) -> N
     assert counts.trials >= counts.trial if happened else True
 
 
-def test_pairs_and_changes_of_rate_that_cannot_be_are_refused() -> None:
+def test_changes_of_rate_that_cannot_be_are_refused() -> None:
     nan = float("nan")
-    for packets, growth, advantage in (
-        *((0, 0.0, 0.0), (9, 0.0, 0.0), (1, -0.1, 0.0), (1, nan, 0.0)),
-        *((1, 0.0, -0.1), (1, 0.0, nan)),
-    ):
-        with pytest.raises(ValueError, match="give 1 to 8, and 0 or more"):
-            Guard(pair_packets=packets, most_growth=growth, most_advantage=advantage)
+    for growth, advantage in ((-0.1, 0.0), (nan, 0.0), (0.0, -0.1), (0.0, nan)):
+        with pytest.raises(ValueError, match="give 0 or more"):
+            Guard(most_growth=growth, most_advantage=advantage)

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from interval_world import HOLDS, THREE_SEEDS, World, shares
 from scipy.stats import binomtest
 
-from benchmarks.intervals import HOLDS, THREE_SEEDS, World, shares
 from models.scoring.intervals import over_all, over_time
 
 TRIALS = 300
@@ -18,7 +18,7 @@ NOT_ABOVE = 0.08  # of 5 %: 300 trials tell that from what the interval before h
 @pytest.mark.slow
 @pytest.mark.parametrize("world", HOLDS, ids=lambda world: world.name)
 def test_no_difference_is_settled_no_more_often_than_an_interval_may(world: World) -> None:
-    """What it does not hold is in docs/EVALUATION.md, measured by `swiftqueue bench intervals`."""
+    """Where it does not hold: docs/results/intervals.md."""
     ours, _ = shares(world, TRIALS)
     assert binomtest(ours, TRIALS).proportion_ci(0.99).low < 0.05
     assert ours / TRIALS < NOT_ABOVE

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import fnmatch
-import itertools
 import json
 import shutil
 from pathlib import Path
@@ -14,13 +12,11 @@ import numpy as np
 import polars as pl
 import pytest
 import yaml
-from guard_binding import MOST_ADVANTAGE, MOST_GROWTH, PAIR_PACKETS
 
 from feature_store.packets.schema import PACKET_SCHEMA
 from laboratory.command import Request, adjusted, run_lab
 from laboratory.learning.judged_models import (
     check_acks,
-    check_rules,
     model_at,
     models_by_profile,
     said_acks,
@@ -37,12 +33,11 @@ from laboratory.runs.resolve import (
     identity,
     resolve,
 )
-from laboratory.scenarios.controls import CONTROLS, ModelControl
+from laboratory.scenarios.controls import CONTROLS
 from laboratory.scenarios.files import FOLDER, environment_at, files_of, full, load, names, path_of
 from laboratory.scenarios.replay import distribution
 from laboratory.scenarios.traffic import Group, Messages
 from pipelines.params.document import load_yaml
-from serving.agent.bindings.controller import ControllerParams
 
 
 @pytest.fixture
@@ -69,6 +64,15 @@ def put(raw: dict[str, Any], key: str, value: object) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", names())
+def test_every_scenario_can_be_resolved(name: str) -> None:
+    """Those of the studies too."""
+    scenario = load(path_of(name))
+    assert scenario.about
+    for cell in cells(name, scenario):
+        assert environment_at(scenario, cell.point, name).senders["s1"].groups
+
+
+@pytest.mark.parametrize("name", sorted(one.stem for one in FOLDER.glob("[!_]*.yaml")))
 def test_the_projects_scenarios_are_sound(name: str) -> None:
     scenario = load(path_of(name))
     assert scenario.about
@@ -76,30 +80,17 @@ def test_the_projects_scenarios_are_sound(name: str) -> None:
         assert environment_at(scenario, cell.point, name).senders["s1"].groups
     # the maps ask what the standard queue leaves, the guard where the model harms there; one names each disc
     # and pages-and-video and the long ones make captures, nothing is compared in them
-    some = ("map-", "guard-", "shipped-guard-", "try-guard-", "confucius-", "pages-and-video", "premise-map")
-    some += ("unheard-guard-", "discounted-guard-", "guarded-", "ladder-long", "long-", "who-picks-cheats")
-    some += ("charge-", "paper-", "best-share", "lfq-", "split", "figure8-finetuned", "linux-")
-    if not name.startswith(some) or name == "guard-figure8":
+    some = ("map-", "pages-and-video", "long-", "figure8-finetuned", "linux-")
+    if not name.startswith(some):
         assert scenario.profiles == ["rfc9332", "uncoupled"]
     # what no choice at all is worth, what the model costs, what a new head and the guard bring, who picks
-    fewer = ("split", "many-flows", "figure8-finetuned", "figure8-trainings", "ladder", "guard-", "who-picks")
-    fewer += (
-        "confucius-",
-        "rules-",
-        "shipped-guard-",
-        "try-guard-",
-        "premise-map",
-        "pages-and-video",
-        "long-",
-        "charge-",
-        "anywhere",
-    )
-    fewer += ("unheard-guard-", "discounted-guard-", "bed-")  # what the kernel test bed can do
-    fewer += ("fresh-", "surroundings", "paper-", "best-share", "lfq-", "guarded-", "small", "linux-")
+    fewer = ("many-flows", "figure8-finetuned", "figure8-trainings", "pages-and-video", "long-", "anywhere")
+    fewer += ("bed-",)  # what the kernel test bed can do
+    fewer += ("fresh-", "surroundings", "small", "linux-")
     if not name.startswith(fewer):
         assert set(scenario.controls) == set(CONTROLS)
     if not name.startswith("long-"):  # of which a stage takes `explore`
-        least = {"pages-and-video": 3, "many-flows": 1, "lfq-traces": 1}
+        least = {"pages-and-video": 3, "many-flows": 1}
         assert len(scenario.seeds) >= least.get(name, 5)
 
 
@@ -170,22 +161,6 @@ def test_a_bottlenecks_disc_is_an_axis(small: dict[str, Any], tmp_path: Path) ->
     assert views == [None, "ns3::PieQueueDisc"]
 
 
-def test_the_map_between_premise_and_standard_is_a_grid() -> None:
-    """Its corner is the premise itself: only these three attributes are named, beside the profile's."""
-    name = "premise-map"
-    scenario = load(path_of(name))
-    assert scenario.axis is not None
-    found = {}
-    for point in scenario.axis.points:
-        (link,) = environment_at(scenario, point, name).bottlenecks
-        assert link.disc is not None
-        assert set(link.disc.texts()) == {"LStep", "CouplingFactor", "CWeight"}
-        found[tuple(link.disc.texts().values())] = point
-    grid = itertools.product(("1ms", "5ms", "20ms"), ("0", "1", "2"), ("0.5", "0.1"))
-    assert set(found) == set(grid)
-    assert found["20ms", "0", "0.5"] == "20 ms, k 0, L 50 %"
-
-
 def test_a_scenario_says_how_its_model_is_trained(tmp_path: Path) -> None:
     """`lab train figure8` makes the judged model again; --set has the last word."""
     path = path_of("figure8")
@@ -213,21 +188,17 @@ def test_a_scenario_says_how_its_model_is_trained(tmp_path: Path) -> None:
 
 def test_a_point_may_have_a_model_of_its_own(tmp_path: Path) -> None:
     """What its `train` says comes after the scenario's; a point without is trained as the scenario says."""
-    path = path_of("rules-receivers")
+    path = path_of("figure8-trainings")
     scenario = load(path)
-    levels, given = {}, {}
-    for point in scenario.points_with_models():
-        params, origin = given[point] = settings(scenario, path, "small", ["event-stream.seed=7"], point)
-        assert (params["architecture"]["name"], params["event-stream"]["seed"]) == ("event-stream", 7)
-        assert origin["set"][-1] == "event-stream.seed=7"
-        levels[point] = params["event-stream"]["served_level"]
-        assert params["event-stream"]["calibration"] == (None if point == "mean" else "before")
-    likely = ["sooner-0.5", "sooner-0.7", "sooner-0.9", "late-0.2"]
-    assert levels == {"mean": None, "0.5": 0.5, "0.9": 0.9, "0.99": 0.99} | dict.fromkeys(likely, "all")
-    # One training gives all levels, and another the mean.
-    trained = {params["event-stream"]["served_level"]: points for params, points in shared(given)}
-    assert trained == {None: ["mean"], "all": ["0.5", "0.9", "0.99", *likely]}
-    assert given["0.9"][0]["event-stream"]["served_level"] == 0.9  # as it was given
+    given = {
+        point: settings(scenario, path, "small", ["event-stream.epochs=7"], point)
+        for point in scenario.points_with_models()
+    }
+    for point, (params, origin) in given.items():
+        assert (params["event-stream"]["seed"], params["event-stream"]["epochs"]) == (int(point), 7)
+        assert origin["set"][-1] == "event-stream.epochs=7"
+    assert [points for _, points in shared(given)] == [["1"], ["2"], ["3"]]
+    assert [points for _, points in shared(given | {"again": given["2"]})] == [["1"], ["2", "again"], ["3"]]
     assert load(path_of("sweep-rtt")).points_with_models() == {}
     own = tmp_path / "mine.yaml"
     for taught, line in (
@@ -320,7 +291,6 @@ def test_points_are_the_product_of_parts(small: dict[str, Any], tmp_path: Path) 
 
 
 def test_flows_are_told_apart_only_where_each_has_its_sender(tmp_path: Path) -> None:
-    assert load(path_of("confucius-fair")).flows
     (tmp_path / "mine.yaml").write_text("extends: figure8\nflows: true\n")
     with pytest.raises(
         ValueError, match=r"^mine\.yaml: environment\.senders\.s1: 10 flows; with `flows: true` a"
@@ -376,42 +346,17 @@ def test_a_model_of_other_acks_is_refused(tmp_path: Path) -> None:
     ) as error:
         check_acks(models, {"figure8": load(path_of("figure8"))})
     assert "\n" not in str(error.value)
-    check_acks(models, {"split": load(path_of("split"))})  # no model drives it
+    unmodelled = load(path_of("figure8")).model_copy(update={"controls": ["default"]})
+    check_acks(models, {"figure8": unmodelled})  # no model drives it
     with pytest.raises(ValueError, match=r"origin\.json: not what `swiftqueue lab train` writes"):
         model_of(tmp_path, ["acks"])
-
-
-def test_who_acts_on_a_probability_needs_a_model_of_quantiles(tmp_path: Path) -> None:
-    scenario = load(path_of("rules-figure8"))
-    models = {f"{point}/rfc9332": Model(tmp_path, "a", levels="-" in point) for point in scenario.axis.points}
-    check_rules(models, {"rules-figure8": scenario})
-    one = {"rfc9332": Model(tmp_path, "b")}
-    check_rules(one, {"figure8": load(path_of("figure8"))})
-    with pytest.raises(
-        ValueError, match=r"gives one latency, and rules-figure8, .*-0\.\d acts on a"
-    ) as error:
-        check_rules(one, {"rules-figure8": scenario})
-    assert "\n" not in str(error.value)
-    by_point = {
-        cell.point: control_of(
-            environment_at(scenario, cell.point, ""), "model", model=Model(tmp_path, ""), share=0
-        )
-        for cell in cells("rules-figure8", scenario)
-    }
-    rule = ("least_probability", "probability_margin", "deadline_us")
-    said = {point: [control.get(key) for key in rule] for point, control in by_point.items()}
-    assert said["mean"] == said["0.9"] == [None] * 3  # as published runs are known
-    assert said["sooner-0.7"] == [0.7, 0.1, None]
-    assert said["late-0.2"] == [0.2, 0.1, 80_000]
-    always = control_of(environment_at(scenario, "late-0.2", ""), "always", model=None, share=0)
-    assert not set(rule) & set(always)  # it forecasts no quantiles
 
 
 @pytest.mark.parametrize(
     ("name", "seeds", "found"),
     [
-        ("ladder", 2, [101, 102]),
-        ("ladder", 12, [*range(101, 113)]),
+        ("surroundings", 2, [102, 103]),
+        ("surroundings", 12, [*range(102, 114)]),
         ("figure8", 3, [1, 2, 3]),
         ("figure8", 7, [*range(1, 8)]),
     ],
@@ -511,10 +456,6 @@ BAD_ENVIRONMENTS: list[tuple[str, object, str]] = [
         2**40,
         "controls.model.max_moved_unacked: input should be less than",
     ),
-    ("controls.model.least_probability", 1, "controls.model.least_probability: input should be less than 1"),
-    ("controls.model.least_probability", 0.1, "controls.model.probability_margin: 0.1 is not below"),
-    ("controls.model.deadline_us", 0, "controls.model.deadline_us: input should be greater than 0"),
-    ("controls.model.probability_margin", 2, "controls.model.probability_margin: input should be less than"),
     (
         "controls.model.finetune_every_s",
         0.01,
@@ -867,35 +808,6 @@ def test_a_damaged_replay_gets_one_line(
     assert "\n" not in str(error.value)
 
 
-def test_the_guard_is_judged_as_the_agent_ships_it() -> None:
-    """Without the guard a run is the one that was published before there was one."""
-    ships = ControllerParams()
-    first = {"guard": "on", "max_moved_share": ships.max_moved_share}
-    unwatched = first | {"guard_packets": PAIR_PACKETS}
-    shipped = unwatched | {"guard_growth": MOST_GROWTH, "guard_advantage": MOST_ADVANTAGE}
-    off = control_of(load(path_of("figure8")).environment, "model", model=Model(Path(), ""), share=0)
-    assert not set(shipped) & set(off)
-    for prefix, more, response in (
-        ("guard-*", first, "scalable"),
-        ("shipped-guard-*", shipped, "scalable"),
-        ("guarded-*", shipped, "scalable"),
-        ("unheard-guard-*", unwatched, "unheard"),
-        ("discounted-guard-*", unwatched, "discounted"),
-    ):
-        for name in fnmatch.filter(names(), prefix):
-            scenario = load(path_of(name))
-            points = ["", *(scenario.axis.points if scenario.axis else ())]
-            environment = environment_at(scenario, points[-1], name)
-            on = control_of(environment, "model", model=Model(Path(), ""), share=0)
-            assert {key: value for key, value in on.items() if key not in off} == more
-            assert environment.controls.moved_response == response
-            assert (on["max_moved_unacked"], on["margin_us"], on["margin_share"]) == (
-                ships.max_moved_unacked,
-                ships.margin_us,
-                ships.margin_share,
-            )
-
-
 def test_surroundings_leave_published_runs_as_they_are(tmp_path: Path) -> None:
     """Pacing and the answer to marks are in a run only where they change something."""
     scenario, name = load(path_of("surroundings")), "surroundings"
@@ -905,10 +817,6 @@ def test_surroundings_leave_published_runs_as_they_are(tmp_path: Path) -> None:
         if cell.profile == "uncoupled" and cell.seed == 102
     }
     assert runs["classic answer", "model"]["moved_response"] == "classic"
-    discounted = load(path_of("discounted-guard-figure8"))
-    for control, said in (("model", "discounted"), ("default", None)):
-        run = resolve(discounted, Cell("", "on", None, "uncoupled", control, 127), {"kind": control}, [])
-        assert run.get("moved_response") == said
     plain = runs["figure 8", "default"]
     assert runs["classic answer", "default"] == plain
     groups = {key: run["senders"][0]["groups"] for key, run in runs.items()}
@@ -921,9 +829,9 @@ def test_surroundings_leave_published_runs_as_they_are(tmp_path: Path) -> None:
             "controls.moved_response: classic is not possible where senders.s1.groups.l4s.tcp is not dctcp",
         ),
         (
-            "controls: {moved_response: unheard}\n  senders: {s1: {groups: {l4s: {flows: 1, traffic: "
+            "controls: {moved_response: classic}\n  senders: {s1: {groups: {l4s: {flows: 1, traffic: "
             "{kind: pages, pages: 1, first_s: 1, every_s: 1, sizes: [[5]]}}}}}",
-            "controls.moved_response: unheard is not possible where senders.s1.groups.l4s.traffic is pages",
+            "controls.moved_response: classic is not there where senders.s1.groups.l4s.traffic is pages",
         ),
     ):
         own = tmp_path / "mine.yaml"
@@ -936,15 +844,6 @@ def test_surroundings_leave_published_runs_as_they_are(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("key", "value", "line"),
     [
-        ("controls.model.guard_growth", 0.5, "changes nothing without controls.model.guard: true"),
-        ("controls.model.guard_advantage", 0.3, "changes nothing without controls.model.guard: true"),
-        ("controls.model.guard_packets", 1, "changes nothing without controls.model.guard: true"),
-        ("controls.model.deadline_us", 1e4, "changes nothing without controls.model.least_probability"),
-        (
-            "controls.model.probability_margin",
-            0.2,
-            "changes nothing without controls.model.least_probability",
-        ),
         ("senders.cross.groups.l4s.dupack_threshold", "ncr", "udp has no ACKs"),
     ],
 )
@@ -952,19 +851,17 @@ def test_a_key_that_changes_nothing_is_refused(key: str, value: object, line: st
     """Where the file gives it; what it extends may have it."""
     udp = {"tcp": "udp", "traffic": {"kind": "cbr", "mbps": 1, "packet_bytes": 1000}}
     environment: dict[str, Any] = {"senders": {"cross": {"groups": {"l4s": dict(udp)}}}}
-    environment["controls"] = {"model": {}}
     mine = written(tmp_path, {"extends": "default", "environment": put(environment, key, value)})
     with pytest.raises(ValueError, match=rf"^mine\.yaml: environment\.{key}: {line}$"):
         load(mine)
     on = {"label": "guard", "points": {"off": {"set": {}}, "on": {"set": {"controls.model.guard": True}}}}
     tcp = {"senders.cross.groups.l4s.tcp": "cubic", "senders.cross.groups.l4s.ecn": "ect0"}
-    on["points"]["on"]["set"] |= {**tcp, "controls.model.least_probability": 0.5}  # type: ignore[index]
+    on["points"]["on"]["set"] |= tcp  # type: ignore[index]
     base = {"extends": "default", "environment": put(environment, key, value), "axis": on}
     load(written(tmp_path, base))  # it changes something at one point
     (tmp_path / "base.yaml").write_text(yaml.safe_dump(base))
     load(written(tmp_path, {"extends": "base", "axis": None}))
-    *path, name = key.split(".")
-    default = (ModelControl if "model" in path else Group).model_fields[name].default
+    default = Group.model_fields[key.split(".")[-1]].default
     both = {"default": {"set": {key: default}}, "off": {"set": {key: value}}}
     at_off = {"label": "guard", "points": both}
     with pytest.raises(ValueError, match=rf"^mine\.yaml: environment\.{key}: {line}$"):
@@ -999,7 +896,7 @@ def test_settings_of_the_agent_need_a_control_that_heeds_them(tmp_path: Path) ->
 def test_pages_and_marks_that_are_not_there_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"^mine\.yaml: page_by_page: no group has traffic of kind pages$"):
         load(written(tmp_path, {"extends": "default", "page_by_page": True}))
-    classes = {"extends": "confucius-cuts", "axis": None, "classes": True}
+    classes = {"extends": "default", "classes": True}
     with pytest.raises(ValueError, match=r"^mine\.yaml: classes: no bottleneck's disc is swiftqueue::Conf"):
         load(written(tmp_path, classes))
     unmarked = {"controls": {"moved_ecn": "not_ect", "moved_response": "classic"}}

@@ -6,6 +6,7 @@ import ast
 import functools
 import graphlib
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -19,6 +20,13 @@ import yaml
 ROOMS = [
     *("common", "feature_store", "models", "serving", "pipelines", "laboratory", "testbed"),
     *("infra.local", "infra.monitoring", "benchmarks", "infra", "swiftqueue"),
+    "studies",  # below all, and none of them may be there
+]
+# All that a study may import: what a program outside the project could build on, too.
+FACES = [
+    *("common", "swiftqueue", "laboratory", "testbed.host", "serving.engine", "serving.deploy"),
+    *("models.forecasters.forecaster", "models.registry", "models.scoring"),
+    *("pipelines.stage", "pipelines.simulators"),
 ]
 STAGES_SHARE = {"__init__", "stage", "simulators"}
 MODEL_ROOMS = [
@@ -26,6 +34,7 @@ MODEL_ROOMS = [
     *("event_stream", "mlp", "trees", "repeated", "window", "registry", "rate", "limit"),
 ]
 OWN_VARIABLE = re.compile(r"SWIFTQUEUE_[A-Z0-9_]*")
+BIN = Path(sys.executable).parent
 HEAVY = {"torch", "ray", "mlflow", "polars", "pandas", "numpy", "scapy", "great_expectations", "xgboost"}
 
 
@@ -115,7 +124,43 @@ def test_each_room_is_installed_and_checked(project: Path) -> None:
     rooms = list(dict.fromkeys(room.split(".")[0] for room in ROOMS))
     installed = settings["setuptools"]["packages"]["find"]["include"]
     assert sorted(installed) == sorted(f"{room}*" for room in rooms)
-    assert sorted(settings["mypy"]["packages"]) == sorted(rooms)
+    assert sorted(settings["mypy"]["packages"]) == sorted(set(rooms) - {"studies"})  # lint.sh asks for them
+
+
+def test_nothing_outside_the_studies_imports_from_them(project: Path) -> None:
+    outside = [
+        path
+        for path in tracked(project, "*.py", "*.cc", "*.h", "*.c", "*Makefile", "*.mk")
+        if path.relative_to(project).parts[0] != "studies"
+    ]
+    begins = re.compile(r"^\s*(?:from|import) studies\b|#include .*\bstudies/|\bstudies/\w+/", re.M)
+    assert [path for path in outside if begins.search(path.read_text())] == []
+
+
+def test_a_study_imports_public_faces_and_no_other_study(project: Path) -> None:
+    for module, imported in module_imports(project).items():
+        if module.startswith("studies."):
+            own = ".".join(module.split(".")[:2])
+            foreign = {one for one in imported - {"studies"} if not f"{one}.".startswith(f"{own}.")}
+            hidden = {one for one in foreign if not f"{one}.".startswith(tuple(f"{face}." for face in FACES))}
+            assert hidden == set(), module
+
+
+@pytest.mark.slow
+@pytest.mark.long
+def test_the_product_does_without_the_studies(project: Path, tmp_path: Path) -> None:
+    """A checkout in which someone deleted the folder: its checks pass, and the command line starts."""
+    for path in tracked(project):
+        name = path.relative_to(project)
+        if name.parts[0] != "studies":
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(path, tmp_path / name)
+    shown = "import swiftqueue.cli.app as cli; cli.app(['--help'])"
+    for command in ([BIN / "ruff", "check", "."], [BIN / "mypy"], [sys.executable, "-c", shown]):
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+    names = {path.parent.name for path in project.glob("studies/*/commands.py")}
+    assert not names & set(re.findall(r"^\W*(\w+) ", done.stdout, re.M))
 
 
 def test_no_module_imports_itself_by_way_of_others(project: Path) -> None:
@@ -215,7 +260,7 @@ def test_commands_of_the_documents_exist_with_their_options(project: Path) -> No
 
 def test_paths_and_links_of_the_documents_exist(project: Path) -> None:
     # Made at run time, or the reader's own.
-    written = ("data/", "var/", "build/", ".venv", "studies/", "shared/", "../", "prometheus.io/")
+    written = ("data/", "var/", "build/", ".venv", "study-", "shared/", "../", "prometheus.io/")
     for document in documents(project):
         text = document.read_text()
         for path in re.findall(r"`([A-Za-z0-9_.-]+/[A-Za-z0-9_./-]*)`", text):

@@ -127,15 +127,11 @@ def test_what_is_missing_is_said_before_the_first_champion_is_made(
         ("paper -o README.md", "README.md is a file; paper needs a folder"),
         ("trace simulate README.md", "README.md is a file; a packet table needs a folder"),
         ("lab run figure8 --output README.md", "README.md is a file; the laboratory needs a folder"),
-        ("lab run figure8 lfq-400", "lfq-400 runs alone"),
-        ("lab run lfq-400 --seeds 0", "lfq-400 has its own flows"),
-        ("lab register no.safetensors", "file 'no.safetensors' does not exist"),
         (
             "up --every 60 --trace x --retrain start --bed",
             "for --trace, --every, --retrain, --bed: only --live",
         ),
         ("up --every 300", "for --every: only --live"),  # what it is without the option, too
-        ("lab train lfq --protocol small", "for --protocol: lfq has no slices"),
     ],
 )
 def test_an_option_that_cannot_be_or_would_be_ignored_is_refused(

@@ -25,7 +25,7 @@ L4S: Final = 1
 FOLDER: Final = Path(__file__).resolve().parents[1]
 LIBRARY: Final = FOLDER / "_build" / "libswiftqueue_sender.so"
 SOURCES: Final = (
-    *(FOLDER / "decision" / f"{name}.h" for name in ("controller", "guard", "spread")),
+    *(FOLDER / "decision" / f"{name}.h" for name in ("controller", "guard")),
     FOLDER / "rate_watch.h",
     FOLDER / "bindings" / "sender_capi.cc",
     *(feature_store.FOLDER / "events" / f"{name}.h" for name in ("sizes", "event_stream")),
@@ -36,12 +36,11 @@ def _load() -> ctypes.CDLL:
     pointer, f64, i32, i64 = ctypes.c_void_p, ctypes.c_double, ctypes.c_int32, ctypes.c_int64
     levels = [pointer, ctypes.c_size_t]
     signatures: native.Signatures = {
-        "sq_controller_defaults": (None, [ctypes.POINTER(kind) for kind in (f64, f64, i32, f64, f64, f64)]),
-        "sq_controller_new": (pointer, [f64, f64, i32, *[f64] * 5, ctypes.c_int]),
+        "sq_controller_defaults": (None, [ctypes.POINTER(kind) for kind in (f64, f64, i32, f64)]),
+        "sq_controller_new": (pointer, [f64, f64, i32, f64, ctypes.c_int]),
         "sq_controller_free": (None, [pointer]),
         "sq_controller_moved_unacked": (i64, [pointer]),
         "sq_controller_choose": (ctypes.c_int, [pointer, i64, i64, i32, *[pointer] * 3, *levels, pointer]),
-        "sq_controller_better": (f64, [*levels, pointer, pointer, f64]),
         "sq_controller_keep_default": (None, [pointer, pointer, i64]),
         "sq_controller_acked": (None, [pointer, i64]),
     }
@@ -51,15 +50,15 @@ def _load() -> ctypes.CDLL:
 _ABI: Final = _load()
 
 
-def _defaults() -> tuple[float, float, int, float, float, float]:
+def _defaults() -> tuple[float, float, int, float]:
     f64 = ctypes.c_double
-    values = f64(), f64(), ctypes.c_int32(), f64(), f64(), f64()
+    values = f64(), f64(), ctypes.c_int32(), f64()
     _ABI.sq_controller_defaults(*[ctypes.byref(value) for value in values])
-    margin_us, margin_share, most, most_share, charge_us, margin = values
-    return margin_us.value, margin_share.value, most.value, most_share.value, charge_us.value, margin.value
+    margin_us, margin_share, most, most_share = values
+    return margin_us.value, margin_share.value, most.value, most_share.value
 
 
-_MARGIN_US, _MARGIN_SHARE, _MAX_MOVED_UNACKED, _MAX_MOVED_SHARE, _CHARGE_US, _HYSTERESIS = _defaults()
+_MARGIN_US, _MARGIN_SHARE, _MAX_MOVED_UNACKED, _MAX_MOVED_SHARE = _defaults()
 
 
 @dataclass(frozen=True)
@@ -67,44 +66,16 @@ class ControllerParams:
     """The controller's margins and limits; controller.h says the meaning and the reason of each."""
 
     margin_us: float = _MARGIN_US
-    margin_share: float = _MARGIN_SHARE  # share of the predicted latency in the flow's present queue
-    max_moved_unacked: int = _MAX_MOVED_UNACKED  # moved packets without an ACK, of all flows
-    max_moved_share: float = _MAX_MOVED_SHARE  # or this share of the packets in flight, where that is more
-    charge_us: float = _CHARGE_US  # least predicted gain of a moved packet
-    # Probability above which the classic queue counts as better; None: the margins decide.
-    least_probability: float | None = None
-    probability_margin: float = _HYSTERESIS  # so much below it, a flow goes back
-    deadline_us: float | None = None  # better means in time where the L4S queue would be late; None: sooner
+    margin_share: float = _MARGIN_SHARE  # of the predicted latency in the flow's present queue
+    max_moved_unacked: int = _MAX_MOVED_UNACKED  # packets moved and not yet acknowledged, of all flows
+    max_moved_share: float = _MAX_MOVED_SHARE  # or so much of what is in flight, where that is more
 
     def __post_init__(self) -> None:
         limits = self.max_moved_unacked, self.max_moved_share
-        if not all(
-            0 <= value < math.inf for value in (self.margin_us, self.margin_share, *limits, self.charge_us)
-        ):
-            raise ValueError(f"{self}: margins, limits and charge must not be negative")
-        if self.least_probability is not None and not (
-            0 <= self.probability_margin < self.least_probability < 1
-        ):
-            raise ValueError(f"{self}: least_probability must be below 1 and above probability_margin")
-        if self.deadline_us is not None and not 0 < self.deadline_us < math.inf:
-            raise ValueError(f"{self}: deadline_us must be above 0")
+        if not all(0 <= value < math.inf for value in (self.margin_us, self.margin_share, *limits)):
+            raise ValueError(f"{self}: margins and limits must not be negative")
         if self.max_moved_unacked >= 2**31:
             raise ValueError(f"{self}: max_moved_unacked must be below 2^31")
-
-
-def better(
-    levels: Sequence[float],
-    classic_us_L: NDArray[np.floating],
-    l4s_us_L: NDArray[np.floating],
-    deadline_us: float | None = None,
-) -> float:
-    """Return the probability that the classic queue is better for a packet, by both latencies' quantiles."""
-    of_L = _checked(levels)
-    both = [np.ascontiguousarray(us_L, np.float32) for us_L in (classic_us_L, l4s_us_L)]
-    if not of_L.shape == both[0].shape == both[1].shape or not of_L.size:
-        raise ValueError(f"{of_L.shape} levels, {both[0].shape} and {both[1].shape} quantiles")
-    pointers = (us_L.ctypes.data for us_L in both)
-    return float(_ABI.sq_controller_better(of_L.ctypes.data, of_L.size, *pointers, deadline_us or 0))
 
 
 def _checked(levels: Sequence[float]) -> NDArray[np.float64]:
@@ -118,15 +89,13 @@ def _checked(levels: Sequence[float]) -> NDArray[np.float64]:
 class QueueController:
     """Chooses queues batch by batch, and remembers each flow's queue and the moved packets in flight.
 
-    It has a guard only if it is told how many packets a guard's pair has: a replay does not follow the
-    controller's decisions.
+    It has no guard unless it is told so: what is replayed does not follow its decisions.
     """
 
-    def __init__(self, params: ControllerParams | None = None, *, guard_packets: int = 0) -> None:
+    def __init__(self, params: ControllerParams | None = None, *, guarded: bool = False) -> None:
         self.params = p = params or ControllerParams()
         self._handle = _ABI.sq_controller_new(
-            *(p.margin_us, p.margin_share, p.max_moved_unacked, p.max_moved_share, p.charge_us),
-            *(p.least_probability or 0, p.probability_margin, p.deadline_us or 0, guard_packets),
+            *(p.margin_us, p.margin_share, p.max_moved_unacked, p.max_moved_share, guarded)
         )
         if not self._handle:
             raise MemoryError("no memory for a controller")

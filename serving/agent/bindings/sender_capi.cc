@@ -23,41 +23,31 @@ using swiftqueue::agent::QueueController;
 extern "C" {
 
 void sq_controller_defaults(double* margin_us, double* margin_share,
-                            std::int32_t* max_moved_unacked, double* max_moved_share,
-                            double* charge_us, double* probability_margin) {
+                            std::int32_t* max_moved_unacked, double* max_moved_share) {
   const ControllerParams params;
   *margin_us = params.margin_us;
   *margin_share = params.margin_share;
   *max_moved_unacked = params.max_moved_unacked;
   *max_moved_share = params.max_moved_share;
-  *charge_us = params.charge_us;
-  *probability_margin = params.probability_margin;
 }
 
-void sq_guard_defaults(double* alpha, int* pair_packets, double* most_growth,
-                       double* most_advantage) {
+void sq_guard_defaults(double* alpha, double* most_growth, double* most_advantage) {
   const GuardParams params;
   *alpha = params.alpha;
-  *pair_packets = params.pair_packets;
   *most_growth = params.most_growth;
   *most_advantage = params.most_advantage;
 }
 
-// Returns null for impossible parameters, or when out of memory. A pair has `guard_packets`
-// packets; 0: no guard.
+// Null for parameters that cannot be, or when out of memory.
 QueueController* sq_controller_new(double margin_us, double margin_share,
                                    std::int32_t max_moved_unacked, double max_moved_share,
-                                   double charge_us, double least_probability,
-                                   double probability_margin, double deadline_us,
-                                   int guard_packets) {
+                                   int guarded) {
   try {
     GuardParams guard;
-    guard.on = guard_packets > 0;
-    if (guard.on) guard.pair_packets = guard_packets;
-    guard.most_growth = guard.most_advantage = 0;  // this interface has no `sent`
-    return new QueueController({margin_us, margin_share, max_moved_unacked, max_moved_share,
-                                charge_us, least_probability, probability_margin, deadline_us,
-                                guard});
+    guard.on = guarded != 0;
+    guard.most_growth = guard.most_advantage = 0;  // nobody says here what was sent
+    return new QueueController(
+        {margin_us, margin_share, max_moved_unacked, max_moved_share, guard});
   } catch (const std::exception&) {
     return nullptr;
   }
@@ -91,12 +81,6 @@ int sq_controller_choose(QueueController* controller, std::int64_t first_packet,
   return 0;
 }
 
-// Returns `BatchAnswer::better` for one packet.
-double sq_controller_better(const double* levels, std::size_t level_count,
-                            const float* classic_us_L, const float* l4s_us_L, double deadline_us) {
-  return BatchAnswer{{levels, level_count}, classic_us_L, l4s_us_L}.better(0, deadline_us);
-}
-
 void sq_controller_keep_default(QueueController* controller, const std::int32_t* flow_id,
                                 std::int64_t packets) {
   for (std::int64_t i = 0; i < packets; ++i) controller->keep_default(flow_id[i]);
@@ -120,14 +104,12 @@ std::int64_t sq_guard_test(double alpha, const double* values, std::int64_t coun
   return count;
 }
 
-// Returns null for impossible parameters, or when out of memory.
-Guard* sq_guard_new(double alpha, std::uint64_t seed, int pair_packets, double most_growth,
-                    double most_advantage) {
+// Null for parameters that cannot be, or when out of memory.
+Guard* sq_guard_new(double alpha, std::uint64_t seed, double most_growth, double most_advantage) {
   try {
     return new Guard({.on = true,
                       .alpha = alpha,
                       .seed = seed,
-                      .pair_packets = pair_packets,
                       .most_advantage = most_advantage,
                       .most_growth = most_growth});
   } catch (const std::exception&) {
@@ -161,10 +143,7 @@ int sq_guard_carried(Guard* guard, std::int32_t receiver, std::int64_t sent_ns,
   return 0;
 }
 
-int sq_guard_keeps(Guard* guard, std::int32_t receiver, std::int64_t arm) {
-  return guard->keeps(receiver, arm) ? 1 : 0;
-}
-// Returns 0, or -1 when out of memory.
+// 0, or -1 when out of memory.
 int sq_guard_sent(Guard* guard, std::int64_t packet, std::int64_t sent_ns, std::int32_t receiver,
                   std::uint8_t queue, std::int64_t arm) {
   try {

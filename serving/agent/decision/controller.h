@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
 //
-// The queue controller: for each packet, the queue with the lower predicted latency, or the classic
-// one where it is likely enough to be better, with restraint. This file is its only definition; the
-// agent, the simulator and Python (serving/agent/bindings/controller.py) use it. Pure: no I/O, no
-// clock, no thread; choosing allocates nothing once as many packets have been moved, and flows been
-// in the classic queue, as ever will be.
+// The queue controller: for each packet, the queue with the lower predicted latency, with
+// restraint. This file is its only definition; the agent, the simulator and Python
+// (serving/agent/bindings/controller.py) use it. Pure: no I/O, no clock, no thread; choosing
+// allocates nothing once as many packets have been moved, and flows been in the classic queue, as
+// ever will be.
 //
 // The default marking of an L4S-capable flow is the L4S queue; only its packets may be moved, and
 // only to the classic queue.
@@ -20,18 +20,21 @@
 #include <limits>
 #include <span>
 #include <stdexcept>
+#include <utility>
 #include <vector>
 
 #include "feature_store/events/event_stream.h"
 #include "serving/agent/decision/guard.h"
-#include "serving/agent/decision/spread.h"
 
 namespace swiftqueue::agent {
 
 inline constexpr std::uint8_t kClassic = 0;  // numbers as in feature_store/events/event_stream.h
 inline constexpr std::uint8_t kL4s = 1;
 
-// Remembered flows in the classic queue; packets of further flows keep their default queue.
+inline constexpr std::size_t kMostLevels = 16;  // of quantiles of a latency
+inline constexpr double kMedian = 0.5;
+
+// Flows in the classic queue that are remembered; packets of more keep their default queue.
 inline constexpr std::size_t kMaxClassicFlows = 1 << 14;
 
 using Queues = std::array<std::uint8_t, kHorizon>;
@@ -64,15 +67,6 @@ struct BatchAnswer {
     }
     return found;
   }
-
-  // By the quantiles of packet i, the probability that the classic queue is better: that it comes
-  // sooner there; with a deadline, that it is in time there and would be late in the L4S queue.
-  double better(std::size_t i, double deadline_us) const {
-    const Spread classic(levels, classic_us_HL + i * outputs());
-    const Spread l4s(levels, default_us_HL + i * outputs());
-    return deadline_us > 0 ? l4s.above(deadline_us) * (1 - classic.above(deadline_us))
-                           : classic.sooner_than(l4s);
-  }
 };
 
 // Margins and limits that decide when packets change queues.
@@ -88,14 +82,6 @@ struct ControllerParams {
   // evidence").
   std::int32_t max_moved_unacked = 128;
   double max_moved_share = 0.75;
-  // Cost of a moved packet for the others in the classic queue, as far as its sender takes it upon
-  // itself: a packet is moved only where its own predicted gain is larger.
-  double charge_us = 0;
-  // The rule on a probability, in place of the two margins, where a model gives quantiles: a packet
-  // is moved where the classic queue is better with more than this probability. 0: no such rule.
-  double least_probability = 0;
-  double probability_margin = 0.1;  // hysteresis: this much below the least, a flow goes back
-  double deadline_us = 0;           // deadline of `BatchAnswer::better`; 0: none
   GuardParams guard = {};
 };
 
@@ -113,16 +99,8 @@ class QueueController {
   explicit QueueController(const ControllerParams& params = {})
       : params_(params), guard_(params.guard) {
     if (!(params.margin_us >= 0) || !(params.margin_share >= 0) || params.max_moved_unacked < 0 ||
-        !(params.max_moved_share >= 0) || !(params.charge_us >= 0)) {
-      throw std::invalid_argument(
-          "the controller's margins, limits and charge must not be negative");
-    }
-    if (!(params.least_probability >= 0 && params.least_probability < 1) ||
-        !(params.probability_margin >= 0) || !(params.deadline_us >= 0) ||
-        (params.least_probability > 0 && params.probability_margin >= params.least_probability)) {
-      throw std::invalid_argument(
-          "the controller's least probability must be below 1 and above its margin, and its "
-          "deadline not negative");
+        !(params.max_moved_share >= 0)) {
+      throw std::invalid_argument("the controller's margins and limits must not be negative");
     }
   }
 
@@ -130,11 +108,10 @@ class QueueController {
   std::size_t moved_unacked() const { return moved_.size() - dead_; }
 
   // Chooses the queue of packets `first_packet` .. + H - 1 at `now_ns`, when so many were in
-  // flight. Batches may be chosen out of order. An answer without quantiles is taken by the
-  // margins.
-  BatchChoice choose(std::int64_t first_packet, std::int64_t now_ns, const Batch& batch,
-                     const BatchAnswer& answered, std::int32_t in_flight) {
-    const BatchLatencies predicted = answered.predicted();
+  // flight. Batches may be chosen out of order.
+  Chosen choose(std::int64_t first_packet, std::int64_t now_ns, const Batch& batch,
+                const Answered& answered, std::int32_t in_flight) {
+    const Predicted predicted = answered.predicted();
     forget(now_ns);
     limit_ = std::max(static_cast<double>(params_.max_moved_unacked),
                       params_.max_moved_share * std::max(in_flight, 0));
@@ -144,17 +121,16 @@ class QueueController {
       chosen.queues[i] = kClassic;
       watch(batch[i], now_ns);
       if (batch[i].queue == kClassic) continue;
-      // The choice without the guard is remembered, so that the guard's coin changes nothing about
-      // which batches are asked about next.
-      chosen.queues[i] = choose_one(batch[i].flow_id, answered, predicted, i);
+      // What it would be without the guard is remembered, so that the guard's coin changes nothing
+      // of which batches are asked about next.
+      chosen.queues[i] = choose_one(batch[i].flow_id, predicted, i);
       remember(batch[i].flow_id, chosen.queues[i]);
       if (chosen.queues[i] != kClassic) continue;
       const Guard::Ruling ruling = rulings.of(batch[i].receiver_id, now_ns, guard_);
-      const bool of_pair = ruling.arm != 0 && ruling.packets > 0;
       if (!ruling.move) chosen.queues[i] = kL4s;
       chosen.arms[i] = ruling.arm;
       // Both of a pair count as moved, for the same reason.
-      if (ruling.move || of_pair) moved(first_packet + static_cast<std::int64_t>(i), now_ns);
+      if (ruling.move || ruling.of_pair) moved(first_packet + static_cast<std::int64_t>(i), now_ns);
     }
     return chosen;
   }
@@ -184,10 +160,8 @@ class QueueController {
     dead_ = 0;
   }
 
-  // Returns whether an earlier decision to move still counts for its flow's further packets.
-  bool keeps(std::int32_t receiver, Arm arm) { return guard_.keeps(receiver, arm); }
-  // Returns where a flow's next packet goes by an earlier decision of the queue `decided`, packet
-  // by packet.
+  // Where a flow's next packet goes by an earlier decision of the queue `decided`, packet by
+  // packet.
   bool moves(std::int32_t receiver, bool decided, Arm arm) {
     return guard_.moves(receiver, decided, arm);
   }
@@ -209,14 +183,11 @@ class QueueController {
     }
 
    private:
-    // Rules on the receiver's next packet of the batch: once a pair has its packets, the rest keep
-    // the arm, which names the batch, and take no part in the comparison.
+    // What becomes of the receiver's next packet of the batch: once a pair has its packet, the
+    // rest keep the arm, which says what the batch is, and no part in the comparison.
     static Guard::Ruling next(Guard::Ruling& ruling) {
-      if (ruling.arm == 0) return ruling;
-      if (ruling.packets == 0) return {ruling.rest_moves, ruling.arm, 0};
-      const Guard::Ruling first = ruling;
-      --ruling.packets;
-      return first;
+      if (!ruling.of_pair) return ruling;
+      return std::exchange(ruling, {ruling.rest_moves, ruling.arm});
     }
 
     std::size_t known_ = 0;
@@ -258,31 +229,20 @@ class QueueController {
     bool dead;  // acknowledged; it is taken out with others
   };
 
-  std::uint8_t choose_one(std::int32_t flow_id, const BatchAnswer& answered,
-                          const BatchLatencies& predicted, std::size_t i) const {
+  std::uint8_t choose_one(std::int32_t flow_id, const Predicted& predicted, std::size_t i) const {
     if (static_cast<double>(moved_unacked()) >= limit_) return kL4s;
     const bool in_classic =
         std::binary_search(classic_flows_.begin(), classic_flows_.end(), flow_id);
     const double classic_us = predicted.classic_us_H[i];
     const double l4s_us = predicted.default_us_H[i];
-    const bool change =
-        params_.least_probability > 0 && !answered.levels.empty()
-            ? likely(answered.better(i, params_.deadline_us), in_classic)
-            : gains(in_classic ? classic_us : l4s_us, in_classic ? l4s_us : classic_us);
+    const bool change = gains(in_classic ? classic_us : l4s_us, in_classic ? l4s_us : classic_us);
     if (!in_classic && classic_flows_.size() >= kMaxClassicFlows) return kL4s;
-    if (params_.charge_us > 0 && !(l4s_us - classic_us > params_.charge_us)) return kL4s;
     return in_classic != change ? kClassic : kL4s;
   }
 
   // Returns whether the other queue is better by both margins.
   bool gains(double stay_us, double change_us) const {
     return stay_us - change_us > std::max(params_.margin_us, params_.margin_share * stay_us);
-  }
-
-  // Returns whether a flow changes queues where the classic one is better with this probability.
-  bool likely(double better, bool in_classic) const {
-    return in_classic ? better < params_.least_probability - params_.probability_margin
-                      : better > params_.least_probability;
   }
 
   void remember(std::int32_t flow_id, std::uint8_t queue) {

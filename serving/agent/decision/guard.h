@@ -41,11 +41,9 @@ struct GuardParams {
   // Largest probability that a receiver at which moving never helps is ever moved to beyond its
   // trials, however long it is watched.
   double alpha = 0.05;
-  std::uint64_t seed = 1;  // seed of the coins
-  // Packets of a batch that belong to a pair; the others follow the state.
-  int pair_packets = 1;
-  // Largest growth of the ratio of a moved flow's rate to a classic one's, as a share; 0: it is not
-  // watched.
+  std::uint64_t seed = 1;  // of the coins
+  // How much the ratio of a moved flow's rate to a classic one's may grow, as a share; 0: nobody
+  // looks.
   double most_advantage = 0.5;
   // Largest growth of a moved flow's rate, as a share, where there are no classic flows, or they
   // are not watched.
@@ -77,12 +75,12 @@ class Guard {
   enum class State : std::uint8_t { kTrial, kMoving, kStopped };
   static constexpr std::array kStateNames{"trial", "moving", "stopped"};
 
-  // The first `packets` packets of the batch to that receiver follow `move`, the rest follow
-  // `rest_moves`.
+  // Where the batch is one of a pair, its first packet to that receiver does as `move` says, the
+  // rest as `rest_moves`; else all do as `move` says.
   struct Ruling {
     bool move = false;
     Arm arm = 0;
-    int packets = kHorizon;
+    bool of_pair = false;
     bool rest_moves = false;
   };
   struct Counts {
@@ -99,9 +97,6 @@ class Guard {
   explicit Guard(const GuardParams& params = {}) : params_(params), coins_(params.seed) {
     if (!(params.alpha > 0) || !(params.alpha < 1)) {
       throw std::invalid_argument("the guard's alpha must be between 0 and 1");
-    }
-    if (params.pair_packets < 1 || params.pair_packets > kHorizon) {
-      throw std::invalid_argument("the guard's pairs must have 1 to 8 packets");
     }
     if (!(params.most_growth >= 0)) {
       throw std::invalid_argument("the guard's growth must not be negative");
@@ -139,17 +134,8 @@ class Guard {
     return {turn(r)};
   }
 
-  // Returns whether an earlier decision to move still counts for a flow's further packets.
-  bool keeps(std::int32_t receiver, Arm arm) {
-    if (!params_.on) return true;
-    const auto found = receivers_.find(receiver);
-    if (found == receivers_.end()) return false;
-    if (is_moved(found->second)) return true;
-    return has_room(found->second, arm);
-  }
-
-  // Returns whether a flow's next packet to a receiver is moved after a decision to move, or not
-  // to, with this arm: by its pair, or by the state once the pair has all its packets.
+  // Whether a flow's next packet to a receiver is moved whose decision was to move, or not to, with
+  // this arm: as its pair says, or as the state does once the pair has its packet.
   bool moves(std::int32_t receiver, bool decided, Arm arm) {
     if (!params_.on) return decided;
     const auto found = receivers_.find(receiver);
@@ -196,7 +182,7 @@ class Guard {
     if (pair == nullptr) return;
     Side& side = pair->sides[side_of(arm)];
     const bool moved = side_of(arm) == kMoved;
-    if (side.sent >= params_.pair_packets || moved != (queue == kMovedTo)) return;
+    if (side.sent > 0 || moved != (queue == kMovedTo)) return;
     ++side.sent;
     if (side.packet >= 0) return;
     if (waiting_.empty()) waiting_.resize(kWaiting);
@@ -280,9 +266,9 @@ class Guard {
 
   static bool is_moved(const Receiver& r) { return r.state == State::kMoving && !r.rate.holds(); }
 
-  bool has_room(Receiver& r, Arm arm) const {
+  static bool has_room(Receiver& r, Arm arm) {
     const Pair* const pair = pair_of(r, arm);
-    return pair != nullptr && pair->sides[side_of(arm)].sent < params_.pair_packets;
+    return pair != nullptr && pair->sides[side_of(arm)].sent == 0;
   }
 
   // A batch's first packet is a multiple of 8: the product's upper bits differ all the same.
@@ -393,7 +379,7 @@ class Guard {
   }
 
   Ruling ruling(Receiver& r, const Pair& pair, bool moved) const {
-    return {moved, arm_of(pair, moved), params_.pair_packets, turn(r)};
+    return {moved, arm_of(pair, moved), true, turn(r)};
   }
 
   // Packets without an ACK by now are lost. A pair whose second batch was never sent says nothing.

@@ -163,9 +163,8 @@ class Sender {
   const Counts& counts() const { return counts_; }
   // Number of packets moved to the classic queue and not acknowledged yet.
   std::size_t moved_unacked() const { return controller_.moved_unacked(); }
-  // Returns whether an earlier decision to move still counts for its flow's further packets.
-  bool keeps(std::int32_t receiver, Arm arm) { return controller_.keeps(receiver, arm); }
-  // Returns where a flow's next packet goes by an earlier decision, packet by packet (guard.h).
+  // Whether an earlier decision to move still counts for its flow's further packets.
+  // Where a flow's next packet goes by an earlier decision, packet by packet (guard.h).
   bool moves(std::int32_t receiver, bool decided, Arm arm) {
     return controller_.moves(receiver, decided, arm);
   }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 //
 // A DCTCP that is told which of its packets were moved to the classic queue: it answers their marks
-// as losses, or hears nothing of them.
+// as losses.
 
 #ifndef SWIFTQUEUE_LABORATORY_ANSWERING_DCTCP_H
 #define SWIFTQUEUE_LABORATORY_ANSWERING_DCTCP_H
@@ -29,26 +29,11 @@ class AnsweringDctcp : public ns3::TcpDctcp {
   /** Halves the window, unless that was done for what was sent before (RFC 3168, section 6.1.2). */
   void AnswerAsLoss();
 
-  /**
-   * Of the segments that the next ACK covers so many were moved. They count in the share of marked
-   * ones neither as marked nor as not: what they escaped tells nothing of the L4S queue. They grow
-   * no window; or, if `grow`, as likely as one that was not moved comes back unmarked.
-   */
-  void LeaveOut(uint32_t segments, bool grow);
-
-  void PktsAcked(ns3::Ptr<ns3::TcpSocketState> tcb, uint32_t segments,
-                 const ns3::Time& rtt) override;
-  void IncreaseWindow(ns3::Ptr<ns3::TcpSocketState> tcb, uint32_t segments) override;
-
  private:
   bool HasAnswered() const;
-  std::optional<uint32_t> Heard(uint32_t segments) const;
 
   ns3::Ptr<ns3::TcpSocketState> m_tcb;
   std::optional<ns3::SequenceNumber32> m_until;  // the last answer is for all that was sent before
-  uint32_t m_leftOut{0};                         // segments of the ACK under way
-  double m_growth{0};                            // segments by which moved ones have yet to grow it
-  double m_alpha{1};                             // the share of marks, as DCTCP goes by it
 };
 
 }  // namespace swiftqueue::lab

@@ -51,14 +51,7 @@ BatchMove::BatchMove(const Batching& params, int tokens, bool logged, std::vecto
                         .margin_share = params.marginShare,
                         .max_moved_unacked = params.maxMovedUnacked,
                         .max_moved_share = params.maxMovedShare,
-                        .charge_us = params.chargeUs,
-                        .least_probability = params.leastProbability,
-                        .probability_margin = params.probabilityMargin,
-                        .deadline_us = params.deadlineUs,
-                        .guard = {.on = params.guard,
-                                  .pair_packets = params.guardPackets,
-                                  .most_advantage = params.guardAdvantage,
-                                  .most_growth = params.guardGrowth}}),
+                        .guard = {.on = params.guard}}),
       m_x_BWF(static_cast<std::size_t>(agent::kMaxWindows * tokens * kEventWindowFeatureCount)),
       m_logged(logged) {}
 
@@ -196,16 +189,12 @@ bool BatchMove::Move(const DataPacket& packet, const Waiting& behind) {
     return false;
   }
   const auto [queue, arm] = last->second;
-  const bool moved = Follow(packet, queue, arm);
-  return m_params.guardPackets < kHorizon ? moved
-                                          : moved && m_sender.keeps(Known(packet).receiver_id, arm);
+  return Follow(packet, queue, arm);
 }
 
 bool BatchMove::Follow(const DataPacket& packet, uint8_t queue, agent::Arm arm) {
   m_arm = arm;
-  const bool moved = queue == agent::kClassic;
-  return m_params.guardPackets < kHorizon ? m_sender.moves(Known(packet).receiver_id, moved, arm)
-                                          : moved;
+  return m_sender.moves(Known(packet).receiver_id, queue == agent::kClassic, arm);
 }
 
 void BatchMove::Sent(const DataPacket& packet, uint8_t queue) {
@@ -263,13 +252,9 @@ void BatchMove::AddTo(JsonObject& summary, JsonObject&) const {
     guard.Add("trials", JsonNumber(guarded.trials))
         .Add("admitted", JsonNumber(guarded.admitted))
         .Add("stops", JsonNumber(guarded.stops))
-        .Add("pairs", JsonNumber(guarded.pairs));
-    if (m_params.guardGrowth > 0) {
-      guard.Add("grown", JsonNumber(guarded.grown));
-    }
-    if (m_params.guardAdvantage > 0) {
-      guard.Add("advantage", JsonNumber(guarded.advantage));
-    }
+        .Add("pairs", JsonNumber(guarded.pairs))
+        .Add("grown", JsonNumber(guarded.grown))
+        .Add("advantage", JsonNumber(guarded.advantage));
     decisions.Add("guard", guard.Text());
   }
   Describe(decisions);

@@ -22,7 +22,7 @@ std::unique_ptr<QueueControl> MakeControl(const Run& run, const Network& network
         } else if constexpr (std::is_same_v<Params, LastLatencyControl>) {
           return std::make_unique<LastLatencyMove>(params);
         } else if constexpr (std::is_same_v<Params, ModelControl>) {
-          return ModelMove::Make(params, run, network);
+          return ModelMove::Make(params, run.questions);
         } else if constexpr (std::is_same_v<Params, FlowSplitControl>) {
           return std::make_unique<FlowSplitMove>(params);
         } else if constexpr (std::is_same_v<Params, BatchedControl>) {

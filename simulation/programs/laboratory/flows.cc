@@ -227,10 +227,8 @@ void InstallFlows(const Run& run, const Network& network, Flows& flows, Experien
         if (response != MovedResponse::kScalable) {
           auto dctcp = CreateObject<AnsweringDctcp>();
           socket->SetCongestionControlAlgorithm(dctcp);
-          flow.hearsOfMoved = [dctcp, response](uint32_t moved, bool marked) {
-            if (response != MovedResponse::kClassic) {
-              dctcp->LeaveOut(moved, response == MovedResponse::kDiscounted);
-            } else if (marked && moved > 0) {
+          flow.hearsOfMoved = [dctcp](uint32_t moved, bool marked) {
+            if (marked && moved > 0) {
               dctcp->AnswerAsLoss();
             }
           };

@@ -11,8 +11,7 @@ namespace swiftqueue::lab {
 
 static_assert(engine::kMaxLevels <= agent::kMostLevels, "a batch has room for fewer levels");
 
-std::unique_ptr<ModelMove> ModelMove::Make(const ModelControl& params, const Run& run,
-                                           const Network& network) {
+std::unique_ptr<ModelMove> ModelMove::Make(const ModelControl& params, bool logged) {
   const std::string& folder = params.artifact;
   const engine::Description model = engine::load_artifact(folder).description;
   const std::string why =
@@ -20,17 +19,8 @@ std::unique_ptr<ModelMove> ModelMove::Make(const ModelControl& params, const Run
   if (!why.empty()) {
     throw engine::InvalidError(folder + ": " + why);
   }
-  if (params.batching.leastProbability > 0 && model.levels.empty()) {
-    throw engine::InvalidError(folder +
-                               ": gives one latency, and control.least_probability needs " +
-                               "quantiles (served_level: all)");
-  }
   auto engine = std::make_unique<engine::Engine>(folder, "auto", params.version);
-  std::unique_ptr<ModelMove> made(new ModelMove(params, std::move(engine), run.questions));
-  if (params.told) {
-    made->m_told.emplace(*params.told, run, network);
-  }
-  return made;
+  return std::unique_ptr<ModelMove>(new ModelMove(params, std::move(engine), logged));
 }
 
 ModelMove::ModelMove(const ModelControl& params, std::unique_ptr<engine::Engine> engine,
@@ -48,26 +38,9 @@ void ModelMove::Forecast(const agent::Question& question, const float* x_BWF, fl
   const int64_t version = m_engine->forward(x_BWF, question.windows, Tokens(), y_BHL, nullptr,
                                             static_cast<int>(Outputs()));
   const std::chrono::duration<double> took = std::chrono::steady_clock::now() - started;
-  if (m_told) {
-    m_told->Correct(question, [this](const Candidate& of) { return FlowOf(of); }, y_BHL, Outputs());
-  }
   m_engineS += took.count();
   ++m_engineCalls;
   ++m_askedByVersion[version];
-}
-
-void ModelMove::Sent(const DataPacket& packet, uint8_t queue) {
-  BatchMove::Sent(packet, queue);
-  if (m_told) {
-    m_told->Sent(packet.flow, queue);
-  }
-}
-
-void ModelMove::Acked(int64_t packet, uint16_t flow, uint8_t queue, float latencyUs) {
-  BatchMove::Acked(packet, flow, queue, latencyUs);
-  if (m_told) {
-    m_told->Acked(flow, latencyUs);
-  }
 }
 
 void ModelMove::Describe(JsonObject& decisions) const {

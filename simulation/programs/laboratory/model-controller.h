@@ -8,23 +8,18 @@
 #include <cstdint>
 #include <map>
 #include <memory>
-#include <optional>
 #include <string>
 
 #include "batch-move.h"
 #include "serving/engine/engine.h"
-#include "told-shares.h"
 
 namespace swiftqueue::lab {
 
 class ModelMove : public BatchMove {
  public:
   /** Throws InvalidError or FileError for the artifact. */
-  static std::unique_ptr<ModelMove> Make(const ModelControl& params, const Run& run,
-                                         const Network& network);
+  static std::unique_ptr<ModelMove> Make(const ModelControl& params, bool logged);
 
-  void Sent(const DataPacket& packet, uint8_t queue) override;
-  void Acked(int64_t packet, uint16_t flow, uint8_t queue, float latencyUs) override;
   void AddTo(JsonObject& summary, JsonObject& cost) const override;
 
   /** Another head over the same encoder answers from now on. Throws InvalidError or FileError. */
@@ -38,7 +33,6 @@ class ModelMove : public BatchMove {
   ModelMove(const ModelControl& params, std::unique_ptr<engine::Engine> engine, bool logged);
 
   std::unique_ptr<engine::Engine> m_engine;
-  std::optional<ToldShares> m_told;
   std::map<int64_t, int64_t> m_askedByVersion;
   double m_engineS{0};
   int64_t m_engineCalls{0};

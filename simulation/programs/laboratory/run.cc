@@ -124,10 +124,8 @@ MovedResponse ReadMovedResponse(const Node& root) {
   if (!root.Has("moved_response")) {
     return MovedResponse::kScalable;
   }
-  const std::string& text = root["moved_response"].Text();
-  return text == "classic"      ? MovedResponse::kClassic
-         : text == "discounted" ? MovedResponse::kDiscounted
-                                : MovedResponse::kUnheard;
+  return root["moved_response"].Text() == "classic" ? MovedResponse::kClassic
+                                                    : MovedResponse::kScalable;
 }
 
 Group ReadGroup(const Node& node, const std::vector<Receiver>& receivers) {
@@ -202,21 +200,13 @@ Bursts ReadBursts(const Node& node) {
 }
 
 Batching ReadBatching(const Node& node) {
-  return {
-      node["inference_us"].Number(),
-      node["until_decided"].Text() == "previous",
-      node["margin_us"].Number(),
-      node["margin_share"].Number(),
-      static_cast<int32_t>(node["max_moved_unacked"].Count()),
-      node.Has("max_moved_share") ? node["max_moved_share"].Number() : 0,
-      node.Has("charge_us") ? node["charge_us"].Number() : 0,
-      node.Has("least_probability") ? node["least_probability"].Number() : 0,
-      node.Has("probability_margin") ? node["probability_margin"].Number() : 0,
-      node.Has("deadline_us") ? node["deadline_us"].Number() : 0,
-      node.Has("guard") && node["guard"].Text() == "on",
-      node.Has("guard_packets") ? static_cast<int32_t>(node["guard_packets"].Count()) : kHorizon,
-      node.Has("guard_growth") ? node["guard_growth"].Number() : 0,
-      node.Has("guard_advantage") ? node["guard_advantage"].Number() : 0};
+  return {node["inference_us"].Number(),
+          node["until_decided"].Text() == "previous",
+          node["margin_us"].Number(),
+          node["margin_share"].Number(),
+          static_cast<int32_t>(node["max_moved_unacked"].Count()),
+          node.Has("max_moved_share") ? node["max_moved_share"].Number() : 0,
+          node.Has("guard") && node["guard"].Text() == "on"};
 }
 
 BatchedControl ReadBatched(const Node& node) {
@@ -235,15 +225,6 @@ BatchedControl ReadBatched(const Node& node) {
   return control;
 }
 
-std::optional<Told> ReadTold(const Node& control) {
-  if (!control.Has("told")) {
-    return std::nullopt;
-  }
-  const Node told = control["told"];
-  return told["kind"].Text() == "weights" ? Told(ToldWeights{told["age_us"].Number()})
-                                          : Told(ToldOwnAges{});
-}
-
 Control ReadControl(const Node& node) {
   const std::string& kind = node["kind"].Text();
   if (kind == "no_l4s") {
@@ -260,8 +241,7 @@ Control ReadControl(const Node& node) {
     return LastLatencyControl{node["threshold_us"].Number(), node["stale_us"].Number()};
   }
   if (kind == "model") {
-    return ModelControl{node["artifact"].Text(), node["version"].Count(), ReadBatching(node),
-                        ReadTold(node)};
+    return ModelControl{node["artifact"].Text(), node["version"].Count(), ReadBatching(node)};
   }
   if (kind == "flow_split") {
     return FlowSplitControl{node["share"].Number()};

@@ -121,27 +121,13 @@ struct Batching {
   double marginUs;
   double marginShare;
   int32_t maxMovedUnacked;
-  double maxMovedShare;     // of what is in flight, where that is more
-  double chargeUs;          // moved only where the predicted gain is larger
-  double leastProbability;  // of the classic queue being better; 0: the margins decide
-  double probabilityMargin;
-  double deadlineUs;  // that says what better is; 0: none
+  double maxMovedShare;  // of what is in flight, where that is more
   bool guard;
-  int32_t guardPackets;   // of a pair
-  double guardGrowth;     // of the rate, that is allowed; 0: nobody looks
-  double guardAdvantage;  // of a moved flow's rate over a classic one's, likewise
 };
-/** The sender is told the router's age rule, and what it weighs by it. */
-struct ToldOwnAges {};
-struct ToldWeights {
-  double ageUs;  // how old what it hears of the router's weights is
-};
-using Told = std::variant<ToldOwnAges, ToldWeights>;
 struct ModelControl {
   std::string artifact;
   int64_t version;
   Batching batching;
-  std::optional<Told> told;
 };
 struct FlowSplitControl {
   double share;
@@ -180,10 +166,8 @@ struct FineTuning {
 
 /** What the ACK of a moved packet says to S1's DCTCP. */
 enum class MovedResponse {
-  kScalable,    // what that of any other says
-  kClassic,     // its mark is a loss
-  kDiscounted,  // nothing of marks, and grows the window less the more are marked
-  kUnheard      // nothing
+  kScalable,  // what that of any other says
+  kClassic    // its mark is a loss
 };
 
 struct Run {

@@ -1,0 +1,175 @@
+"""Pictures of benchmarks and evaluations: a bar or a point for each row that a page's answer is about."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from matplotlib.figure import Figure
+
+from benchmarks.results.tables import WORDS, Data
+from benchmarks.rows import Row
+from laboratory.report.plots import COLOURS
+from models.scoring.plot_style import INK, grid
+from models.scoring.predictions import FINETUNED, METHODS
+
+OURS: Final = "#e64980"
+DIGITS: Final = 4  # significant digits of a drawn figure, so that no machine draws other bytes
+
+
+@dataclass(frozen=True)
+class Bar:
+    """One bar: its label, and where its figure stands in the published rows."""
+
+    label: str
+    row: str  # the row's name
+    reference: str = ""  # the row's reference, where several rows have the name
+    drawn: str = "ours"  # or `reference`: the column that is drawn
+
+    def of(self, rows: Sequence[Row]) -> float:
+        """Return its figure.
+
+        Raises:
+            ValueError: no row is meant.
+        """
+        for row in rows:
+            if row.name == self.row and self.reference in ("", row.reference_name):
+                return float(f"{getattr(row, self.drawn):.{DIGITS}g}")
+        raise ValueError(
+            f"no published row {self.row!r} beside {self.reference!r}: publish the benchmark again"
+        )
+
+
+def _reference(label: str, row: str, reference: str = "") -> Bar:
+    return Bar(label, row, reference, "reference")
+
+
+_ALL: Final = "full graph, avx512, p50"
+_STREAM: Final = "event stream, p50"
+_EVERY: Final = "every candidate, p50"
+_ONNX: Final = "ONNX in the Python backend, Python client, p50"
+_RATE: Final = "highest rate with 99% in time, asked 5 ms ahead, 4 flows, W 64"
+_TUNE: Final = (
+    "fine-tune the head: 10 epochs, 500,000 packets = 62,500 windows of 128 tokens x 24 features, "
+    "the one encoder pass included"
+)
+_EVENTS: Final = (
+    "ingest over HTTP through Ray Serve, fsynced, checked and compacted on one core, 12 senders, "
+    "batches of 4,096 events"
+)
+# The benchmark's name: the axis, its bars from above.
+BARS: Final[Mapping[str, tuple[str, tuple[Bar, ...]]]] = {
+    "inference": (
+        "µs for a window of 64 packets, full graph (p50)",
+        (
+            Bar("this engine", _ALL, "PyTorch full graph"),
+            _reference("OpenVINO", _ALL, "OpenVINO full graph"),
+            _reference("ONNX Runtime", _ALL, "ONNX Runtime full graph"),
+            _reference("PyTorch", _ALL, "PyTorch full graph"),
+        ),
+    ),
+    "serving": (
+        "round trip, µs (p50)",
+        (
+            _reference("a model that computes nothing", _STREAM, "identity, event windows, p50"),
+            Bar("event stream, native backend", _STREAM, "identity, event windows, p50"),
+            Bar("window model, native backend", _EVERY, _ONNX),
+            _reference("window model, Python backend and client", _EVERY, _ONNX),
+        ),
+    ),
+    "linerate": (
+        "highest rate with 99 % in time, asked 5 ms ahead, Mbit/s",
+        (
+            Bar("Triton, 4 flows, 64 packets", _RATE),
+            Bar("Triton, 4 flows, 128 packets", _RATE.replace("W 64", "W 128")),
+            _reference("in the agent's process, 64 packets", _RATE),
+        ),
+    ),
+    "live": (
+        "seconds of a round",
+        tuple(
+            Bar(step, f"step {step}")
+            for step in ("telemetry", "validate", "encode", "train", "judge", "register", "shadow", "push")
+        ),
+    ),
+    "swap": (
+        "round trip, µs (p99)",
+        (
+            _reference("without pushes", "500 questions/s, a push every 5 s: round trip, p99"),
+            Bar("a push every 5 s", "500 questions/s, a push every 5 s: round trip, p99"),
+            _reference(
+                "without pushes, other run", "1,000 questions/s, a push every second: round trip, p99"
+            ),
+            Bar("a push every second", "1,000 questions/s, a push every second: round trip, p99"),
+        ),
+    ),
+    "finetune": (
+        "seconds for ten epochs of the head, on a minute at 100 Mbit/s",
+        (Bar("the encoder runs once", _TUNE), _reference("the encoder runs in each epoch", _TUNE)),
+    ),
+    "ingest": (
+        "events a second on one core",
+        (
+            Bar("the ingest", _EVENTS),
+            _reference("wanted", _EVENTS, "promised at least"),
+            _reference(
+                "append without a server", _EVENTS, "check, append and fsync of each batch, without a server"
+            ),
+            _reference(
+                "a Parquet file a batch", _EVENTS, "a Parquet file per batch, fsynced, without a server"
+            ),
+        ),
+    ),
+    "marker": (
+        "ns for a packet",
+        (
+            _reference("a flow that is not registered", "marked with another codepoint"),
+            Bar("the decision is over", "plain, the decision is over"),
+            Bar("marked as the kernel had", "marked as the kernel had"),
+            Bar("marked with another codepoint", "marked with another codepoint"),
+            _reference("wanted at most", "dearest of them"),
+        ),
+    ),
+}
+
+
+def bars(data: Data, name: str) -> Figure:
+    """Draw a benchmark's figures as horizontal bars, each with its value.
+
+    Raises:
+        ValueError: the benchmark, or one of its rows, is not published.
+    """
+    axis, shown = BARS[name]
+    rows = data.benchmark(name).rows
+    figure, [[axes]] = grid(1, 1, 8.4, 0.6 + 0.3 * len(shown))
+    values = [bar.of(rows) for bar in shown]
+    colours = [OURS if bar.drawn == "ours" else INK for bar in shown]
+    axes.barh(range(len(shown)), values, color=colours, height=0.6)
+    for place, value in enumerate(values):
+        said = f"{value:,.0f}" if value >= 10 else f"{value:.3g}"
+        axes.text(value, place, f" {said}", va="center", fontsize=8)
+    axes.set_yticks(range(len(shown)), [bar.label for bar in shown])
+    axes.invert_yaxis()
+    axes.grid(visible=False, axis="y")
+    axes.set_xlabel(axis, fontsize=8)
+    axes.set_xlim(0, max(values) * 1.12)
+    return figure
+
+
+def precision(evaluation: Mapping[str, Any]) -> Figure:
+    """Draw each method's average precision of late packets with its interval, and chance as a line."""
+    methods = [method for method in METHODS if method in evaluation["methods"]]
+    figure, [[axes]] = grid(1, 1, 8.4, 0.6 + 0.25 * len(methods))
+    axes.axvline(round(evaluation["base_rate"], DIGITS), color=INK, linewidth=1, linestyle="--")
+    for place, method in enumerate(methods):
+        found = evaluation["methods"][method]
+        colour = OURS if method == FINETUNED else COLOURS["last_latency"]
+        low, high = (round(end, DIGITS) for end in found["average_precision_95"])
+        axes.hlines(place, low, high, color=colour, linewidth=2)
+        axes.plot(round(found["average_precision"], DIGITS), place, "o", color=colour, markersize=5)
+    axes.set_yticks(range(len(methods)), [WORDS[method].strip("*") for method in methods])
+    axes.invert_yaxis()
+    axes.set_xlabel("average precision of late packets, 95 % intervals; dashed: chance", fontsize=8)
+    axes.set_xlim(left=0)
+    return figure

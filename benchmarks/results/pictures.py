@@ -1,0 +1,153 @@
+"""The pictures of README and laboratory, as SVG."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import polars as pl
+from matplotlib.figure import Figure
+
+from benchmarks.results import bars, rate_pictures, replayed
+from benchmarks.results.forecasters import Beside, Covered, beside, covered
+from benchmarks.results.replayed import SHOWN_MS
+from benchmarks.results.tables import Data
+from laboratory.report.comparison import Place, by_seed
+from laboratory.report.legend import legend_below
+from laboratory.report.measures import MS, QUEUEING_P99
+from laboratory.report.plots import COLOURS as LAB_COLOURS
+from laboratory.scenarios.controls import CONTROLS
+from models.scoring.intervals import estimate
+from models.scoring.plot_style import INK, grid, svg
+
+MODEL: Final = "#e64980"  # on both pages
+CALIBRATED: Final = {  # before and after: what it is called, its colour
+    "event-stream-quantiles": ("as trained", LAB_COLOURS["last_latency"]),
+    "event-stream-split": ("a fifth held out", LAB_COLOURS["random"]),
+    "event-stream-calibrated": ("by what was forecast before it was learned", MODEL),
+}
+DIGITS: Final = 3  # of a drawn figure: what differs beyond them on another machine changes no byte
+
+
+def _bars(_: Path, data: Data, name: str) -> bytes:
+    return svg(lambda: bars.bars(data, name))
+
+
+def _precision(_: Path, data: Data, name: str) -> bytes:
+    return svg(lambda: bars.precision(data.evaluation(name)))
+
+
+PICTURES: Final[Mapping[str, Callable[[Path, Data], bytes]]] = {
+    "sender.svg": lambda root, _: svg(lambda: sender(pl.read_csv(root / replayed.FILE))),
+    "p99.svg": lambda _, data: svg(lambda: p99(data.of(data.headline), data.headline)),
+    "forecasters.svg": lambda _, data: svg(lambda: differences(beside(data.forecasters))),
+    "coverage.svg": lambda _, data: svg(lambda: coverage(covered(data.forecasters))),
+    "rate-errors.svg": lambda _, data: svg(lambda: rate_pictures.errors(data.rates)),
+    "rate-kernel-errors.svg": lambda _, data: svg(lambda: rate_pictures.errors(data.rates["kernel"])),
+    "rate-fields.svg": lambda _, data: svg(lambda: rate_pictures.fields(data.rates)),
+    "rate-plain.svg": lambda _, data: svg(lambda: rate_pictures.plain(data.rates)),
+    "rate-completions.svg": lambda _, data: svg(lambda: rate_pictures.completions(data.rates["fed_back"])),
+    **{f"{name}.svg": partial(_bars, name=name) for name in bars.BARS},
+    **{f"{name}.svg": partial(_precision, name=name) for name in ("speed-tests", "wifi")},
+    "bed-completions.svg": lambda _, data: svg(lambda: rate_pictures.completions(data.rates["fed_kernel"])),
+}
+
+
+def sender(packets: pl.DataFrame) -> Figure:
+    """True latency and prediction, packet by packet, and which the controller would have moved."""
+    figure, [[above], [below]] = grid(2, 1, 8.4, 3.6)
+    time_s = packets["time_ms"] / 1e3
+    above.plot(time_s, packets["latency_ms"], "o", color=INK, markersize=3.4, label="came")
+    said = "predicted before it was sent"
+    above.plot(time_s, packets["predicted_ms"], "o", color=MODEL, markersize=2.2, label=said)
+    above.set(ylabel="latency, ms", xlim=(0, SHOWN_MS / 1e3))
+    above.set_ylim(bottom=0)
+    above.legend(fontsize=8, frameon=False, ncols=2, loc="upper left", labelcolor=INK)
+    for moved in (0, 1):
+        here = packets.filter(pl.col("moved") == moved)["time_ms"] / 1e3
+        below.plot(here, [1 - moved] * len(here), "|", color=LAB_COLOURS["last_latency"], markersize=7)
+    below.set(xlabel="s", xlim=(0, SHOWN_MS / 1e3), ylim=(-0.6, 1.6))
+    below.set_yticks([1, 0], ["marked L4S", "marked classic"])
+    below.grid(visible=False)
+    above.get_gridspec().set_height_ratios([4, 1])  # type: ignore[union-attr]
+    return figure
+
+
+def differences(found: Sequence[Beside]) -> Figure:
+    """Draw how two layers differ from each other forecaster in precision and in error, with intervals."""
+    figure, [panels] = grid(1, 2, 8.4, 4.4)
+    scores = {
+        "average_precision": "average precision, less the other's",
+        "mae_ms": "error in ms, less the other's",
+    }
+    for axes, (key, title) in zip(panels, scores.items(), strict=True):
+        axes.axvline(0, color=INK, linewidth=1)
+        for row, one in enumerate(found):
+            less = estimate([ours - other for ours, other in one.pairs[key]])
+            if less is None or less.low is None or less.high is None:
+                continue
+            low, mean, high = (round(value, DIGITS) for value in (less.low, less.mean, less.high))
+            colour = INK if low <= 0 <= high else MODEL
+            axes.hlines(row, low, high, color=colour, linewidth=2)
+            axes.plot(mean, row, "o", color=colour, markersize=5)
+        names = [f"{one.kind}: {one.other}" for one in found] if axes is panels[0] else []
+        axes.set_yticks(range(len(found)), names, fontsize=8)
+        axes.invert_yaxis()
+        axes.set_title(title, fontsize=9)
+    return figure
+
+
+def coverage(found: Sequence[Covered]) -> Figure:
+    """How far the share of latencies below each level is from it, tuned heads, a panel for each kind."""
+    kinds = list(dict.fromkeys(one.kind for one in found))
+    figure, [panels] = grid(1, len(kinds), 8.4, 2.7)
+    for axes, kind in zip(panels, kinds, strict=True):
+        axes.axhline(0, color=INK, linewidth=1)
+        for variant, (said, colour) in CALIBRATED.items():
+            for one in found:
+                if (one.kind, one.variant, one.form) != (kind, variant, "tuned"):
+                    continue
+                off = [100 * (s - level) for s, level in zip(one.shares, one.levels, strict=True)]
+                percent = [100 * level for level in one.levels]
+                axes.plot(percent, off, "o-", color=colour, markersize=3.4, linewidth=1.2, label=said)
+        axes.set_title(kind, fontsize=9)
+        axes.set(xlabel="level, %", xlim=(0, 100))
+    bound = max(abs(end) for axes in panels for end in axes.get_ylim())
+    for axes in panels:
+        axes.set_ylim(-bound, bound)
+    panels[0].set_ylabel("share below it, less the level,\npercentage points", fontsize=8)
+    handles, _ = panels[0].get_legend_handles_labels()
+    legend_below(figure, handles, 3)
+    return figure
+
+
+def p99(runs: pl.DataFrame, scenario: str) -> Figure:
+    """Draw P99 of the sender's L4S packets' wait under each control, a panel for each profile."""
+    figure, [panels] = grid(1, 2, 8.4, 2.7)
+    shown = [control for control in CONTROLS if control in set(runs["control"])]
+    for axes, profile in zip(panels, ("uncoupled", "rfc9332"), strict=True):
+        place = Place(scenario, "", profile)
+        for row, control in enumerate(shown):
+            found = estimate([v * MS for v in by_seed(runs, place, control, QUEUEING_P99).values()])
+            if found is None:
+                continue
+            colour = {"default": INK, "no_l4s": INK, "model": MODEL}.get(control, LAB_COLOURS[control])
+            mean = round(found.mean, DIGITS)
+            if found.low is not None and found.high is not None:
+                axes.hlines(
+                    row, round(found.low, DIGITS), round(found.high, DIGITS), color=colour, linewidth=2
+                )
+            fill = colour if found.n > 1 else "none"
+            axes.plot(mean, row, "o", color=colour, markerfacecolor=fill, markersize=6)
+        axes.set_yticks(range(len(shown)), shown if profile == "uncoupled" else [])
+        axes.invert_yaxis()
+        axes.set_title(f"{profile}: P99 wait of L4S packets, ms", fontsize=9)
+        if profile == "rfc9332":
+            axes.set_xscale("log")
+            axes.set_xticks([2, 5, 10, 20, 50], ["2", "5", "10", "20", "50"])
+            axes.minorticks_off()
+        else:
+            axes.set_xlim(left=0)
+    return figure

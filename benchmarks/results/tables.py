@@ -1,0 +1,474 @@
+"""The tables of the pages, each a function of what is published; a page names them in its markers."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import polars as pl
+
+from benchmarks import published
+from benchmarks.published import Published
+from benchmarks.results import (
+    evaluations,
+    forecasters,
+    queues,
+    rate_exchange,
+    rate_feedback,
+    rates,
+    tuning,
+)
+from benchmarks.rows import Row
+from common.json_file import read_object
+from laboratory.report import changes
+from laboratory.report import tables as lab
+from laboratory.report.comparison import (
+    LIMITS,
+    Place,
+    against_chance,
+    by_seed,
+    change_of,
+    compare,
+    percent,
+    places,
+)
+from laboratory.report.judging import JUDGED, SERVED
+from laboratory.report.measures import QUEUEING_P99
+from laboratory.runs.results import SCHEMA as RUNS
+from laboratory.runs.results import load as load_runs
+from models.scoring.intervals import Estimate
+from models.scoring.predictions import FINETUNED, METHODS, PRETRAINED, TREES
+from testbed.host import report as bed_report
+from testbed.host import runs as bed_runs
+
+LABORATORY: Final = Path("docs/laboratory")
+WIDEST: Final = 150  # of a table's line, in characters
+FEW: Final = (FINETUNED, PRETRAINED, TREES, "ewma", "last_flow")  # where a picture has all methods
+ALONE: Final = frozenset({"linerate"})  # benchmarks whose references only the text names
+# Rows that a benchmark's page draws, as patterns of `NAME | REFERENCE`; of other benchmarks all are drawn.
+SHOWN: Final[Mapping[str, Sequence[str]]] = {
+    "inference": (
+        *("full graph, avx512, p50 | *", "every candidate, avx512, p50 | OpenVINO*"),
+        *("last token, avx2, p50 | *", "last token, portable, p50 | *", "head swap*"),
+    ),
+    "serving": ("event stream, p?? | identity*", "every candidate, p?? | ONNX*"),
+    "linerate": ("* 4 flows, W 64 | *", "*5 ms ahead, 4 flows, W 128 | *", "packets decided*"),
+    "live": ("trigger*", "step validate*", "step encode*", "step train*", "step shadow*", "questions*"),
+    "marker": ("marked *", "plain*", "answer to *p99 | *", "packets with*"),
+    "soak-weeks": (
+        "push s,*",
+        "scheduler memory*",
+        "triton memory*",
+        "mlflow disk*",
+        "other disk*",
+        "MLflow rows*",
+    ),
+}
+FORMS: Final = {"tuned": "Head tuned before each test slice", "pretrained": "The same without tuning"}
+ANYWHERE: Final = {  # scenarios of the page of many places, and whose model each has
+    "anywhere-figure8": "figure 8's models",
+    "anywhere-followed": "models of many places",
+    "anywhere-guarded": "these with the guard",
+}
+WORDS: Final = {
+    FINETUNED: "**fine-tuned model**",
+    "finetuned_at_once": "the same, as if a round took no time",
+    "pretrained": "the same without fine-tuning",
+    TREES: "XGBoost, derived inputs",
+    "xgboost_continued": "XGBoost, continued on each fine-tuning slice",
+    "ewma": "EWMA of the flow (RFC 6298)",
+    "last_flow": "last latency of the flow",
+    "last_queue": "last latency of the queue",
+    "last_sender": "last latency of the sender",
+}
+
+
+@dataclass(frozen=True)
+class Data:
+    """All that is published."""
+
+    evaluations: Mapping[str, Any]
+    runs: pl.DataFrame
+    benchmarks: Mapping[str, Published]
+    forecasters: Mapping[str, Any] = field(default_factory=dict)
+    rates: Mapping[str, Any] = field(default_factory=dict)
+    tuning: Mapping[str, Any] = field(default_factory=dict)
+    unpublished_models: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=RUNS))
+    bed: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=bed_runs.SCHEMA))
+
+    @classmethod
+    def load(cls, root: Path) -> Data:
+        """Read it from a checkout.
+
+        Raises:
+            OSError: a file is not there.
+            ValueError: one is damaged.
+        """
+        return cls(
+            read_object(root / evaluations.FILE),
+            load_runs(root / LABORATORY),
+            published.load(root / published.FILE),
+            forecasters.load(root),
+            rates.load(root),
+            tuning.load(root),
+            load_runs(root / LABORATORY / "unpublished-models"),
+            bed_runs.load(root / LABORATORY),
+        )
+
+    def evaluation(self, name: str) -> dict[str, Any]:
+        """Scores of a published evaluation.
+
+        Raises:
+            ValueError: there is none of that name.
+        """
+        if name not in self.evaluations:
+            raise ValueError(f"{evaluations.FILE} has no {name}: swiftqueue results --scores {name} FILE")
+        found: dict[str, Any] = self.evaluations[name]
+        return found
+
+    def benchmark(self, name: str) -> Published:
+        """Figures of a published benchmark.
+
+        Raises:
+            ValueError: there are none.
+        """
+        if name not in self.benchmarks:
+            raise ValueError(f"{published.FILE} has no {name}: swiftqueue bench {name} --publish")
+        return self.benchmarks[name]
+
+    @property
+    def headline(self) -> str:
+        """Name of the scenario that the headline is of: what is served, or what was judged before it."""
+        return JUDGED if self.of(SERVED).is_empty() else SERVED
+
+    def of(self, *scenarios: str) -> pl.DataFrame:
+        """Runs of some scenarios."""
+        return self.runs.filter(pl.col("scenario").is_in(scenarios))
+
+
+def scores(data: Data, name: str, methods: Sequence[str] = METHODS) -> list[str]:
+    """Return a table of methods' scores in one evaluation."""
+    one = data.evaluation(name)
+    about = one["about"]
+    said = (
+        f"{_origin(one['date'], one['commit'], one['machine'])} "
+        f"Protocol `{about['protocol']}`, {about['traces']} traces, training seed {about['seed']}, "
+        f"n = {one['n']:,} packets, {one['n_late']:,} of them late (share {one['base_rate']:.3f})."
+    )
+    rate = f"recall at {about['false_alarm_rate']:.0%} false alarms"
+    sharp = "F1 sharp (`prediction_change`)"
+    head = ["method", "AP late (95 %)", rate, "MAE, ms (95 %)", "P99 error, ms", sharp]
+    choice = one.get("choice")
+    if choice is not None:
+        said += (
+            f" Regret is of the {choice['n']:,} packets that may be moved; who never moves has "
+            f"{choice['never_ms']:.2f} ms, who always does {choice['always_ms']:.2f} ms."
+        )
+        head.append("regret, ms (95 %)")
+    lines = [*_wrapped(said), "", *lab.head_of(head)]
+    for method in methods:
+        if (found := one["methods"].get(method)) is None:  # published before there was that row
+            continue
+        lines.append(
+            lab.row_of(
+                [
+                    WORDS[method],
+                    _interval(found["average_precision"], found["average_precision_95"], 3),
+                    _number(found["recall_at_false_alarms"], 3),
+                    _interval(found["mae_ms"], found["mae_ms_95"], 2),
+                    _number(found["p99_ms"], 0),
+                    _number(found["f1_sharp_acked"], 2),
+                    *([] if choice is None else [_interval(found["regret_ms"], found["regret_ms_95"], 2)]),
+                ]
+            )
+        )
+    return lines
+
+
+def forecast_rows(data: Data, rows: Callable[[Mapping[str, Any]], list[str]], *entries: str) -> list[str]:
+    """A table of some entries of the forecasters, with what was measured; or which one is not published."""
+    if missing := [name for name in entries if name not in data.forecasters]:
+        return [f"Not published yet: `swiftqueue results --forecasts {missing[0]} FILE`."]
+    said = forecasters.measured(data.forecasters[entries[-1]])
+    return [*_wrapped(said), "", *rows(data.forecasters)]
+
+
+def rate_study(
+    data: Data, rows: Callable[[Mapping[str, Any]], list[str]], of: str | None = None
+) -> list[str]:
+    """A table of a study of rate forecasts, with what was measured; or that nothing is."""
+    one = data.rates.get(of, {}) if of else data.rates
+    if "grid" not in one:
+        return ["Nothing is published yet: `swiftqueue rate study`, then `swiftqueue results --rates FILE`."]
+    return [*_wrapped(rates.said(one)), "", *rows(one)]
+
+
+def plain_flows(data: Data) -> list[str]:
+    """Flows that nobody forecast; or that nothing is published."""
+    if "plain" not in data.rates:
+        return ["Nothing is published yet: `swiftqueue rate plain`, then `swiftqueue results --rates FILE`."]
+    return rates.plain(data.rates["plain"])
+
+
+def fed_back(data: Data, rows: Callable[[Mapping[str, Any]], list[str]], of: str = "fed_back") -> list[str]:
+    """A table of what a forecast that is fed back does, with what was measured; or that nothing is."""
+    if of not in data.rates:
+        command = "rate feedback" if of == "fed_back" else "bed run fct"
+        return [f"Nothing is published yet: `swiftqueue {command}`, then `swiftqueue results --rates FILE`."]
+    one = {**data.rates[of], "beside": data.rates.get(f"{of}_beside")}
+    return [*_wrapped(rate_feedback.said(one)), *rows(one)]
+
+
+def exchanged(data: Data, question: str) -> list[str]:
+    """A table of what forecasts gain by each other's inputs, with what was measured; or that nothing is."""
+    if "exchanged" not in data.rates:
+        return [
+            "Nothing is published yet: `swiftqueue rate exchange`, then `swiftqueue results --rates FILE`."
+        ]
+    one = data.rates["exchanged"]
+    return [*_wrapped(rate_exchange.said(one)), *rate_exchange.rows(one, question)]
+
+
+def _benchmark(name: str) -> Callable[[Data], list[str]]:
+    return lambda data: figures(data, name)
+
+
+def figures(data: Data, *names: str) -> list[str]:
+    """Benchmarks' rows in one table, with date, commit and machine; a list where a table would be too wide.
+
+    Of the benchmarks in `SHOWN` only the rows that a page's answer needs are drawn; the data has all of them.
+    """
+    found = [data.benchmark(name) for name in names]
+    said = " ".join(f"{_origin(one.date, one.commit, one.machine)} {one.remark}".strip() for one in found)
+    shown = [row for name, one in zip(names, found, strict=True) for row in one.rows if _is_shown(name, row)]
+    if left_out := sum(len(one.rows) for one in found) - len(shown):
+        said += f" {left_out} more rows are in `{published.FILE}`."
+    lines = lab.head_of(["what", "ours", "reference", "", "ratio"])
+    for row in shown:
+        ours, reference = _measured(row.ours, row), _measured(row.reference, row)
+        lines.append(lab.row_of([row.name, ours, reference, row.reference_name, _ratio(row)]))
+    if set(names) <= ALONE:
+        cells = [[row.name, _measured(row.ours, row)] for row in shown]
+        lines = [*lab.head_of(["what", "measured"]), *map(lab.row_of, cells)]
+    elif max(map(len, lines)) > WIDEST:
+        lines = [
+            line
+            for row in shown
+            for line in _wrapped(
+                f"- **{_measured(row.ours, row)}**: {row.name}. Reference: {_measured(row.reference, row)} "
+                f"({row.reference_name}), ratio {_ratio(row)}.",
+                "  ",
+            )
+        ]
+    return [*_wrapped(said), "", *lines]
+
+
+def _is_shown(name: str, row: Row) -> bool:
+    patterns = SHOWN.get(name, ["*"])
+    return any(fnmatchcase(f"{row.name} | {row.reference_name}", pattern) for pattern in patterns)
+
+
+def _ratio(row: Row) -> str:
+    """None beside 0, of which only a cap stands in the data."""
+    return f"{row.ratio:.3g}" if row.ours else lab.NONE
+
+
+def of_served(data: Data, scenario: str, draw: Callable[[Data], list[str]]) -> list[str]:
+    """Draw a table of a scenario of the network that the loop serves; a line if none of it is published."""
+    if not data.of(scenario).is_empty():
+        return draw(data)
+    run = f"swiftqueue lab run {scenario} --artifact docs/laboratory/models/figure8"
+    publish = f"swiftqueue results --lab {scenario} var/lab"
+    return _wrapped(f"Nothing is published yet: `{run}`, then `{publish}`.")
+
+
+def brief(data: Data, profile: str, prefix: str) -> list[str]:
+    """Scenarios along an axis, whose names begin so, in short."""
+    runs = data.runs.filter(pl.col("scenario").str.starts_with(prefix))
+    return lab.brief(runs, profile, with_costs=False)
+
+
+def many_places(runs: pl.DataFrame) -> list[str]:
+    """Return a line for each place: how each kind of model changes P99; bold where a harm is settled."""
+    here = runs.filter(pl.col("scenario").is_in([*ANYWHERE]))
+    lines = lab.head_of(["profile", "place", *ANYWHERE.values()])
+    for place in places(here):
+        if place.scenario == next(iter(ANYWHERE)):
+            cells = [_in_place(here, place._replace(scenario=scenario)) for scenario in ANYWHERE]
+            lines.append(lab.row_of([f"`{place.profile}`", place.point, *cells]))
+    return lines
+
+
+def _in_place(runs: pl.DataFrame, place: Place) -> str:
+    """Return the change of P99, bold where a limit of the guard or the report is settled broken."""
+    asked = {limit.measure for limit in changes.WITHOUT_TAIL}
+    said = lab.change(runs, place, "model")
+    for wanted in (changes.WITHOUT_TAIL, LIMITS):
+        found = compare(runs, place, "model", wanted)
+        for one in found.broken() if found else []:
+            if one.beyond and (wanted is changes.WITHOUT_TAIL or one.limit.measure not in asked):
+                return f"**{said}**"
+    return said
+
+
+def _choice(data: Data) -> str:
+    one = data.evaluation("late-packets")
+    ours, trees = (one["methods"][method]["regret_ms"] for method in (FINETUNED, TREES))
+    low, high = one["methods"][FINETUNED]["regret_ms_95"]
+    always, never = (one["choice"][f"{who}_ms"] for who in ("always", "never"))
+    said = f"regret {ours:.1f} ms ({low:.1f}–{high:.1f}); trees {trees:.1f}"
+    return f"{said}, always moving {always:.1f}, never {never:.1f}"
+
+
+def summary(data: Data) -> list[str]:
+    """The README's rows, each with its page."""
+    rows = (
+        ("late packets", "late-packets", _late(data, "late-packets")),
+        ("tuned head", "late-packets", _tuned(data)),
+        ("Wi-Fi, one layer", "wifi", _late(data, "wifi")),
+        ("choice of queue", "late-packets", _choice(data)),
+        ("P99 wait, uncoupled", "figure8", _wait(data, "uncoupled")),
+        ("P99 wait, RFC 9332", "rfc9332", _wait(data, "rfc9332")),
+        ("one answer through Triton", "serving", _answer(data)),
+        ("a new version in service", "live", _new_head(data)),
+    )
+    lines = lab.head_of(["page", "result"])
+    return [*lines, *(lab.row_of([f"[{what}](docs/results/{page}.md)", said]) for what, page, said in rows)]
+
+
+TABLES: Final[Mapping[str, Callable[[Data], list[str]]]] = {
+    "summary": summary,
+    "late-packets": lambda data: scores(data, "late-packets"),
+    "wifi": lambda data: scores(data, "wifi", FEW),
+    "speed-tests": lambda data: scores(data, "speed-tests", FEW),
+    "forecasters": lambda data: forecasters.beside_layers(data.forecasters),
+    "choice": lambda data: forecasters.choices(data.forecasters),
+    "choice-selective": lambda data: forecasters.choices(data.forecasters, forecasters.SELECTIVE),
+    "choice-coverage": lambda data: forecasters.coverages(data.forecasters),
+    "choice-sooner": lambda data: forecasters.sooner(data.forecasters),
+    "choice-told": lambda data: forecasters.told(data.forecasters),
+    "tuning-scores": lambda data: forecast_rows(data, tuning.scored, tuning.UNTUNED, tuning.TUNED),
+    "rate-headline": partial(rate_study, rows=rates.headline),
+    **{f"rate-exchange-{of}": partial(exchanged, question=of) for of in ("latency", "rate")},
+    "rate-plain": plain_flows,
+    "rate-feedback": partial(fed_back, rows=rate_feedback.rows),
+    "rate-feedback-trips": partial(fed_back, rows=rate_feedback.by_trip),
+    "bed-fct": partial(fed_back, rows=rate_feedback.rows, of="fed_kernel"),
+    "bed-fct-trips": partial(fed_back, rows=rate_feedback.by_trip, of="fed_kernel"),
+    "rate-fields": partial(rate_study, rows=rates.fields),
+    "rate-pairs": partial(rate_study, rows=rates.pairs),
+    "rate-alone": partial(rate_study, rows=rates.alone),
+    "rate-kernel": partial(rate_study, rows=rates.headline, of="kernel"),
+    **{f"rate-{part}": partial(rate_study, rows=partial(rates.grid, part=part)) for part in rates.PARTS},
+    **{
+        f"rate-kernel-{part}": partial(rate_study, rows=partial(rates.grid, part=part), of="kernel")
+        for part in rates.PARTS
+    },
+    "bed": lambda data: bed_report.side_by_side(data.bed),
+    "figure8": lambda data: lab.controls_in_brief(data.of(JUDGED)),
+    "fresh-figure8": partial(
+        of_served, scenario=SERVED, draw=lambda data: lab.controls_in_brief(data.of(SERVED))
+    ),
+    "other-traffic": lambda data: lab.controls_in_brief(
+        data.of("hadoop", "receivers", "replay", "many-flows"), ("random", "model")
+    ),
+    "sweeps": partial(brief, profile="uncoupled", prefix="sweep-"),
+    "charge": lambda data: changes.along_axis(data.runs, "charge-", "charge, µs"),
+    "surroundings": lambda data: lab.controls_in_brief(data.of("surroundings"), ("model",)),
+    "many-places": lambda data: many_places(data.unpublished_models),
+    "map": lambda data: brief(data, "rfc9332", "map-"),
+    "queues-costs": lambda data: queues.costs(data.benchmark("queues")),
+    **{
+        f"bench-{name}": _benchmark(name)
+        for name in (
+            *("capacity", "extract", "gate", "inference", "ingest", "intervals", "linerate"),
+            *("live", "marker", "rate", "reservoir", "selfcheck", "serving", "swap"),
+        )
+    },
+    "bench-finetune": lambda data: figures(data, "finetune", "pretrain"),
+    "bench-soak": lambda data: figures(data, "soak", "soak-weeks"),
+}
+
+
+def _late(data: Data, name: str) -> str:
+    one = data.evaluation(name)
+    ours, trees = (one["methods"][method]["average_precision"] for method in (FINETUNED, TREES))
+    low, high = one["methods"][FINETUNED]["average_precision_95"]
+    said = f"average precision {ours:.2f} ({low:.2f}–{high:.2f})"
+    return f"{said}; boosted trees {trees:.2f}, chance {one['base_rate']:.2f}"
+
+
+def _tuned(data: Data) -> str:
+    """Say whether tuning the head helps on the default traces."""
+    methods = data.evaluation("late-packets")["methods"]
+    tuned, untuned = methods[FINETUNED], methods[PRETRAINED]
+    said = "tuning helps" if tuned["average_precision"] > untuned["average_precision"] else "no help"
+    return (
+        f"{said} on these traces: average precision {tuned['average_precision']:.3f} tuned, "
+        f"{untuned['average_precision']:.3f} untuned"
+    )
+
+
+def _wait(data: Data, profile: str) -> str:
+    place = Place(data.headline, "", profile)
+    runs = data.of(data.headline)
+    random = change_of(runs, place, "random", QUEUEING_P99)
+    said = f"{_to(change_of(runs, place, 'model', QUEUEING_P99))}; by chance {_short(random)}"
+    if profile == "uncoupled":
+        said += f"; against chance {_short(against_chance(runs, place))}"
+    else:
+        said += f"; {len(by_seed(runs, place, 'model', QUEUEING_P99))} seeds"
+    return said if data.headline == SERVED else f"{said}*"
+
+
+def _answer(data: Data) -> str:
+    row = _row_named(data, "serving", "event stream, p50", "identity, event windows, p50")
+    return f"{row.ours:.0f} µs (p50); of a model that computes nothing {row.reference:.0f} µs"
+
+
+def _new_head(data: Data) -> str:
+    rows = data.benchmark("live").rows
+    return f"{rows[0].ours:.1f} s from trigger to first answer, on a minute at 100 Mbit/s"
+
+
+def _row_named(data: Data, bench: str, name: str, reference: str) -> Row:
+    return next(r for r in data.benchmark(bench).rows if (r.name, r.reference_name) == (name, reference))
+
+
+def _to(change: Estimate | None) -> str:
+    if change is None or change.low is None or change.high is None:
+        return lab.NONE
+    return f"{change.mean * 100:+.1f} % ({change.low * 100:.1f} to {change.high * 100:.1f})"
+
+
+def _short(change: Estimate | None) -> str:
+    return lab.NONE if change is None else percent(change).split(" (")[0]
+
+
+def _interval(value: float | None, ends: Sequence[float] | None, digits: int) -> str:
+    text = _number(value, digits)
+    return f"{text} ({ends[0]:.{digits}f}–{ends[1]:.{digits}f})" if ends else text
+
+
+def _number(value: float | None, digits: int) -> str:
+    return lab.NONE if value is None else f"{value:.{digits}f}"
+
+
+def _measured(value: float, row: Row) -> str:
+    if row.unit == "share":
+        return f"{value:.2%}".replace("%", " %")
+    text = f"{value:,.4g}" if abs(value) < 10_000 else f"{value:,.0f}"
+    return f"{text} {'µs' if row.unit == 'us' else row.unit}".strip()
+
+
+def _origin(date: str, commit: str, machine: str) -> str:
+    return f"Measured on {date} at commit `{commit}`, on {machine}."
+
+
+def _wrapped(text: str, indent: str = "") -> list[str]:
+    return textwrap.wrap(text, 118, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)

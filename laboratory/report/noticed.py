@@ -1,0 +1,74 @@
+"""Tables of what users notice: calls, web pages, and how flows share a link; means over seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import polars as pl
+
+from laboratory.report.tables import NONE, head_of, row_of
+from laboratory.report.verdict import Verdict
+from models.scoring.intervals import estimate
+
+# Column of the table, its heading here, its unit's factor, digits; times are in ms
+SHOWN: Final = (
+    ("stall_per_page_s", "stall", 1e3, 1),
+    ("stalling_pages_share", "stalling, %", 100, 1),
+    ("frame_p99_s", "frame P99", 1e3, 0),
+    ("load_mean_s", "load", 1e3, 0),
+    ("load_p95_s", "P95", 1e3, 0),
+)
+CALL: Final = ("call_mbps", "call, Mbit/s", 1, 1)
+FEW: Final = "not enough packets"
+Shown = Sequence[tuple[str, str, float, int]]
+
+
+def runs_table(rows: pl.DataFrame, by: Sequence[str], names: Sequence[str], shown: Shown) -> list[str]:
+    """Return a line for each key of `by`, with means over seeds."""
+    lines = head_of([*names, "seeds", *(heading for _, heading, _, _ in shown)])
+    for key, own in sorted(rows.group_by(by), key=lambda one: [str(part) for part in one[0]]):
+        cells = [
+            FEW
+            if column == "queueing_p999_s" and own[column].is_null().all()
+            else interval([factor * value for value in own[column].drop_nulls()], digits)
+            for column, _, factor, digits in shown
+        ]
+        lines.append(row_of([*map(str, key), str(own.height), *cells]))
+    return lines
+
+
+def verdict_table(found: Sequence[Verdict], scenarios: Sequence[str] = ()) -> list[str]:
+    """Return a line for each verdict; with `scenarios`, which has one name for each, a column of them."""
+    lines = head_of([*(["scenario"] if scenarios else []), "figure", "wanted", "measured", "verdict"])
+    for number, one in enumerate(found):
+        name = [f"`{scenarios[number]}`"] if scenarios else []
+        lines.append(row_of([*name, one.figure, wanted(one), measured(one), one.verdict]))
+    return lines
+
+
+def wanted(one: Verdict) -> str:
+    """Return the limit of a figure to reach."""
+    return f"at least {one.at_least:g}" if one.at_most is None else f"at most {one.at_most:g}"
+
+
+def measured(one: Verdict) -> str:
+    """Return what came of a figure, with its interval; or why nothing did."""
+    if one.measured is None or one.low is None:
+        return one.reason or NONE
+    return f"{one.measured:.3f} ({one.low:.3f} to {one.high:.3f})"
+
+
+def interval(values: Sequence[float], digits: int = 1) -> str:
+    """Return the mean, and Student's 95 % interval in brackets where there are several values."""
+    found = estimate(values)
+    if found is None:
+        return NONE
+    if found.low is None:
+        return f"{found.mean:.{digits}f}"
+    return f"{found.mean:.{digits}f} ({found.low:.{digits}f} to {found.high:.{digits}f})"
+
+
+def fairness(goodputs: Sequence[float]) -> float:
+    """Return Jain's index of goodputs."""
+    return sum(goodputs) ** 2 / (len(goodputs) * sum(each**2 for each in goodputs))

@@ -1,0 +1,121 @@
+"""`swiftqueue lfq register`: a network of LFQ becomes a version of the registry, judged in the simulator."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from common.section import read
+from laboratory.runs import execution
+from models.limit.register_params import LfqRegisterParams
+from models.limit.weight_file import said_of
+from models.networks.files import WEIGHTS_FILE
+from pipelines.simulators import PROJECT
+from studies.lfq.flows import Disc, Flow, Simulator, reward
+from studies.lfq.learning import KEPT
+from studies.lfq.settings import Settings, load
+from studies.lfq.table import best_environments, learned, static
+
+if TYPE_CHECKING:
+    from models.limit.gate import Scored
+    from models.registry.bars import Verdict
+
+ONE_LIMIT: Final = "one limit for all"
+
+
+class Judged:
+    """Rewards in environments that nothing was learned from, beside those of every static limit.
+
+    Shapes: L discs, N environments.
+    """
+
+    def __init__(self, settings: Settings, simulator: Simulator, alpha: float) -> None:
+        """Simulate the static limits, if their runs are not kept yet."""
+        self.simulator, self.alpha = simulator, alpha
+        self.environments = [environment for _, environment in best_environments(settings)]
+        static_LN = self.rewards([static(limit) for limit in settings.limits], "limits")
+        self.best_N = static_LN.max(0)
+        part_LN = static_LN / self.best_N
+        self.one_limit_N: NDArray[np.float64] = part_LN[part_LN.mean(1).argmax()]
+
+    def rewards(self, discs: Sequence[Disc], what: str) -> NDArray[np.float64]:
+        """Reward of each disc in each environment (L, N)."""
+        flows = [Flow(environment, disc) for disc in discs for environment in self.environments]
+        rows = self.simulator.run(flows, what).rows.select("bytes", "queue_mean").iter_rows()
+        worth = [
+            reward(received / flow.environment.seconds, queue, self.alpha)
+            for flow, (received, queue) in zip(flows, rows, strict=True)
+        ]
+        return np.array(worth).reshape(len(discs), -1)
+
+    def score(self, artifact: Path) -> Scored:
+        """Judge the network of an artifact.
+
+        Raises:
+            ValueError: it is no such network, or learned with another alpha.
+        """
+        from models.limit.gate import Scored
+        from models.limit.network import load as load_network
+
+        _, about = load_network(artifact)
+        if float(about["alpha"]) != self.alpha:
+            raise ValueError(f"it learned with alpha {about['alpha']:g}, not {self.alpha:g}")
+        return Scored(self.rewards([learned(artifact / WEIGHTS_FILE)], "network")[0] / self.best_N)
+
+
+def register(weights: Path, overrides: list[str], output: Path) -> int:
+    """Register a weight file of `lfq train` (or find it again), judge it, make it the challenger.
+
+    Raises:
+        OSError: the registry does not answer.
+        ValueError: a key is wrong, nothing says how the network learned, or it cannot be judged.
+    """
+    from models.limit import gate
+    from models.limit.network import export_onnx, schema_hash, to_artifact
+    from models.registry.bars import decide
+    from models.registry.entering import enter, told
+    from models.registry.registry import Registry
+    from models.registry.store import texts
+
+    settings, said = load(overrides), said_of(weights)
+    section = read(PROJECT / "params.yaml", LfqRegisterParams)
+    if why := section.why_nothing():
+        raise ValueError(why)
+    with execution.sole_user(output), tempfile.TemporaryDirectory() as temporary:
+        source = to_artifact(weights, Path(temporary) / "artifact")
+        judged = Judged(settings, Simulator(output.resolve() / KEPT), float(said["alpha"]))
+        naive = {ONE_LIMIT: gate.Scored(judged.one_limit_N)}
+
+        def judge(
+            challenger: Scored, champion: Scored | None, why_not: str, reference: Scored | None
+        ) -> Verdict:
+            return decide(challenger, champion, naive, gate.gains, why_not=why_not, reference=reference)
+
+        def metrics(scores: Mapping[str, Scored]) -> dict[str, float]:
+            return {f"gate.{name}.part_of_best": one.mean for name, one in {**scores, **naive}.items()}
+
+        entered = enter(
+            Registry(section.model_name),
+            source,
+            score=judged.score,
+            judge=judge,
+            complete=export_onnx,
+            tags={"schema_hash": schema_hash(), "protocol": "drawn environments", "source": weights.stem},
+            params=texts({"lfq": _kept(said)}),
+            metrics=metrics,
+            headline=dict,
+            reports=None,
+            lock=PROJECT / "dvc.lock",
+        )
+    print(told(entered.record({"part": gate.MARGIN}, {})))
+    return 0
+
+
+def _kept(said: Mapping[str, Any]) -> dict[str, Any]:
+    """What a run's parameters say of how it learned."""
+    return {key: value for key, value in said.items() if key in ("rule", "alpha", "environments", "flows")}

@@ -1,0 +1,1 @@
+"""Forecasts of a TCP connection's rate from its first ACKs."""
