@@ -301,6 +301,11 @@ def figures(data: Data, *names: str) -> list[str]:
     return [*_wrapped(said), "", *lines]
 
 
+def benchmark_rows(data: Data, name: str) -> list[str]:
+    """Return the table of one benchmark."""
+    return figures(data, name)
+
+
 def _is_shown(name: str, row: Row) -> bool:
     patterns = SHOWN.get(name, ["*"])
     return any(fnmatchcase(f"{row.name} | {row.reference_name}", pattern) for pattern in patterns)
@@ -526,7 +531,7 @@ TABLES: Final[Mapping[str, Callable[[Data], list[str]]]] = {
     "cheats-verdicts": lambda data: queues.cheats_verdicts(data.experience),
     "queues-costs": lambda data: queues.costs(data.benchmark("queues")),
     **{
-        f"bench-{name}": lambda data, name=name: figures(data, name)
+        f"bench-{name}": partial(benchmark_rows, name=name)
         for name in (
             *("capacity", "extract", "gate", "inference", "ingest", "intervals", "linerate"),
             *("live", "marker", "rate", "reservoir", "selfcheck", "serving", "swap"),
