@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A sender's connection with the agent (docs/how-to/mark-packets.md) that never makes it wait: every
-// read, write and connect is non-blocking. Without an agent, or when it goes, nothing
-// is decided from that moment on.
+// A sender's connection with the agent (docs/how-to/mark-packets.md) that never makes it wait:
+// every read, write and connect is non-blocking. Without an agent, or when it goes, nothing is
+// decided from that moment on.
 //
 //   AgentLink link("var/agent.sock", "backup");
 //   link.turn(now_ns);  // often: takes what came; without a connection it tries each second
