@@ -268,6 +268,11 @@ def figures(data: Data, *names: str) -> list[str]:
     return [*_wrapped(said), "", *lines]
 
 
+def benchmark_rows(data: Data, name: str) -> list[str]:
+    """Return the table of one benchmark."""
+    return figures(data, name)
+
+
 def _is_shown(name: str, row: Row) -> bool:
     patterns = SHOWN.get(name, ["*"])
     return any(fnmatchcase(f"{row.name} | {row.reference_name}", pattern) for pattern in patterns)
