@@ -2,11 +2,11 @@
 
 The C++ agent makes up packets at an even pace, asks about each batch of 8, for both queues, some time before
 its first packet is due, and counts the answers that came by then. Each row's name says how long before: 2 ms,
-or the 5 ms of `swiftqueue replay`. A real Triton serves the default network by the native
-backend. A setting is measured in one stretch of 12 s a round: five rounds are a minute. Then the highest rate
-at which 99 % are still in time is searched in short stretches and measured in a whole one. The usual 5 rounds
-take half an hour; each stretch that ends is a line on the standard error.
-Packets decided in a second, in local mode on one core, have no schedule to keep.
+or the 5 ms of `swiftqueue replay`. A real Triton serves the default network by the native backend. A setting
+is measured in one stretch of 12 s a round: five rounds are a minute. Then the highest rate at which 99 % are
+still in time is searched in short stretches and measured in a whole one. The usual 5 rounds take half an
+hour; each stretch that ends is a line on the standard error. Packets decided in a second, in local mode on
+one core, have no schedule to keep.
 
 References: the Python-backend ONNX model with the Python client, paced the same way, for 12 s; for the
 highest rates the agent's local mode, the engine without a server; for the packets in a second the way

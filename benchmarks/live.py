@@ -1,10 +1,10 @@
 """Measure from a round's trigger to its version's first answer, on a minute of telemetry at 100 Mbit/s.
 
 Every part is real: packets of an ns-3 simulation, shipped to the ingest and read from its store; a worker
-that is warm; the registry as `up --live` uses it; Triton; and a client of its own that asks 50
-times a second and sees the version change. The sender goes on while rounds run, so each head is judged in
-shadow on the packets that came meanwhile. Each round's version is the next one's champion; if a head is kept
-back, the round is run again. The first version's round starts Ray and its worker, and is not counted.
+that is warm; the registry as `up --live` uses it; Triton; and a client of its own that asks 50 times a second
+and sees the version change. The sender goes on while rounds run, so each head is judged in shadow on the
+packets that came meanwhile. Each round's version is the next one's champion; if a head is kept back, the
+round is run again. The first version's round starts Ray and its worker, and is not counted.
 """
 
 from __future__ import annotations

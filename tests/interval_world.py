@@ -1,8 +1,8 @@
 """Measure how often intervals of differences settle a difference, on simulated forecasters.
 
 The errors of two forecasters come from one process: seconds that are hard for both, the training seed, the
-trace, and seconds that are hard for each. Where both are alike, an interval of
-95 % should leave 0 out once in twenty trials. One that is worse by a share should be told from the other.
+trace, and seconds that are hard for each. Where both are alike, an interval of 95 % should leave 0 out once
+in twenty trials. One that is worse by a share should be told from the other.
 
 Reference: the old intervals, percentiles of draws of single seconds, each with a draw of seeds.
 

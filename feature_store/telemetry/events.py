@@ -208,7 +208,7 @@ def _key(header: Any) -> BatchKey:
     sender = header["sender"].decode("ascii", "replace")
     check_sender(sender)
     if header["zero"]:
-        raise RefusedError("schema", "the header's field zero is not 0")
+        raise RefusedError("schema", "the header's zero is not 0")
     session, sequence = int(header["session"]), int(header["sequence"])
     for name, number, least in (("session", session, 1), ("sequence", sequence, 0)):
         if not least <= number <= MAX_NUMBER:

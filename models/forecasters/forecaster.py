@@ -1,8 +1,8 @@
 """The one interface of forecasters: fit and tune on packets, predict packets, save, load, export.
 
 A forecaster gets a sender's packet table and decisions of 8 packets each; it makes events, queries or windows
-itself. So any two can be compared, on the same packets with the same knowledge, and any can be
-trained, judged and registered.
+itself. So any two can be compared, on the same packets with the same knowledge, and any can be trained,
+judged and registered.
 
 A kind is found by its name: a folder of `models/` with a file `forecaster.py` that names its kinds in
 `FORECASTERS`. `architecture.name` in params.yaml chooses the kind of the loop, with its sizes in the section

@@ -112,14 +112,14 @@ STEADY = table_of([(MS, 20 * MS, False, 1500, 0, 0, "l4s")] * 16, 10**18)
         ),
         (Beginning({7: -5}), "invalid beginning of a log: flow 7, began at -5 ns"),
         (Beginning({7: 2**62 + 1}), "invalid beginning of a log: flow 7"),
-        (Beginning({}, {"receiver": {1: -1.0}}), "cannot begin so: receiver 1, least latency -1 us"),
+        (Beginning({}, {"receiver": {1: -1.0}}), "beginning of a log: receiver 1, least latency -1 us"),
         (
             Beginning({}, {"flow": {1: 5.0}, "queue": {1: np.inf}}),
-            "cannot begin so: queue 1, least latency inf",
+            "beginning of a log: queue 1, least latency inf",
         ),
-        (Beginning({}, {"queue": {2: 1.0}}), "cannot begin so: queue 2"),
-        (Beginning(last_hole=Hole(9, 1), known_until_ns=10), "cannot begin so: last hole .*length_ns=1"),
-        (Beginning(last_hole=Hole(11, 10**7), known_until_ns=10), "cannot begin so: last hole"),
+        (Beginning({}, {"queue": {2: 1.0}}), "beginning of a log: queue 2"),
+        (Beginning(last_hole=Hole(9, 1), known_until_ns=10), "beginning of a log: last hole .*length_ns=1"),
+        (Beginning(last_hole=Hole(11, 10**7), known_until_ns=10), "beginning of a log: last hole"),
     ],
 )
 def test_a_log_that_cannot_begin_so_is_refused_in_one_line(beginning: Beginning, line: str) -> None:
