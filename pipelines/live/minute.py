@@ -38,7 +38,7 @@ from models.scoring.baselines import Candidates, last_visible
 from models.sharp import PAPERS, Change, sharp_changes
 from models.training.head import FinetuneParams, Tuning, train_head_on
 from pipelines.live.encoding import EncodedWindows, Encoding, WindowEncoder, encoder_for, joined
-from pipelines.live.reservoir import EMPTY, Past, Reservoir, stretches
+from pipelines.live.reservoir import EMPTY, PastWindows, Reservoir, stretches
 from pipelines.live.rounds_log import DeclinedError
 from pipelines.live.slices import JudgingSlice, due, encoder_of, usable
 
@@ -244,7 +244,7 @@ def _train(
     targets: event_stream.Targets,
     learn_B: NDArray[np.bool_],
     minute: Minute,
-    past: Past | None,
+    past: PastWindows | None,
 ) -> _TrainedHead:
     """Train the head on the latencies known when the judging slice began."""
     y_BH = targets.known_at(minute.judge_from_ns)[learn_B]

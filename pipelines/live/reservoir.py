@@ -103,7 +103,7 @@ def _like(y_BH: NDArray[np.float32], last_us_BH: NDArray[np.float64]) -> NDArray
 
 
 @dataclass(frozen=True)
-class Past:
+class PastWindows:
     """The windows of the past that teach, and their latencies."""
 
     windows: EncodedWindows
@@ -117,7 +117,7 @@ class Reservoir:
     encoder: str = ""
     kept: tuple[ReservoirStretch, ...] = ()
 
-    def beside(self, encoder: str, sender: str, from_ns: int, to_ns: int) -> Past | None:
+    def beside(self, encoder: str, sender: str, from_ns: int, to_ns: int) -> PastWindows | None:
         """Return the stretches that teach beside a minute of a sender; None where there are none.
 
         Stretches within the minute, and those of another encoder, are left out.
@@ -127,7 +127,7 @@ class Reservoir:
         chosen = [one for one in self.kept if not _within(one, sender, from_ns, to_ns)]
         if not chosen:
             return None
-        return Past(joined([one.windows for one in chosen]), [one.y_BH for one in chosen])
+        return PastWindows(joined([one.windows for one in chosen]), [one.y_BH for one in chosen])
 
     def with_minute(self, encoder: str, new: Sequence[ReservoirStretch], most_windows: int) -> Self:
         """Return a reservoir with a minute's stretches added, reduced to the least alike.
