@@ -39,7 +39,7 @@ from infra.local.heal import Healing
 from infra.local.notify import notify
 from infra.local.parts import KEEPER, MLFLOW, PARTS, TRITON, end_when_told
 from infra.local.ports import LoopbackPort
-from infra.local.tidy import Tidy
+from infra.local.tidy import Housekeeping
 from serving.triton.endpoint import LOOPBACK, Triton
 
 LOOK_S: Final = 1.0
@@ -374,7 +374,7 @@ def main(
         up.labels(name).set_function(partial(keeper.well, name))
     starts.labels(KEEPER).inc(restarts or 0)
     metrics_page.serve(registry, LOOPBACK, metrics_port)
-    tidy, heart = Tidy(), Heartbeat(settings().heartbeat or asked.heartbeat(KEEPER))
+    tidy, heart = Housekeeping(), Heartbeat(settings().heartbeat or asked.heartbeat(KEEPER))
     parent, down = os.getppid(), under_way.last_down()
     notify("READY=1")
     try:
