@@ -265,7 +265,7 @@ def _ray(server: processes.ServerProcess) -> bool:
     return ray_head.alive(f"{LOOPBACK}:{server.ports['gcs']}")
 
 
-class _Beats:
+class _HeartbeatCheck:
     """A check whether a part's heartbeat goes on, which no stranger can stop."""
 
     def __init__(self) -> None:
@@ -284,9 +284,9 @@ ANSWERS: Final[dict[str, Callable[[processes.ServerProcess], bool]]] = {
     TRITON: _serves,
     ray_head.NAME: _ray,
     "ingest": _ingest,
-    "forwarder": _Beats(),
-    "agent": _Beats(),
-    "scheduler": _Beats(),
+    "forwarder": _HeartbeatCheck(),
+    "agent": _HeartbeatCheck(),
+    "scheduler": _HeartbeatCheck(),
     "prometheus": lambda server: prometheus.is_ready(f"http://{LOOPBACK}:{server.ports['http']}"),
 }
 
