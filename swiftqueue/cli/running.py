@@ -110,7 +110,7 @@ def up(
 
 def _check_live(context: typer.Context) -> None:
     """Refuse options that `up --live` cannot carry out."""
-    from infra.local.asked import LiveOptions
+    from infra.local.live_options import LiveOptions
 
     told = context.params
     if told["bed"] and (idle := given(context, ("trace", "speed"))):
