@@ -14,7 +14,7 @@ import typer
 
 from common.say import say
 from common.state import make_scratch
-from infra.local.asked import BED
+from infra.local.live_options import BED
 from infra.local.parts import end_when_told
 from infra.local.ports import LoopbackPort
 from serving.agent import process as agent_process

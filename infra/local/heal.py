@@ -15,7 +15,7 @@ from typing import Annotated, Final
 import typer
 
 from common import program
-from infra.local import asked, loop, processes, servers, under_way
+from infra.local import live_options, loop, processes, servers, under_way
 from infra.local.parts import PARTS, TRITON
 
 PROGRAM: Final = "heal"
@@ -64,7 +64,7 @@ def main(
     """Start a part of the live loop again."""
     if part not in PARTS:
         raise ValueError(f"{part!r} is no part of the loop; take one of {', '.join(PARTS)}")
-    live = asked.asked()
+    live = live_options.read()
     if live is None:
         raise ValueError("there is no loop to keep: swiftqueue up --live")
     with under_way.leaving_at_sigterm():

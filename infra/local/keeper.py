@@ -33,13 +33,13 @@ from common.lock import LockHeldError
 from common.say import say
 from common.settings import settings
 from common.state import strangers_connected
-from infra.local import asked, loop, pages, parts, processes, prometheus, ray_head, status, under_way
+from infra.local import live_options, loop, pages, parts, processes, prometheus, ray_head, status, under_way
 from infra.local.disk import disk
 from infra.local.heal import Healing
 from infra.local.notify import notify
 from infra.local.parts import KEEPER, MLFLOW, PARTS, TRITON, end_when_told
 from infra.local.ports import LoopbackPort
-from infra.local.tidy import Tidy
+from infra.local.tidy import Housekeeping
 from serving.triton.endpoint import LOOPBACK, Triton
 
 LOOK_S: Final = 1.0
@@ -265,7 +265,7 @@ def _ray(server: processes.ServerProcess) -> bool:
     return ray_head.alive(f"{LOOPBACK}:{server.ports['gcs']}")
 
 
-class _Beats:
+class _HeartbeatCheck:
     """A check whether a part's heartbeat goes on, which no stranger can stop."""
 
     def __init__(self) -> None:
@@ -273,7 +273,7 @@ class _Beats:
 
     def __call__(self, server: processes.ServerProcess) -> bool:
         with contextlib.suppress(FileNotFoundError):
-            seen_ns = asked.heartbeat(server.name).stat().st_mtime_ns
+            seen_ns = live_options.heartbeat(server.name).stat().st_mtime_ns
             if seen_ns != self._seen_ns:
                 self._seen_ns, self._since_s = seen_ns, time.monotonic()
         return time.monotonic() - self._since_s < STILL_S
@@ -284,9 +284,9 @@ ANSWERS: Final[dict[str, Callable[[processes.ServerProcess], bool]]] = {
     TRITON: _serves,
     ray_head.NAME: _ray,
     "ingest": _ingest,
-    "forwarder": _Beats(),
-    "agent": _Beats(),
-    "scheduler": _Beats(),
+    "forwarder": _HeartbeatCheck(),
+    "agent": _HeartbeatCheck(),
+    "scheduler": _HeartbeatCheck(),
     "prometheus": lambda server: prometheus.is_ready(f"http://{LOOPBACK}:{server.ports['http']}"),
 }
 
@@ -315,7 +315,7 @@ def lost_supervisor(parent: int, down: str) -> bool:
     if os.getppid() == parent:
         return False
     own = processes.running(KEEPER)
-    return under_way.last_down() == down and asked.asked_file().exists() and own is None
+    return under_way.last_down() == down and live_options.file().exists() and own is None
 
 
 def become_supervisor(metrics_port: int) -> None:
@@ -356,7 +356,7 @@ def main(
     free.set_function(lambda: disk().free)
     size = Gauge("swiftqueue_disk_size_bytes", "bytes of the disk of the state folder", registry=registry)
     size.set_function(lambda: disk().size)
-    if asked.asked() is None:
+    if live_options.read() is None:
         raise ValueError("there is no loop to keep: swiftqueue up --live")
     keeper = Keeper(
         start=lambda name, idle: Healing(name, idle=idle),
@@ -372,7 +372,7 @@ def main(
         up.labels(name).set_function(partial(keeper.well, name))
     starts.labels(KEEPER).inc(restarts or 0)
     metrics_page.serve(registry, LOOPBACK, metrics_port)
-    tidy, heart = Tidy(), Heartbeat(settings().heartbeat or asked.heartbeat(KEEPER))
+    tidy, heart = Housekeeping(), Heartbeat(settings().heartbeat or live_options.heartbeat(KEEPER))
     parent, down = os.getppid(), under_way.last_down()
     notify("READY=1")
     try:

@@ -25,7 +25,7 @@ from common.program import SWIFTQUEUE
 from common.section import read_all
 from common.settings import settings, variable
 from common.state import drop_scratch, make_scratch, private_file, state_dir
-from infra.local import asked, processes, ray_head, status, under_way
+from infra.local import live_options, processes, ray_head, status, under_way
 from infra.local.pages import answers
 from infra.local.parts import KEEPER, MLFLOW, PARTS, PROMETHEUS, TRITON
 from infra.local.servers import start_mlflow, start_stack
@@ -56,7 +56,7 @@ def start_loop(
 ) -> None:
     """Start every part that does not run, in order, each when the one before it answers.
 
-    The numbers are those of `asked.LiveOptions`. Without a trace, the one of section `register` is replayed.
+    The numbers are those of `LiveOptions`. Without a trace, the one of section `register` is replayed.
     Without a champion, `make_champion` makes and serves one. Without `keeper` the caller becomes the keeper.
 
     Raises:
@@ -67,9 +67,11 @@ def start_loop(
     """
     sections = read_all(PARAMS_FILE)
     params, makes = sections["register"], sections["extract"]["traces"]
-    live = asked.LiveOptions(trace or params["trace"], speed, every_s, learn_s, judge_s, drift, retrain, bed)
+    live = live_options.LiveOptions(
+        trace or params["trace"], speed, every_s, learn_s, judge_s, drift, retrain, bed
+    )
     with under_way.under_way():
-        before = asked.asked()
+        before = live_options.read()
         if before not in (None, live) and any(map(processes.running, ("agent", "scheduler"))):
             print(
                 f"the loop was started with {before}; it goes on so (`swiftqueue down` first to change that)"
@@ -83,7 +85,7 @@ def start_loop(
             make_champion()
             _check_what_it_needs(live, str(params["model_name"]), makes)
         if live != before:
-            asked.write_asked(live)
+            live_options.write(live)
         for name in PARTS:
             if name == KEEPER and not keeper:
                 continue
@@ -98,7 +100,7 @@ def start_loop(
     )
 
 
-def start_part(name: str, live: asked.LiveOptions) -> None:
+def start_part(name: str, live: live_options.LiveOptions) -> None:
     """Start one part unless it runs or is elsewhere; the parts that it needs must run.
 
     Raises:
@@ -155,7 +157,7 @@ def clean_up() -> None:
     """Remove the files of the loop once every part has been stopped."""
     drop_scratch()
     (state_dir() / "agent" / "pass.frames").unlink(missing_ok=True)
-    asked.asked_file().unlink(missing_ok=True)
+    live_options.file().unlink(missing_ok=True)
 
 
 def ray_environment() -> dict[str, str]:
@@ -168,7 +170,7 @@ def ray_environment() -> dict[str, str]:
     return {"RAY_ADDRESS": f"{LOOPBACK}:{number}", **ALONE, **ours}
 
 
-def _check_what_it_needs(live: asked.LiveOptions, model: str, makes: Container[str]) -> None:
+def _check_what_it_needs(live: live_options.LiveOptions, model: str, makes: Container[str]) -> None:
     """Check champion, trace, agent and an ingest elsewhere before anything is started.
 
     The champion is checked last: making it takes minutes, and makes the traces `makes`.
@@ -224,8 +226,8 @@ def _environment(name: str) -> dict[str, str]:
     return {
         "PYTHONUNBUFFERED": "1",
         "OMP_NUM_THREADS": "1",
-        "TMPDIR": str(asked.temporary()),
-        variable("heartbeat"): str(asked.heartbeat(name)),
+        "TMPDIR": str(live_options.temporary()),
+        variable("heartbeat"): str(live_options.heartbeat(name)),
     }
 
 
@@ -260,7 +262,7 @@ def _start_ray() -> None:
     processes.stop(ray_head.NAME)  # a killed head may have left processes
     shutil.rmtree(folder, ignore_errors=True)
     _port(ray_head.NAME, "ray_port")
-    server = ray_head.start(folder, asked.temporary())
+    server = ray_head.start(folder, live_options.temporary())
     print(f"ray is up (pid {server.pid}, {ray_environment()['RAY_ADDRESS']}, log {server.log})", flush=True)
 
 
@@ -302,15 +304,15 @@ def _start_forwarder() -> None:
 
     _start_process(
         "forwarder",
-        [SWIFTQUEUE, "part", "forwarder", str(asked.telemetry_socket()), address()],
-        ready=lambda: listens(asked.telemetry_socket()),
+        [SWIFTQUEUE, "part", "forwarder", str(live_options.telemetry_socket()), address()],
+        ready=lambda: listens(live_options.telemetry_socket()),
     )
 
 
-def _start_agent(live: asked.LiveOptions) -> None:
+def _start_agent(live: live_options.LiveOptions) -> None:
     port = _port("agent", "agent_metrics")
     url = f"http://{LOOPBACK}:{port}/metrics"
-    options = [f"--telemetry=unix:{asked.telemetry_socket()}", f"--metrics-port={port}"]
+    options = [f"--telemetry=unix:{live_options.telemetry_socket()}", f"--metrics-port={port}"]
     sender = ["bed"] if live.bed else ["agent", live.trace, f"--speed={live.speed}"]
     _start_process(
         "agent",
@@ -321,7 +323,7 @@ def _start_agent(live: asked.LiveOptions) -> None:
     )
 
 
-def _start_scheduler(live: asked.LiveOptions) -> None:
+def _start_scheduler(live: live_options.LiveOptions) -> None:
     from serving.agent.io.frames import heard_name
     from serving.agent.io.packet_log import open_log
     from serving.ingest.forwarder import sender_id
@@ -329,7 +331,7 @@ def _start_scheduler(live: asked.LiveOptions) -> None:
 
     _stop_outlived("scheduler")
     port = _port("scheduler", "scheduler_metrics")
-    name = f"{asked.BED}-0" if live.bed else heard_name(open_log(live.trace, 0, None).trace)
+    name = f"{live_options.BED}-0" if live.bed else heard_name(open_log(live.trace, 0, None).trace)
     options = {
         "--telemetry": telemetry_dir(),
         "--sender": sender_id(name),
@@ -363,7 +365,7 @@ def _start_prometheus() -> None:
 
 def keeper_command(metrics_port: int) -> list[str]:
     """Return the command of the keeper and its supervisor."""
-    files = str(asked.asked_file()), str(asked.heartbeat(KEEPER))
+    files = str(live_options.file()), str(live_options.heartbeat(KEEPER))
     program = [SWIFTQUEUE, "part", "keeper", f"--metrics-port={metrics_port}"]
     return [sys.executable, "-m", "infra.local.supervisor", *files, *program]
 

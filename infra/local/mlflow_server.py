@@ -38,7 +38,7 @@ class Guard:
                 (b"www-authenticate", f'Basic realm="{USER}"'.encode()),
             ]
             await send({"type": "http.response.start", "status": 401, "headers": headers})
-            body = f"user {USER}, password in var/secrets/{PASSWORD} of who started this server\n"
+            body = f"user {USER}, password in var/secrets/{PASSWORD} of the user who started this server\n"
             await send({"type": "http.response.body", "body": body.encode()})
         else:
             await send({"type": "websocket.close", "code": 1008})  # RFC 6455: against the policy

@@ -14,7 +14,7 @@ from threading import Thread
 from typing import Any, Final
 
 from common.state import state_dir
-from infra.local import asked, parts, processes, prometheus, ray_head, under_way
+from infra.local import live_options, parts, processes, prometheus, ray_head, under_way
 from infra.local.disk import disk
 from infra.local.judgement import BOUND_S, Judgement, duration
 from infra.local.pages import answers, page
@@ -112,7 +112,7 @@ def judge_parts() -> list[Judgement]:
 
     A silent part is waited for BOUND_S; counts that must grow, and a Ray that is there, get LONGER_S more.
     """
-    live = asked.asked()
+    live = live_options.read()
     running = {name: server for name in PARTS if (server := processes.running(name))}
     expected = parts.wanted() if live else []
     judges = {name: partial(_JUDGES[name], server) for name, server in running.items() if name in _JUDGES}
@@ -219,7 +219,7 @@ def _scheduler(server: processes.ServerProcess) -> Judgement:
         return Judgement(False, f"no answer at {url} (log {server.log})")
     ended = sum(_value(told, f'swiftqueue_rounds_total{{outcome="{outcome}"}}') or 0 for outcome in OUTCOMES)
     last = last_round() if ended else None  # otherwise the last round belongs to an earlier scheduler
-    live = asked.asked()
+    live = live_options.read()
     if last is None or last.get("ended_boot_s") is None:
         late = live is not None and server.age_s > live.every_s + ROUND_LATE_S
         return Judgement(not late, f"no round has ended yet; metrics at {url}")

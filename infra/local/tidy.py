@@ -16,7 +16,7 @@ LOG_BYTES: Final = processes.LOG_BYTES
 TOUCH_S: Final = 6 * 3600.0  # systemd-tmpfiles removes files in /tmp that are untouched for ten days
 
 
-class Tidy:
+class Housekeeping:
     """The housekeeping of running parts' logs and of the scratch folder."""
 
     def __init__(self) -> None:

@@ -38,7 +38,7 @@ from models.sharp import PAPERS, Change
 from models.training.head import FinetuneParams, TuningReport
 from models.training.protocol import Slice
 from pipelines.live.encoding import Decisions, load
-from pipelines.live.reservoir import EMPTY, Past, Reservoir, stretches
+from pipelines.live.reservoir import EMPTY, PastWindows, Reservoir, stretches
 from pipelines.live.rounds_log import DeclinedError
 from pipelines.live.slices import JudgingSlice, due, encoder_of, usable
 
@@ -222,7 +222,7 @@ def _train(
     targets: event_stream.Targets,
     learn_B: NDArray[np.bool_],
     minute: Minute,
-    past: Past | None,
+    past: PastWindows | None,
 ) -> _Lesson:
     """Train the head on what was known when the judging slice began."""
     y_BH = targets.known_at(minute.judge_from_ns)[learn_B]

@@ -104,7 +104,7 @@ def _like(y_BH: NDArray[np.float32], last_us_BH: NDArray[np.float64]) -> NDArray
 
 
 @dataclass(frozen=True)
-class Past:
+class PastWindows:
     """The windows of the past that teach, and their latencies."""
 
     windows: Decisions
@@ -118,7 +118,7 @@ class Reservoir:
     encoder: str = ""
     kept: tuple[ReservoirStretch, ...] = ()
 
-    def beside(self, encoder: str, sender: str, from_ns: int, to_ns: int) -> Past | None:
+    def beside(self, encoder: str, sender: str, from_ns: int, to_ns: int) -> PastWindows | None:
         """Return the stretches that teach beside a minute of a sender; None where there are none.
 
         Stretches within the minute, and those of another encoder, are left out.
@@ -128,7 +128,7 @@ class Reservoir:
         chosen = [one for one in self.kept if not _within(one, sender, from_ns, to_ns)]
         if not chosen:
             return None
-        return Past(Decisions.joined([one.windows for one in chosen]), [one.y_BH for one in chosen])
+        return PastWindows(Decisions.joined([one.windows for one in chosen]), [one.y_BH for one in chosen])
 
     def with_minute(self, encoder: str, new: Sequence[ReservoirStretch], most_windows: int) -> Self:
         """Return a reservoir with a minute's stretches added, reduced to the least alike.

@@ -33,7 +33,7 @@ class DeployError(RuntimeError):
 
 
 @dataclass(frozen=True)
-class Smoke:
+class SmokeWindows:
     """Windows and the local answer of the artifact's weights to them."""
 
     x_BWF: NDArray[np.float32]
@@ -72,17 +72,17 @@ def smoke_windows(features: Sequence[ScaledFeature], tokens: int, seed: int = 1)
     return x_BWF
 
 
-def local_smoke(loaded: artifact.Artifact) -> Smoke:
+def local_smoke(loaded: artifact.Artifact) -> SmokeWindows:
     """Compute a predictor's own answer to smoke windows of whole rows, whichever features it uses."""
     x_BWF = smoke_windows(loaded.model.features, loaded.description.tokens)
-    return Smoke(x_BWF, predict(loaded.model, x_BWF))
+    return SmokeWindows(x_BWF, predict(loaded.model, x_BWF))
 
 
 @dataclass(frozen=True)
 class ServableArtifact:
     """An artifact that this code can serve, with its smoke windows and limits."""
 
-    smoke: Smoke
+    smoke: SmokeWindows
     limits: dict[str, dict[str, float]]  # accepted range of each input
 
 
@@ -106,7 +106,9 @@ def check_rate(source: Path) -> ServableArtifact:
     x_BSF = smoke_windows(network.features, MOST_SAMPLES)
     for flow, x_SF in enumerate(x_BSF):
         x_SF[min(PREFIXES) + 2 * flow :] = 0
-    return ServableArtifact(Smoke(x_BSF, networks.served_rates(network, x_BSF)), limits_of(network.features))
+    return ServableArtifact(
+        SmokeWindows(x_BSF, networks.served_rates(network, x_BSF)), limits_of(network.features)
+    )
 
 
 def check_limit(source: Path) -> ServableArtifact:
@@ -117,7 +119,9 @@ def check_limit(source: Path) -> ServableArtifact:
     """
     network, _ = limits.load(source)
     x_BTF = smoke_windows(limits.features(), 1)
-    return ServableArtifact(Smoke(x_BTF, limits.served_limits(network, x_BTF)), limits_of(limits.features()))
+    return ServableArtifact(
+        SmokeWindows(x_BTF, limits.served_limits(network, x_BTF)), limits_of(limits.features())
+    )
 
 
 CHECKS: Final[dict[str, Callable[[Path], ServableArtifact]]] = {

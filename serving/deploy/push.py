@@ -26,7 +26,7 @@ import numpy as np
 import torch
 
 from models.networks.files import ONNX_FILE, ONNX_INPUT
-from serving.deploy.checks import CHECKS, DeployError, Smoke
+from serving.deploy.checks import CHECKS, DeployError, SmokeWindows
 from serving.triton.config import Backend, backend_of
 from serving.triton.endpoint import CALL_TIMEOUT_S, Triton, TritonError, first_line
 from serving.triton.repository import MODEL, ModelRepository
@@ -111,7 +111,7 @@ def _push(
     return PushResult(backend_of(repository.folder(version)), reason, difference)
 
 
-def _check_onnx(file: Path, smoke: Smoke) -> None:
+def _check_onnx(file: Path, smoke: SmokeWindows) -> None:
     """Compare the ONNX network of the GPU container and the Python backend with the local answer."""
     import onnxruntime
 
@@ -134,7 +134,7 @@ def _try_candidate(
     version: int,
     servers: Sequence[Triton],
     repository: ModelRepository,
-    smoke: Smoke,
+    smoke: SmokeWindows,
 ) -> str:
     """Stage the version for a backend that loads it at all servers, and compare their answers.
 
@@ -188,7 +188,7 @@ def _refusal(error: Exception) -> str:
     return said
 
 
-def _check(triton: Triton, smoke: Smoke, model: str) -> tuple[int, float]:
+def _check(triton: Triton, smoke: SmokeWindows, model: str) -> tuple[int, float]:
     """Return the version that answers smoke windows, and its largest relative difference to local output."""
     # One window a request: a batch would hold up the questions behind it until all its windows are computed.
     answers = [triton.infer(x_WF[np.newaxis], model) for x_WF in smoke.x_BWF]
@@ -201,7 +201,7 @@ def _check(triton: Triton, smoke: Smoke, model: str) -> tuple[int, float]:
         raise DeployError(f"{triton.address}: {error}") from error
 
 
-def _swap(triton: Triton, version: int, smoke: Smoke, model: str) -> float:
+def _swap(triton: Triton, version: int, smoke: SmokeWindows, model: str) -> float:
     """Make one server serve the repository's version, and check that it answers."""
     _load(triton, model)
     answered, difference = _check(triton, smoke, model)

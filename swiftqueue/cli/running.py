@@ -26,7 +26,7 @@ METRICS_PORT = typer.Option(
 )
 
 
-class Retrain(StrEnum):
+class DriftResponse(StrEnum):
     """The reaction of `schedule` to drifted inputs."""
 
     propose = "propose"
@@ -62,8 +62,8 @@ def up(
         float, typer.Option(help="--live: stability index of an input beyond which it has drifted")
     ] = DRIFT,
     retrain: Annotated[
-        Retrain, typer.Option(help="--live: full re-train after drift: only proposed, or done")
-    ] = Retrain.propose,
+        DriftResponse, typer.Option(help="--live: full re-train after drift: only proposed, or done")
+    ] = DriftResponse.propose,
     bed: Annotated[
         bool, typer.Option("--bed", help="--live: take a TCP connection through the test bed as sender")
     ] = False,
@@ -96,7 +96,7 @@ def up(
             learn_s=learn,
             judge_s=judge,
             drift=drift,
-            retrain=retrain is Retrain.start,
+            retrain=retrain is DriftResponse.start,
             bed=bed,
             make_champion=make_first_champion,
             keeper=not foreground,
@@ -110,7 +110,7 @@ def up(
 
 def _check_live(context: typer.Context) -> None:
     """Refuse options that `up --live` cannot carry out."""
-    from infra.local.asked import LiveOptions
+    from infra.local.live_options import LiveOptions
 
     told = context.params
     if told["bed"] and (idle := given(context, ("trace", "speed"))):
@@ -244,8 +244,8 @@ def schedule(
         float, typer.Option(help="stability index of an input beyond which it has drifted")
     ] = DRIFT,
     retrain: Annotated[
-        Retrain, typer.Option(help="full re-train after drift: only proposed, or done")
-    ] = Retrain.propose,
+        DriftResponse, typer.Option(help="full re-train after drift: only proposed, or done")
+    ] = DriftResponse.propose,
 ) -> None:
     """Fine-tune, judge, register and push a new head every few minutes, from telemetry.
 
@@ -264,7 +264,7 @@ def schedule(
             limit=rounds,
             metrics_port=metrics_port,
             drift=drift,
-            retrain=retrain is Retrain.start,
+            retrain=retrain is DriftResponse.start,
         )
     )
 

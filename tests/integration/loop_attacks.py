@@ -34,7 +34,7 @@ from waiting import wait_until
 from common.state import scratch
 from feature_store.telemetry.events import ACK, HEADER, SEND, BatchKey, encode, sealed
 from feature_store.telemetry.manifest import load_manifest
-from infra.local import asked, processes
+from infra.local import live_options, processes
 from infra.local.parts import PARTS
 from infra.local.status import print_status
 from models.registry.registry import CHAMPION, Registry
@@ -243,7 +243,7 @@ def attack(loop: FaultLoop, refused: int, marker: Path) -> dict[str, list[str]]:
         "sockets": [str(path) for path in seen if path.is_socket()],
     }
     assert len(attacks["triton ports"]) > 1
-    assert str(asked.telemetry_socket()) in attacks["sockets"]
+    assert str(live_options.telemetry_socket()) in attacks["sockets"]
     assert {"token", "packets", "mlflow.db", "gate"} & {Path(path).name for path in attacks["files"]}
     command = [sys.executable, "-c", ATTACKS]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_AUTH_")}

@@ -6,7 +6,7 @@ import psutil
 import pytest
 from waiting import wait_until
 
-from infra.local import asked, processes
+from infra.local import live_options, processes
 from infra.local.heal import Healing
 from serving.triton.endpoint import Triton
 
@@ -17,7 +17,7 @@ def test_a_killed_triton_serves_again_what_it_served_and_asks_no_registry(
     champion: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """To look the champion up brings PyTorch and MLflow: 81 to 111 s on a busy machine."""
-    asked.write_asked(asked.LiveOptions("x", 1, 60, 30, 8))
+    live_options.write(live_options.LiveOptions("x", 1, 60, 30, 8))
     server = processes.running("triton")
     assert server is not None
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:1")  # where nobody is
@@ -28,7 +28,7 @@ def test_a_killed_triton_serves_again_what_it_served_and_asks_no_registry(
     try:
         wait_until(lambda: failures.append(healing.outcome()) or failures[-1] is not None)
     finally:
-        asked.asked_file().unlink()
+        live_options.file().unlink()
     assert failures[-1] == ""
     with Triton() as triton:
         assert triton.served_version() == champion

@@ -18,7 +18,7 @@ from of_state import processes_of
 from waiting import wait_until
 
 from feature_store.telemetry.manifest import load_manifest
-from infra.local.asked import BED
+from infra.local.live_options import BED
 from infra.local.processes import free_ports
 from pipelines.live.rounds_log import LOG_FILE, read
 from serving.agent import process as agent_process

@@ -225,10 +225,10 @@ LIVE = {"trace": "t", "speed": 1.0, "every_s": 300.0, "learn_s": 60.0, "judge_s"
 
 
 def read_asked(data: bytes) -> None:
-    from infra.local import asked
+    from infra.local import live_options
 
     written("live/up.json", placed(LIVE, data))
-    live = asked.asked()
+    live = live_options.read()
     assert live is None or live.every_s + live.speed + live.learn_s + live.judge_s + live.drift > 0
 
 

@@ -23,7 +23,7 @@ from waiting import LIMIT_S, wait_until
 from common import heartbeat
 from common.heartbeat import Heartbeat
 from common.state import drop_scratch, make_scratch
-from infra.local import asked, keeper, parts, processes, status, under_way
+from infra.local import keeper, live_options, parts, processes, status, under_way
 from infra.local import loop as loop_of_parts
 from infra.local.disk import Disk
 from infra.local.keeper import Keeper
@@ -313,7 +313,7 @@ def test_a_part_is_alive_while_its_heartbeat_goes_on(
 ) -> None:
     """Its page, which a stranger can keep busy, is not asked."""
     server = processes.ServerProcess(name, 1, 0.0, {"metrics": 1}, "", 0)
-    monkeypatch.setattr(asked, "heartbeat", lambda part: tmp_path / f"{part}.alive")
+    monkeypatch.setattr(live_options, "heartbeat", lambda part: tmp_path / f"{part}.alive")
     monkeypatch.setattr(heartbeat, "HEARTBEAT_S", 3600.0)
     now_s = 0.0
     monkeypatch.setattr(keeper, "time", SimpleNamespace(monotonic=lambda: now_s))
@@ -380,7 +380,7 @@ def kept(state: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     (port,) = processes.free_ports(1)
     for name, value in {**elsewhere, "SWIFTQUEUE_KEEPER_METRICS": str(port)}.items():
         monkeypatch.setenv(name, value)
-    asked.write_asked(asked.LiveOptions("x", 1, 60, 30, 8))
+    live_options.write(live_options.LiveOptions("x", 1, 60, 30, 8))
     for name in parts.wanted():
         if name != "keeper":
             processes.start(name, SLEEPER, {}, {}, lambda: True, 10)
@@ -395,7 +395,7 @@ def restarts_of_the_keeper(port: int) -> float | None:
 
 @pytest.mark.slow
 def test_a_killed_keeper_is_started_again_and_so_is_its_supervisor(kept: int, state: Path) -> None:
-    loop_of_parts.start_part("keeper", asked.LiveOptions("x", 1, 60, 30, 8))
+    loop_of_parts.start_part("keeper", live_options.LiveOptions("x", 1, 60, 30, 8))
     first = processes.running("keeper")
     assert first is not None
     (child,) = psutil.Process(first.pid).children()

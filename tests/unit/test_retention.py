@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from infra.local import processes, tidy
-from infra.local.tidy import Tidy
+from infra.local.tidy import Housekeeping
 from models.registry.decision import REFERENCE_TAG
 from models.registry.registry import CHALLENGER, CHAMPION
 from models.registry.retention import spare
@@ -83,12 +83,12 @@ def test_the_log_of_a_running_part_turns_over_and_its_program_writes_on(
         talker.stdin.flush()
         while log.stat().st_size < 102:
             time.sleep(0.01)
-        Tidy().look()
+        Housekeeping().look()
         assert log.read_text() == ""
         talker.stdin.write("c\n")
     assert log.read_text() == "c\n"
     assert log.with_name("server.log.1").read_text() == "a" * 99 + "\nb\n"
-    Tidy().look()  # short now
+    Housekeeping().look()  # short now
     assert log.read_text() == "c\n"
 
 
@@ -102,7 +102,7 @@ def test_the_scratch_folder_looks_used_to_who_cleans_the_system(
     (old / "socket").touch()
     for path in (tmp_path / "scratch").rglob("*"):
         os.utime(path, (1e9, 1e9))
-    one = Tidy()
+    one = Housekeeping()
     one.look()
     assert old.stat().st_mtime == 1e9  # it is not time yet
     monkeypatch.setattr(tidy, "TOUCH_S", 0.0)

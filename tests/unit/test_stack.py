@@ -21,7 +21,7 @@ from toy_world import bottleneck_table, write_table
 from waiting import wait_until
 
 from common.state import drop_scratch
-from infra.local import asked, loop, parts, processes, prometheus, status, under_way
+from infra.local import live_options, loop, parts, processes, prometheus, status, under_way
 from infra.local.disk import Disk
 from infra.local.judgement import Judgement
 from infra.local.loop import start_loop, stop_stack
@@ -316,25 +316,25 @@ def test_a_python_without_its_shared_library_names_the_package(tmp_path: Path) -
 
 
 def test_what_the_loop_was_asked_for_is_checked_and_remembered(state: Path) -> None:
-    assert asked.asked() is None
+    assert live_options.read() is None
     for number in (0.0, -1.0, float("nan"), float("inf")):
         with pytest.raises(ValueError, match=r"--every .*must be above 0"):
-            asked.LiveOptions("x", 1, number, 60, 10)
-    asked.asked_file().parent.mkdir()
-    asked.asked_file().write_text('{"trace": "x", "speed": 2, "every_s": 60, "learn_s": 30, "judge_s": 8}')
-    assert asked.asked() == asked.LiveOptions("x", 2, 60, 30, 8)
-    asked.asked_file().write_text("{}")
+            live_options.LiveOptions("x", 1, number, 60, 10)
+    live_options.file().parent.mkdir()
+    live_options.file().write_text('{"trace": "x", "speed": 2, "every_s": 60, "learn_s": 30, "judge_s": 8}')
+    assert live_options.read() == live_options.LiveOptions("x", 2, 60, 30, 8)
+    live_options.file().write_text("{}")
     with pytest.raises(ValueError, match=r"up\.json: not the options .* remove it"):
-        asked.asked()
-    asked.write_asked(asked.LiveOptions("y", 1, 60, 30, 8))
+        live_options.read()
+    live_options.write(live_options.LiveOptions("y", 1, 60, 30, 8))
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (10, hard))  # ten bytes are left on the disk
     try:
         with pytest.raises(OSError, match="too large"):
-            asked.write_asked(asked.LiveOptions("z", 1, 60, 30, 8))
+            live_options.write(live_options.LiveOptions("z", 1, 60, 30, 8))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert asked.asked() == asked.LiveOptions("y", 1, 60, 30, 8)  # as before
+    assert live_options.read() == live_options.LiveOptions("y", 1, 60, 30, 8)  # as before
 
 
 def test_a_prometheus_that_does_not_start_keeps_nothing_from_starting(
@@ -343,7 +343,7 @@ def test_a_prometheus_that_does_not_start_keeps_nothing_from_starting(
     """Debian's package starts a server of its own at the same port."""
     started = []
 
-    def start(name: str, live: asked.LiveOptions) -> None:
+    def start(name: str, live: live_options.LiveOptions) -> None:
         if name == broken:
             raise OSError("port 9090 is in use")
         started.append(name)
@@ -409,7 +409,7 @@ def test_the_loops_scheduler_answers_on_loopback_wherever_one_by_itself_does(
     monkeypatch.setattr(loop, "TIMEOUT_S", 20.0)
     monkeypatch.setenv("SWIFTQUEUE_METRICS_ADDRESS", "127.0.0.2")
     monkeypatch.setenv("SWIFTQUEUE_SCHEDULER_METRICS", str(processes.free_ports(1)[0]))
-    loop.start_part("scheduler", asked.LiveOptions("x", 1, 60, 30, 8, bed=True))
+    loop.start_part("scheduler", live_options.LiveOptions("x", 1, 60, 30, 8, bed=True))
     processes.stop("scheduler")
     loop.clean_up()
 
@@ -420,8 +420,8 @@ def test_a_part_that_was_started_and_is_gone_is_named(
     (idle,) = status.judge_parts()
     assert (idle.well, idle.part) == (True, "not started")
     assert idle.line.startswith("ray, ingest, forwarder, agent, scheduler")
-    asked.asked_file().parent.mkdir()
-    asked.asked_file().write_text('{"trace": "x", "speed": 2, "every_s": 60, "learn_s": 30, "judge_s": 8}')
+    live_options.file().parent.mkdir()
+    live_options.file().write_text('{"trace": "x", "speed": 2, "every_s": 60, "learn_s": 30, "judge_s": 8}')
     record = processes.record_path("scheduler")
     record.parent.mkdir()
     gone = {"name": "scheduler", "pid": 1, "created": 0, "ports": {}, "boot": "", "ticks": 1}
@@ -530,8 +530,8 @@ def test_no_silence_of_one_adds_to_anothers(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_stolen_port_is_named(state: Path) -> None:
-    asked.asked_file().parent.mkdir()
-    asked.asked_file().write_text('{"trace": "x", "speed": 2, "every_s": 60, "learn_s": 30, "judge_s": 8}')
+    live_options.file().parent.mkdir()
+    live_options.file().write_text('{"trace": "x", "speed": 2, "every_s": 60, "learn_s": 30, "judge_s": 8}')
     with socket.socket() as thief:
         thief.bind(("127.0.0.1", 0))
         port = thief.getsockname()[1]
@@ -574,7 +574,7 @@ def test_a_server_takes_many_connections_and_what_it_writes_is_its_owners_alone(
 def test_a_full_disk_is_the_first_thing_that_status_says(
     state: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asked.write_asked(asked.LiveOptions("x", 1, 60, 30, 8))
+    live_options.write(live_options.LiveOptions("x", 1, 60, 30, 8))
     assert status.print_status() == 1
     assert "disk" not in capsys.readouterr().out.splitlines()[0]
     monkeypatch.setattr(status, "disk", lambda: Disk(free=0, size=640_000_000))

@@ -42,20 +42,20 @@ class LiveOptions:
                 raise ValueError(f"{option} {value}: must be above 0")
 
 
-def asked() -> LiveOptions | None:
+def read() -> LiveOptions | None:
     """Return the options of the last `up --live`, or None if a `down` came after it."""
     try:
-        return LiveOptions(**read_object(asked_file()))
+        return LiveOptions(**read_object(file()))
     except FileNotFoundError:
         return None
     except (ValueError, TypeError) as error:
-        raise ValueError(f"{asked_file()}: not the options of `up --live` ({error}); remove it") from error
+        raise ValueError(f"{file()}: not the options of `up --live` ({error}); remove it") from error
 
 
-def write_asked(live: LiveOptions) -> None:
+def write(live: LiveOptions) -> None:
     """Write the options of `up --live` atomically: the keeper and `status` read them at any time."""
-    private_dir(asked_file().parent)
-    write_durably(asked_file(), (json.dumps(asdict(live)) + "\n").encode())
+    private_dir(file().parent)
+    write_durably(file(), (json.dumps(asdict(live)) + "\n").encode())
 
 
 def temporary() -> Path:
@@ -71,7 +71,7 @@ def temporary() -> Path:
     return folder
 
 
-def asked_file() -> Path:
+def file() -> Path:
     """Return the file that holds the options from `up --live` to `down`."""
     return state_dir() / "live" / "up.json"
 
