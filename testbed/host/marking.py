@@ -19,7 +19,7 @@ from testbed.host.programs import DCTCP
 from testbed.host.tcp import PORT, Rule, running, summary, urgent
 
 CONTROLLER: Final = (*("margin_us", "margin_share", "max_moved_unacked", "max_moved_share", "guard"),)
-# What a run means that does not say these (simulation/programs/laboratory/run.cc); the agent ships others.
+# Defaults of a simulated run (simulation/programs/laboratory/run.cc); the agent ships others.
 UNSAID: Final = {"guard": "off", "max_moved_share": 0.0}
 
 

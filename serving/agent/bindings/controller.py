@@ -66,8 +66,8 @@ class ControllerParams:
     """The controller's margins and limits; controller.h says the meaning and the reason of each."""
 
     margin_us: float = _MARGIN_US
-    margin_share: float = _MARGIN_SHARE  # of the predicted latency in the flow's present queue
-    max_moved_unacked: int = _MAX_MOVED_UNACKED  # packets moved and not yet acknowledged, of all flows
+    margin_share: float = _MARGIN_SHARE  # share of the predicted latency in the flow's present queue
+    max_moved_unacked: int = _MAX_MOVED_UNACKED  # packets of all flows that are moved and not acknowledged yet
     max_moved_share: float = _MAX_MOVED_SHARE  # or so much of what is in flight, where that is more
 
     def __post_init__(self) -> None:

@@ -31,7 +31,7 @@ namespace swiftqueue::agent {
 inline constexpr std::uint8_t kClassic = 0;  // numbers as in feature_store/events/event_stream.h
 inline constexpr std::uint8_t kL4s = 1;
 
-inline constexpr std::size_t kMostLevels = 16;  // of quantiles of a latency
+inline constexpr std::size_t kMostLevels = 16;  // most quantiles of a latency
 inline constexpr double kMedian = 0.5;
 
 // Flows in the classic queue that are remembered; packets of more keep their default queue.
@@ -121,8 +121,8 @@ class QueueController {
       chosen.queues[i] = kClassic;
       watch(batch[i], now_ns);
       if (batch[i].queue == kClassic) continue;
-      // What it would be without the guard is remembered, so that the guard's coin changes nothing
-      // of which batches are asked about next.
+      // The controller remembers the choice without the guard, so that the guard's coin does not
+      // change which batches are asked about next.
       chosen.queues[i] = choose_one(batch[i].flow_id, predicted, i);
       remember(batch[i].flow_id, chosen.queues[i]);
       if (chosen.queues[i] != kClassic) continue;
@@ -183,8 +183,8 @@ class QueueController {
     }
 
    private:
-    // What becomes of the receiver's next packet of the batch: once a pair has its packet, the
-    // rest keep the arm, which says what the batch is, and no part in the comparison.
+    // Returns the ruling on the receiver's next packet of the batch. Once a pair has its packet,
+    // the rest keep the arm and take no part in the comparison.
     static Guard::Ruling next(Guard::Ruling& ruling) {
       if (!ruling.of_pair) return ruling;
       return std::exchange(ruling, {ruling.rest_moves, ruling.arm});

@@ -41,7 +41,7 @@ struct GuardParams {
   // Largest probability that a receiver at which moving never helps is ever moved to beyond its
   // trials, however long it is watched.
   double alpha = 0.05;
-  std::uint64_t seed = 1;  // of the coins
+  std::uint64_t seed = 1;  // seed of the coins
   // How much the ratio of a moved flow's rate to a classic one's may grow, as a share; 0: nobody
   // looks.
   double most_advantage = 0.5;
@@ -134,8 +134,8 @@ class Guard {
     return {turn(r)};
   }
 
-  // Whether a flow's next packet to a receiver is moved whose decision was to move, or not to, with
-  // this arm: as its pair says, or as the state does once the pair has its packet.
+  // Returns whether a flow's next packet to a receiver is moved, given its decision and arm: as its
+  // pair says, or as the state does once the pair has its packet.
   bool moves(std::int32_t receiver, bool decided, Arm arm) {
     if (!params_.on) return decided;
     const auto found = receivers_.find(receiver);

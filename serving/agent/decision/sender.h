@@ -163,8 +163,7 @@ class Sender {
   const Counts& counts() const { return counts_; }
   // Number of packets moved to the classic queue and not acknowledged yet.
   std::size_t moved_unacked() const { return controller_.moved_unacked(); }
-  // Whether an earlier decision to move still counts for its flow's further packets.
-  // Where a flow's next packet goes by an earlier decision, packet by packet (guard.h).
+  // Returns whether an earlier decision to move counts for the flow's next packet (guard.h).
   bool moves(std::int32_t receiver, bool decided, Arm arm) {
     return controller_.moves(receiver, decided, arm);
   }
