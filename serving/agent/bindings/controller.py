@@ -67,7 +67,7 @@ class ControllerParams:
 
     margin_us: float = _MARGIN_US
     margin_share: float = _MARGIN_SHARE  # share of the predicted latency in the flow's present queue
-    max_moved_unacked: int = _MAX_MOVED_UNACKED  # packets of all flows that are moved and not acknowledged yet
+    max_moved_unacked: int = _MAX_MOVED_UNACKED  # packets of all flows, moved and unacknowledged
     max_moved_share: float = _MAX_MOVED_SHARE  # or so much of what is in flight, where that is more
 
     def __post_init__(self) -> None:
