@@ -110,7 +110,7 @@ class QueueController {
   // Chooses the queue of packets `first_packet` .. + H - 1 at `now_ns`, when so many were in
   // flight. Batches may be chosen out of order.
   BatchChoice choose(std::int64_t first_packet, std::int64_t now_ns, const Batch& batch,
-                const BatchAnswer& answered, std::int32_t in_flight) {
+                     const BatchAnswer& answered, std::int32_t in_flight) {
     const BatchLatencies predicted = answered.predicted();
     forget(now_ns);
     limit_ = std::max(static_cast<double>(params_.max_moved_unacked),
@@ -229,7 +229,8 @@ class QueueController {
     bool dead;  // acknowledged; it is taken out with others
   };
 
-  std::uint8_t choose_one(std::int32_t flow_id, const BatchLatencies& predicted, std::size_t i) const {
+  std::uint8_t choose_one(std::int32_t flow_id, const BatchLatencies& predicted,
+                          std::size_t i) const {
     if (static_cast<double>(moved_unacked()) >= limit_) return kL4s;
     const bool in_classic =
         std::binary_search(classic_flows_.begin(), classic_flows_.end(), flow_id);
