@@ -324,7 +324,7 @@ def test_what_the_loop_was_asked_for_is_checked_and_remembered(state: Path) -> N
     live_options.file().write_text('{"trace": "x", "speed": 2, "every_s": 60, "learn_s": 30, "judge_s": 8}')
     assert live_options.read() == live_options.LiveOptions("x", 2, 60, 30, 8)
     live_options.file().write_text("{}")
-    with pytest.raises(ValueError, match=r"up\.json: not what .* remove it"):
+    with pytest.raises(ValueError, match=r"up\.json: not the options of .* remove it"):
         live_options.read()
     live_options.write(live_options.LiveOptions("y", 1, 60, 30, 8))
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
