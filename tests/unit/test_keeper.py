@@ -318,7 +318,7 @@ def test_a_part_is_alive_while_its_heartbeat_goes_on(
     now_s = 0.0
     monkeypatch.setattr(keeper, "time", SimpleNamespace(monotonic=lambda: now_s))
     heart, answers = Heartbeat(tmp_path / f"{name}.alive"), type(keeper.ANSWERS[name])()
-    assert isinstance(answers, keeper._Beats)
+    assert isinstance(answers, keeper._HeartbeatCheck)
     assert not answers(server)  # it has never beaten
     heart.beat()
     assert answers(server)
