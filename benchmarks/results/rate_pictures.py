@@ -15,8 +15,9 @@ from benchmarks.results.rates import NETWORKS, studies
 from laboratory.report.legend import legend_below
 from models.rate.plain import LAST
 from models.scoring.plot_style import grid
-from studies.swiftqueue.pictures import DIGITS, SWIFTQUEUE
 
+DIGITS: Final = 3  # what differs beyond them on another machine changes no byte
+SWIFTQUEUE: Final = "#e64980"  # the colour of the model on every page
 OTHERS: Final = [colormaps["tab20"](i) for i in (0, 2, 4, 8, 12, 10)]
 PREDICTORS: Final = (
     "transformer", "lstm", "linear", "xgboost", "dispersion-of-all", "previous-flow", "dispersion"

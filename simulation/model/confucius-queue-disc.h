@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 //
 // Confucius: a router that picks a flow's queue by its age and by how much of the buffer it takes.
-// Written from the paper; studies/confucius/disc.md has the choices where it contradicts itself.
+// Written from the paper; simulation/doc/confucius.md has the choices where it contradicts itself.
 
 #ifndef SWIFTQUEUE_CONFUCIUS_QUEUE_DISC_H
 #define SWIFTQUEUE_CONFUCIUS_QUEUE_DISC_H

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
 //
-// Confucius' age rule: how much a flow weighs. docs: studies/confucius/disc.md.
+// Confucius' age rule: how much a flow weighs. docs: simulation/doc/confucius.md.
 
 #ifndef SWIFTQUEUE_FLOW_AGES_H
 #define SWIFTQUEUE_FLOW_AGES_H

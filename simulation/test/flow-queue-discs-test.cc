@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 //
 // The discs that look at flows, without a network: run `build/simulation/flow-queue-discs-test`.
-// What is expected stands in studies/confucius/disc.md and queue-discs.md, mostly in closed form.
+// What is expected stands in simulation/doc/confucius.md and queue-discs.md, mostly in closed form.
 
 #include <algorithm>
 #include <cmath>
