@@ -13,7 +13,9 @@ from common.import_closure import files_of
 from common.section import read_all
 from models.forecasters.forecaster import kinds
 
-FILES = ("dvc.yaml", "data/long/dvc.yaml")
+PROJECT = Path(__file__).resolve().parent.parent
+OF_STUDIES = sorted(str(file.relative_to(PROJECT)) for file in PROJECT.glob("studies/*/dvc.yaml"))
+FILES = ("dvc.yaml", "data/long/dvc.yaml", *OF_STUDIES)
 BY_HAND = ("data", "simulation", "testbed", "${item.file}")
 
 

@@ -6,8 +6,10 @@ A table stands between `<!-- table: NAME -->` and `<!-- end -->`.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias
 
 from common.atomic import write_file
 from infra.results.paper_pictures import pictures
@@ -17,6 +19,7 @@ from infra.results.tables import TABLES, Data
 FOLDER: Final = Path("docs/results")
 BEGIN: Final = re.compile(r"<!-- table: (\S+) -->")
 END: Final = "<!-- end -->"
+Tables: TypeAlias = Mapping[str, Callable[[], list[str]]]
 
 
 def drawn(root: Path) -> dict[Path, bytes]:
@@ -27,23 +30,25 @@ def drawn(root: Path) -> dict[Path, bytes]:
         ValueError: data is damaged, or a page names no table that there is.
     """
     data = Data.load(root)
+    tables: Tables = {name: partial(table, data) for name, table in TABLES.items()}
     found = {FOLDER / name: picture(root, data) for name, picture in PICTURES.items()}
     found |= {FOLDER / name: drawn for name, drawn in pictures(data.paper).items()}
     for page in [root / "README.md", *sorted((root / FOLDER).glob("*.md"))]:
         path = page.relative_to(root)
-        found[path] = filled(page.read_text(), path, data).encode()
+        found[path] = filled(page.read_text(), path, tables).encode()
     return found
 
 
-def rewrite(root: Path) -> list[Path]:
-    """Write what differs; return its paths."""
-    new = [(path, content) for path, content in drawn(root).items() if _now(root / path) != content]
+def rewrite(root: Path, found: Mapping[Path, bytes] | None = None) -> list[Path]:
+    """Write what differs, of what was drawn (default: of all pages); return its paths."""
+    found = drawn(root) if found is None else found
+    new = [(path, content) for path, content in found.items() if _now(root / path) != content]
     for path, content in new:
         write_file(root / path, content)
     return [path for path, _ in new]
 
 
-def filled(text: str, page: Path, data: Data) -> str:
+def filled(text: str, page: Path, tables: Tables) -> str:
     """Return a page with its tables drawn anew.
 
     Raises:
@@ -56,11 +61,11 @@ def filled(text: str, page: Path, data: Data) -> str:
         if not (marker := BEGIN.fullmatch(line)):
             continue
         name = marker[1]
-        if name not in TABLES:
-            raise ValueError(f"{page}: there is no table {name}; these are: {', '.join(sorted(TABLES))}")
+        if name not in tables:
+            raise ValueError(f"{page}: there is no table {name}; these are: {', '.join(sorted(tables))}")
         if END not in rest:  # which takes the lines up to it
             raise ValueError(f"{page}: table {name} has no line {END}")
-        lines += [*TABLES[name](data), END]
+        lines += [*tables[name](), END]
     return "\n".join(lines) + "\n"
 
 

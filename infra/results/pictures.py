@@ -9,7 +9,7 @@ from typing import Final
 import polars as pl
 from matplotlib.figure import Figure
 
-from infra.results import lfq_traces, queues, rate_pictures, replayed, web_pages
+from infra.results import lfq_traces, queues, replayed, web_pages
 from infra.results.forecasters import Covered, covered
 from infra.results.legend import legend_below
 from infra.results.map_picture import premise_map
@@ -37,12 +37,6 @@ PICTURES: Final[Mapping[str, Callable[[Path, Data], bytes]]] = {
     "who-picks.svg": lambda _, data: svg(lambda: queues.picture(data.experience)),
     "confucius-figure-12.svg": lambda _, data: svg(lambda: web_pages.picture(data.pages)),
     "lfq-traces.svg": lambda _, data: svg(lambda: lfq_traces.picture(data.traces)),
-    "rate-errors.svg": lambda _, data: svg(lambda: rate_pictures.errors(data.rates)),
-    "rate-kernel-errors.svg": lambda _, data: svg(lambda: rate_pictures.errors(data.rates["kernel"])),
-    "rate-fields.svg": lambda _, data: svg(lambda: rate_pictures.fields(data.rates)),
-    "rate-plain.svg": lambda _, data: svg(lambda: rate_pictures.plain(data.rates)),
-    "rate-completions.svg": lambda _, data: svg(lambda: rate_pictures.completions(data.rates["fed_back"])),
-    "bed-completions.svg": lambda _, data: svg(lambda: rate_pictures.completions(data.rates["fed_kernel"])),
     "premise-map.svg": lambda _, data: svg(lambda: premise_map(data.of(SCENARIO))),
 }
 

@@ -24,9 +24,6 @@ from infra.results import (
     lfq_traces,
     paper,
     queues,
-    rate_exchange,
-    rate_feedback,
-    rates,
     tuning,
     web_pages,
 )
@@ -72,7 +69,6 @@ class Data:
     runs: pl.DataFrame
     benchmarks: Mapping[str, Published]
     forecasters: Mapping[str, Any] = field(default_factory=dict)
-    rates: Mapping[str, Any] = field(default_factory=dict)
     paper: Mapping[str, Any] = field(default_factory=dict)
     tuning: Mapping[str, Any] = field(default_factory=dict)
     lfq: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=lfq_table.SCHEMA))
@@ -97,7 +93,6 @@ class Data:
             load_runs(root / LABORATORY),
             published.load(root / published.FILE),
             forecasters.load(root),
-            rates.load(root),
             paper.load(root),
             tuning.load(root),
             lfq_table.read(root / LABORATORY),
@@ -202,42 +197,6 @@ def forecast_rows(data: Data, rows: Callable[[Mapping[str, Any]], list[str]], *e
     return [*_wrapped(said), "", *rows(data.forecasters)]
 
 
-def rate_study(
-    data: Data, rows: Callable[[Mapping[str, Any]], list[str]], of: str | None = None
-) -> list[str]:
-    """A table of a study of rate forecasts, with what was measured; or that nothing is."""
-    one = data.rates.get(of, {}) if of else data.rates
-    if "grid" not in one:
-        return ["Nothing is published yet: `swiftqueue rate study`, then `swiftqueue results --rates FILE`."]
-    return [*_wrapped(rates.said(one)), "", *rows(one)]
-
-
-def plain_flows(data: Data) -> list[str]:
-    """Flows that nobody forecast; or that nothing is published."""
-    if "plain" not in data.rates:
-        return ["Nothing is published yet: `swiftqueue rate plain`, then `swiftqueue results --rates FILE`."]
-    return rates.plain(data.rates["plain"])
-
-
-def fed_back(data: Data, rows: Callable[[Mapping[str, Any]], list[str]], of: str = "fed_back") -> list[str]:
-    """A table of what a forecast that is fed back does, with what was measured; or that nothing is."""
-    if of not in data.rates:
-        command = "rate feedback" if of == "fed_back" else "bed run fct"
-        return [f"Nothing is published yet: `swiftqueue {command}`, then `swiftqueue results --rates FILE`."]
-    one = {**data.rates[of], "beside": data.rates.get(f"{of}_beside")}
-    return [*_wrapped(rate_feedback.said(one)), *rows(one)]
-
-
-def exchanged(data: Data, question: str) -> list[str]:
-    """A table of what forecasts gain by each other's inputs, with what was measured; or that nothing is."""
-    if "exchanged" not in data.rates:
-        return [
-            "Nothing is published yet: `swiftqueue rate exchange`, then `swiftqueue results --rates FILE`."
-        ]
-    one = data.rates["exchanged"]
-    return [*_wrapped(rate_exchange.said(one)), *rate_exchange.rows(one, question)]
-
-
 def on_the_bed(data: Data, source: str) -> list[str]:
     """The bed's scenario, by a kernel or by the simulator: every control; or that nothing is published."""
     runs = data.bed.filter(pl.col("source") == source).drop("source")
@@ -250,8 +209,12 @@ def on_the_bed(data: Data, source: str) -> list[str]:
 
 
 def figures(data: Data, name: str) -> list[str]:
+    """A published benchmark."""
+    return benchmark_table(data.benchmark(name))
+
+
+def benchmark_table(one: Published) -> list[str]:
     """A benchmark's rows, with date, commit and machine; a list where a table would be too wide."""
-    one = data.benchmark(name)
     said = f"{_origin(one.date, one.commit, one.machine)} {one.remark}".strip()
     lines = lab.head_of(["what", "ours", "reference", "", "ratio"])
     for row in one.rows:
@@ -399,22 +362,6 @@ TABLES: Final[Mapping[str, Callable[[Data], list[str]]]] = {
     "paper-verdicts": lambda data: paper.verdicts(data.paper),
     "paper-origins": lambda data: paper.origins(data.paper),
     "paper-exhibits": lambda data: paper.sections(data.paper),
-    "rate-headline": partial(rate_study, rows=rates.headline),
-    **{f"rate-exchange-{of}": partial(exchanged, question=of) for of in ("latency", "rate")},
-    "rate-plain": plain_flows,
-    "rate-feedback": partial(fed_back, rows=rate_feedback.rows),
-    "rate-feedback-trips": partial(fed_back, rows=rate_feedback.by_trip),
-    "bed-fct": partial(fed_back, rows=rate_feedback.rows, of="fed_kernel"),
-    "bed-fct-trips": partial(fed_back, rows=rate_feedback.by_trip, of="fed_kernel"),
-    "rate-fields": partial(rate_study, rows=rates.fields),
-    "rate-pairs": partial(rate_study, rows=rates.pairs),
-    "rate-alone": partial(rate_study, rows=rates.alone),
-    "rate-kernel": partial(rate_study, rows=rates.headline, of="kernel"),
-    **{f"rate-{part}": partial(rate_study, rows=partial(rates.grid, part=part)) for part in rates.PARTS},
-    **{
-        f"rate-kernel-{part}": partial(rate_study, rows=partial(rates.grid, part=part), of="kernel")
-        for part in rates.PARTS
-    },
     **{f"bed-{source}": partial(on_the_bed, source=source) for source in bed_runs.SOURCES},
     "bed-agreement": lambda data: bed_report.agreement(data.bed),
     "bed-router": lambda data: bed_report.router_table(data.bed),
@@ -493,7 +440,7 @@ TABLES: Final[Mapping[str, Callable[[Data], list[str]]]] = {
         f"bench-{name}": partial(figures, name=name)
         for name in (
             *("capacity", "extract", "finetune", "gate", "inference", "ingest", "intervals", "linerate"),
-            *("live", "marker", "pretrain", "rate", "reservoir", "selfcheck", "serving", "swap"),
+            *("live", "marker", "pretrain", "reservoir", "selfcheck", "serving", "swap"),
             *("soak", "soak-first", "soak-weeks", "soak-weeks-after"),
         )
     },

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 
@@ -33,13 +33,3 @@ class RegisterParams(RegisteredParams):
     section: ClassVar = "register"
     trace: Annotated[str, Field(min_length=1)]
     """Trace whose last fine-tuned head is registered."""
-
-
-class RateRegisterParams(RegisteredParams):
-    """Which network that forecasts rates goes into the registry (docs/RATE.md)."""
-
-    section: ClassVar = "rate_register"
-    network: Literal["transformer", "lstm"]
-    """Its kind."""
-    seed: Annotated[int, Field(ge=1, le=2**31)]
-    """Its seed, one of `rate_train.seeds`."""

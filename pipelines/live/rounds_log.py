@@ -10,7 +10,6 @@ from typing import Any, Final
 from common import json_lines
 
 LOG_FILE: Final = "rounds.jsonl"
-RATE_LOG_FILE: Final = "rounds-rate.jsonl"
 OUTCOMES: Final = ("pushed", "kept", "declined", "failed")
 # Of a full re-train; its model is `pushed` or `kept` by the round that judged it.
 RETRAINING: Final = ("started", "failed", "pushed", "kept")
@@ -48,18 +47,6 @@ class RoundRecord:
     def came(self) -> str:
         """What it was given, in words."""
         return f"{self.packets} packets"
-
-
-@dataclass
-class RateRecord(RoundRecord):
-    """What a round of the rate model was."""
-
-    flows: int = 0  # that no round has learned from
-    paths: dict[str, str] = field(default_factory=dict)  # of these flows: the name of each, by its identity
-
-    def came(self) -> str:
-        """What it was given, in words."""
-        return f"{self.flows} flows"
 
 
 def read(log: Path) -> list[dict[str, Any]]:

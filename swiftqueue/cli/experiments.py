@@ -35,7 +35,6 @@ class Benchmark(StrEnum):
     marker = "marker"
     pretrain = "pretrain"
     queues = "queues"
-    rate = "rate"
     reservoir = "reservoir"
     selfcheck = "selfcheck"
     serving = "serving"
@@ -314,9 +313,6 @@ def draw_results(
     replay: Annotated[
         Path | None, typer.Option(help="publish two seconds of what `replay` recorded first", metavar="FILE")
     ] = None,
-    rates: Annotated[
-        Path | None, typer.Option(help="publish what `rate` study, feedback, exchange or plain wrote first")
-    ] = None,
     paper: Annotated[
         Path | None, typer.Option(help="publish the rows of `paper` first", metavar="FILE")
     ] = None,
@@ -341,7 +337,6 @@ def draw_results(
     from benchmarks import published
     from infra.results import evaluations, forecasters, lfq_traces, replayed
     from infra.results import paper as paper_rows
-    from infra.results import rates as rate_studies
     from infra.results import tuning as searches
     from infra.results.pages import rewrite
     from infra.results.tables import LABORATORY
@@ -354,8 +349,6 @@ def draw_results(
         print(forecasters.take(*forecasts))
     if replay:
         replayed.take(replay)
-    if rates:
-        rate_studies.take(rates)
     if paper:
         paper_rows.take(paper)
     if tuning:

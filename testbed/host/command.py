@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -17,7 +17,6 @@ from testbed.host import checks
 
 BED: Final = Path("var/bed")
 PUBLISHED: Final = Path("docs/laboratory")
-FORECASTER: Final = Path("data/rate/models/transformer-1")
 SCENARIOS: Final = ("bed-figure8",)
 TAKES: Final = {  # what `run` takes beside --output, by scenario
     None: (
@@ -25,7 +24,6 @@ TAKES: Final = {  # what `run` takes beside --output, by scenario
         *("seeds", "traffic", "agent"),
     ),
     "figure8": ("profile", "seconds", "seeds", "artifact"),
-    "fct": ("seeds", "artifact", "rtt", "buffer_bdp", "load", "downloads", "variant", "minutes"),
 }
 
 
@@ -78,9 +76,7 @@ def selfcheck(
 
 def run(
     context: typer.Context,
-    scenario: Annotated[
-        str | None, typer.Argument(help="figure8 | fct (downloads with forecasts); none: one marked sender")
-    ] = None,
+    scenario: Annotated[str | None, typer.Argument(help="figure8; none: one marked sender")] = None,
     profile: Annotated[
         str | None, typer.Option(help="of the queue: rfc9332 or uncoupled (default: rfc9332; figure8: both)")
     ] = None,
@@ -93,9 +89,7 @@ def run(
     seconds: Annotated[
         float | None, typer.Option(help="of each run (default: 10, or the scenario's)")
     ] = None,
-    seeds: Annotated[
-        int | None, typer.Option(min=1, help="how many (default: 1, or the scenario's; fct: 5)")
-    ] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="how many (default: 1, or the scenario's)")] = None,
     traffic: Annotated[
         str, typer.Option(help="udp, paced at --send-mbps; or tcp, a connection a flow")
     ] = "udp",
@@ -103,24 +97,10 @@ def run(
     artifact: Annotated[
         Path | None,
         typer.Option(
-            help="folder of the model of figure8, as `lab train bed-figure8-flows` makes it (default: none); "
-            f"of fct, of the network that forecasts (default: {FORECASTER})",
+            help="folder of the model of figure8, as `lab train bed-figure8-flows` makes it (default: none)",
             metavar="FOLDER",
         ),
     ] = None,
-    rtt: Annotated[
-        list[int] | None, typer.Option(min=1, help="of fct, ms, may be repeated (default: 8)")
-    ] = None,
-    buffer_bdp: Annotated[
-        list[float] | None, typer.Option(help="of fct, may be repeated (default: 0.5, 1)")
-    ] = None,
-    load: Annotated[float | None, typer.Option(help="of fct, share of the link by downloads")] = None,
-    downloads: Annotated[int | None, typer.Option(help="of fct, of a run; each second is judged")] = None,
-    variant: Annotated[
-        list[str] | None,
-        typer.Option(help="of fct: only these senders beside bbr and oracle, may be repeated (default: all)"),
-    ] = None,
-    minutes: Annotated[float | None, typer.Option(min=0, help="of fct: begin no run after so long")] = None,
     output: Annotated[
         Path | None,
         typer.Option("--output", "-o", help="file for the rows as JSON; of a scenario the folder"),
@@ -149,15 +129,6 @@ def run(
         raise ValueError(
             "--send-mbps: of UDP; a TCP connection sends as fast as its congestion control lets it"
         )
-    if scenario == "fct":
-        of_runs = {"load": load, "flows": downloads}
-        output = output or BED / "fct"
-        found = _run_completions(
-            artifact or FORECASTER, seeds or 5, rtt, buffer_bdp, of_runs, variant, minutes, output, say
-        )
-        if as_json:
-            print(json.dumps(found))
-        return
     if scenario is not None:
         made = _run_scenario(scenario, profile, seconds, seeds, artifact, output or BED, say)
         if as_json:
@@ -204,50 +175,6 @@ def _run_scenario(
     rows = bed.run(f"bed-{name}", wanted, output, say, models=models)
     say(f"{output / FILE}: {len(rows)} rows")
     return rows.to_dicts()
-
-
-def _run_completions(
-    artifact: Path,
-    seeds: int,
-    rtts_ms: list[int] | None,
-    buffers_bdp: list[float] | None,
-    of_runs: Mapping[str, Any],
-    variants: list[str] | None,
-    minutes: float | None,
-    output: Path,
-    say: Callable[[str], None],
-) -> dict[str, Any] | None:
-    from common.atomic import write_file
-    from laboratory.rate_feedback import BUFFERS_BDP, OURS, RTTS_MS, lines, network_at, summary
-    from testbed.host import completions as fct
-    from testbed.host.lateness import errors_of
-
-    variants = variants or list(fct.VARIANTS)
-    if OURS in variants:
-        network_at(artifact)  # names what is wrong with it
-    traffic = fct.Traffic(**{key: value for key, value in of_runs.items() if value is not None})
-    runs = fct.measure(
-        output / "runs",
-        artifact,
-        range(1, seeds + 1),
-        say,
-        traffic=traffic,
-        rtts_ms=rtts_ms or RTTS_MS,
-        buffers_bdp=buffers_bdp or BUFFERS_BDP,
-        variants=variants,
-        seconds=math.inf if minutes is None else 60 * minutes,
-    )
-    kept = fct.whole(runs)
-    if not kept:
-        say(f"{len(runs)} runs, none of them beside all its controls: the same command goes on")
-        return None
-    found = summary(kept) | {"source": "kernel", "traffic": asdict(traffic), "rate_mbps": traffic.rate_mbps}
-    found |= {"buffers_bdp": sorted({run.buffer_bdp for run in kept})}
-    found["router"] = errors_of([run.router for run in kept])
-    write_file(output / "fct.json", json.dumps(found, indent=1) + "\n")
-    for line in (*lines(found), f"all of it: {output / 'fct.json'}"):
-        say(line)
-    return found
 
 
 def report(
