@@ -51,9 +51,15 @@ _OWN: Final = {
 
 @cache
 def served_model(kind: str) -> ServedModel:
-    """Return what is known of a model, named as `deploy --model` names it."""
+    """Return what is known of a model, named as `deploy --model` names it.
+
+    Raises:
+        ValueError: there is none of that name, as where a study is not here.
+    """
     if kind in _OWN:
         return _OWN[kind]
+    if kind not in studies.served():
+        raise ValueError(f"there is no model {kind}; these are: {', '.join([*_OWN, *studies.served()])}")
     found = studies.named(studies.served()[kind][1])
     assert isinstance(found, ServedModel)  # noqa: S101
     return found

@@ -321,7 +321,7 @@ def test_bad_rules_and_scenarios_are_one_line() -> None:
         with pytest.raises(RuntimeError, match=line), Bed(rate_mbps=10, queue=NO_AQM, rule=rule):
             pass
     for words, line in (
-        ("figure8 --minutes 1", "--minutes: not an option of figure8"),
+        ("figure8 --traffic tcp", "--traffic: not an option of figure8"),
         ("figure8 --rate-mbps 40", "--rate-mbps: not an option of figure8"),  # its default, but asked for
         ("--artifact x", "--artifact: not an option of a run without a scenario"),
         ("figure9", "scenario figure9: the bed has figure8"),

@@ -157,6 +157,17 @@ def test_nothing_outside_the_studies_imports_from_them(project: Path) -> None:
     assert [path for path in outside if begins.search(path.read_text())] == []
 
 
+def test_documents_outside_the_studies_name_no_command_of_theirs(project: Path) -> None:
+    """Without the folder they would be untrue; the log tells what was, and links may go there."""
+    from common.studies import declarations, served
+
+    named = "|".join(study.NAME for study in declarations())
+    command = re.compile(rf"swiftqueue (?:{named}) |--model (?:{'|'.join(served())})\b|dvc repro studies/")
+    for document in documents(project):
+        if not document.is_relative_to(project / "studies") and document.name != "LOG.md" and named:
+            assert not [code for code in commands_in(document.read_text()) if command.search(code)], document
+
+
 def test_a_study_imports_public_faces_and_no_other_study(project: Path) -> None:
     for module, imported in module_imports(project).items():
         if module.startswith("studies."):
