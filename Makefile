@@ -158,7 +158,6 @@ bench: setup ## Measure the main figures, each beside its reference
 	swiftqueue bench live
 	swiftqueue bench ingest
 	swiftqueue bench marker
-	swiftqueue bench rate
 
 # What asks for the loop knows which `down` came before it: one that comes during the setup holds (infra/local/under_way.py).
 up run: export SWIFTQUEUE_DOWN := $(or $(shell cat $(STATE)/live/down 2>/dev/null),none)

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias
 
 from benchmarks.results.pictures import PICTURES
 from benchmarks.results.tables import TABLES, Data
@@ -20,6 +20,7 @@ FOLDER: Final = Path("docs/results")
 STUDIES: Final = "studies"  # which may not be there
 BEGIN: Final = re.compile(r"<!-- table: (\S+) -->")
 END: Final = "<!-- end -->"
+Tables: TypeAlias = Mapping[str, Callable[[], list[str]]]
 
 
 def drawn(root: Path) -> dict[Path, bytes]:
@@ -30,8 +31,8 @@ def drawn(root: Path) -> dict[Path, bytes]:
         ValueError: data is damaged, or a page names no table that there is.
     """
     data = Data.load(root)
+    tables: Tables = {name: partial(table, data) for name, table in TABLES.items()}
     found = {FOLDER / name: picture(root, data) for name, picture in PICTURES.items()}
-    tables = {name: partial(table, data) for name, table in TABLES.items()}
     for page in [root / "README.md", *sorted((root / FOLDER).glob("*.md"))]:
         path = page.relative_to(root)
         found[path] = filled(page.read_text(), path, tables).encode()
@@ -52,15 +53,16 @@ def _of_studies(root: Path) -> dict[Path, bytes]:
     return found
 
 
-def rewrite(root: Path) -> list[Path]:
-    """Write what differs; return its paths."""
-    new = [(path, content) for path, content in drawn(root).items() if _now(root / path) != content]
+def rewrite(root: Path, found: Mapping[Path, bytes] | None = None) -> list[Path]:
+    """Write what differs, of what was drawn (default: of all pages); return its paths."""
+    found = drawn(root) if found is None else found
+    new = [(path, content) for path, content in found.items() if _now(root / path) != content]
     for path, content in new:
         write_file(root / path, content)
     return [path for path, _ in new]
 
 
-def filled(text: str, page: Path, tables: Mapping[str, Callable[[], list[str]]]) -> str:
+def filled(text: str, page: Path, tables: Tables) -> str:
     """Return a page with its tables drawn anew.
 
     Raises:

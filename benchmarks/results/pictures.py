@@ -10,7 +10,7 @@ from typing import Final
 import polars as pl
 from matplotlib.figure import Figure
 
-from benchmarks.results import bars, rate_pictures, replayed
+from benchmarks.results import bars, replayed
 from benchmarks.results.forecasters import Beside, Covered, beside, covered
 from benchmarks.results.replayed import SHOWN_MS
 from benchmarks.results.tables import Data
@@ -44,14 +44,8 @@ PICTURES: Final[Mapping[str, Callable[[Path, Data], bytes]]] = {
     "p99.svg": lambda _, data: svg(lambda: p99(data.of(data.headline), data.headline)),
     "forecasters.svg": lambda _, data: svg(lambda: differences(beside(data.forecasters))),
     "coverage.svg": lambda _, data: svg(lambda: coverage(covered(data.forecasters))),
-    "rate-errors.svg": lambda _, data: svg(lambda: rate_pictures.errors(data.rates)),
-    "rate-kernel-errors.svg": lambda _, data: svg(lambda: rate_pictures.errors(data.rates["kernel"])),
-    "rate-fields.svg": lambda _, data: svg(lambda: rate_pictures.fields(data.rates)),
-    "rate-plain.svg": lambda _, data: svg(lambda: rate_pictures.plain(data.rates)),
-    "rate-completions.svg": lambda _, data: svg(lambda: rate_pictures.completions(data.rates["fed_back"])),
     **{f"{name}.svg": partial(_bars, name=name) for name in bars.BARS},
     **{f"{name}.svg": partial(_precision, name=name) for name in ("speed-tests", "wifi")},
-    "bed-completions.svg": lambda _, data: svg(lambda: rate_pictures.completions(data.rates["fed_kernel"])),
 }
 
 

@@ -18,9 +18,6 @@ from benchmarks.results import (
     evaluations,
     forecasters,
     queues,
-    rate_exchange,
-    rate_feedback,
-    rates,
     tuning,
 )
 from benchmarks.rows import Row
@@ -96,7 +93,6 @@ class Data:
     runs: pl.DataFrame
     benchmarks: Mapping[str, Published]
     forecasters: Mapping[str, Any] = field(default_factory=dict)
-    rates: Mapping[str, Any] = field(default_factory=dict)
     tuning: Mapping[str, Any] = field(default_factory=dict)
     unpublished_models: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=RUNS))
     bed: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=bed_runs.SCHEMA))
@@ -114,7 +110,6 @@ class Data:
             load_runs(root / LABORATORY),
             published.load(root / published.FILE),
             forecasters.load(root),
-            rates.load(root),
             tuning.load(root),
             load_runs(root / LABORATORY / "unpublished-models"),
             bed_runs.load(root / LABORATORY),
@@ -198,61 +193,31 @@ def forecast_rows(data: Data, rows: Callable[[Mapping[str, Any]], list[str]], *e
     return [*_wrapped(said), "", *rows(data.forecasters)]
 
 
-def rate_study(
-    data: Data, rows: Callable[[Mapping[str, Any]], list[str]], of: str | None = None
-) -> list[str]:
-    """A table of a study of rate forecasts, with what was measured; or that nothing is."""
-    one = data.rates.get(of, {}) if of else data.rates
-    if "grid" not in one:
-        return ["Nothing is published yet: `swiftqueue rate study`, then `swiftqueue results --rates FILE`."]
-    return [*_wrapped(rates.said(one)), "", *rows(one)]
-
-
-def plain_flows(data: Data) -> list[str]:
-    """Flows that nobody forecast; or that nothing is published."""
-    if "plain" not in data.rates:
-        return ["Nothing is published yet: `swiftqueue rate plain`, then `swiftqueue results --rates FILE`."]
-    return rates.plain(data.rates["plain"])
-
-
-def fed_back(data: Data, rows: Callable[[Mapping[str, Any]], list[str]], of: str = "fed_back") -> list[str]:
-    """A table of what a forecast that is fed back does, with what was measured; or that nothing is."""
-    if of not in data.rates:
-        command = "rate feedback" if of == "fed_back" else "bed run fct"
-        return [f"Nothing is published yet: `swiftqueue {command}`, then `swiftqueue results --rates FILE`."]
-    one = {**data.rates[of], "beside": data.rates.get(f"{of}_beside")}
-    return [*_wrapped(rate_feedback.said(one)), *rows(one)]
-
-
-def exchanged(data: Data, question: str) -> list[str]:
-    """A table of what forecasts gain by each other's inputs, with what was measured; or that nothing is."""
-    if "exchanged" not in data.rates:
-        return [
-            "Nothing is published yet: `swiftqueue rate exchange`, then `swiftqueue results --rates FILE`."
-        ]
-    one = data.rates["exchanged"]
-    return [*_wrapped(rate_exchange.said(one)), *rate_exchange.rows(one, question)]
-
-
 def _benchmark(name: str) -> Callable[[Data], list[str]]:
     return lambda data: figures(data, name)
 
 
 def figures(data: Data, *names: str) -> list[str]:
-    """Benchmarks' rows in one table, with date, commit and machine; a list where a table would be too wide.
+    """Return benchmarks' rows in one table, with date, commit and machine; of those in `SHOWN`, some rows."""
+    return _drawn([(name, data.benchmark(name)) for name in names])
 
-    Of the benchmarks in `SHOWN` only the rows that a page's answer needs are drawn; the data has all of them.
-    """
-    found = [data.benchmark(name) for name in names]
-    said = " ".join(f"{_origin(one.date, one.commit, one.machine)} {one.remark}".strip() for one in found)
-    shown = [row for name, one in zip(names, found, strict=True) for row in one.rows if _is_shown(name, row)]
-    if left_out := sum(len(one.rows) for one in found) - len(shown):
+
+def benchmark_table(one: Published) -> list[str]:
+    """Return all rows of a benchmark in one table, with date, commit and machine."""
+    return _drawn([("", one)])
+
+
+def _drawn(found: Sequence[tuple[str, Published]]) -> list[str]:
+    """Return a table of benchmarks by name; a list where a table would be too wide."""
+    said = " ".join(f"{_origin(one.date, one.commit, one.machine)} {one.remark}".strip() for _, one in found)
+    shown = [row for name, one in found for row in one.rows if _is_shown(name, row)]
+    if left_out := sum(len(one.rows) for _, one in found) - len(shown):
         said += f" {left_out} more rows are in `{published.FILE}`."
     lines = lab.head_of(["what", "ours", "reference", "", "ratio"])
     for row in shown:
         ours, reference = _measured(row.ours, row), _measured(row.reference, row)
         lines.append(lab.row_of([row.name, ours, reference, row.reference_name, _ratio(row)]))
-    if set(names) <= ALONE:
+    if {name for name, _ in found} <= ALONE:
         cells = [[row.name, _measured(row.ours, row)] for row in shown]
         lines = [*lab.head_of(["what", "measured"]), *map(lab.row_of, cells)]
     elif max(map(len, lines)) > WIDEST:
@@ -266,11 +231,6 @@ def figures(data: Data, *names: str) -> list[str]:
             )
         ]
     return [*_wrapped(said), "", *lines]
-
-
-def benchmark_rows(data: Data, name: str) -> list[str]:
-    """Return the table of one benchmark."""
-    return figures(data, name)
 
 
 def _is_shown(name: str, row: Row) -> bool:
@@ -358,22 +318,6 @@ TABLES: Final[Mapping[str, Callable[[Data], list[str]]]] = {
     "choice-sooner": lambda data: forecasters.sooner(data.forecasters),
     "choice-told": lambda data: forecasters.told(data.forecasters),
     "tuning-scores": lambda data: forecast_rows(data, tuning.scored, tuning.UNTUNED, tuning.TUNED),
-    "rate-headline": partial(rate_study, rows=rates.headline),
-    **{f"rate-exchange-{of}": partial(exchanged, question=of) for of in ("latency", "rate")},
-    "rate-plain": plain_flows,
-    "rate-feedback": partial(fed_back, rows=rate_feedback.rows),
-    "rate-feedback-trips": partial(fed_back, rows=rate_feedback.by_trip),
-    "bed-fct": partial(fed_back, rows=rate_feedback.rows, of="fed_kernel"),
-    "bed-fct-trips": partial(fed_back, rows=rate_feedback.by_trip, of="fed_kernel"),
-    "rate-fields": partial(rate_study, rows=rates.fields),
-    "rate-pairs": partial(rate_study, rows=rates.pairs),
-    "rate-alone": partial(rate_study, rows=rates.alone),
-    "rate-kernel": partial(rate_study, rows=rates.headline, of="kernel"),
-    **{f"rate-{part}": partial(rate_study, rows=partial(rates.grid, part=part)) for part in rates.PARTS},
-    **{
-        f"rate-kernel-{part}": partial(rate_study, rows=partial(rates.grid, part=part), of="kernel")
-        for part in rates.PARTS
-    },
     "bed": lambda data: bed_report.side_by_side(data.bed),
     "figure8": lambda data: lab.controls_in_brief(data.of(JUDGED)),
     "fresh-figure8": partial(
@@ -392,7 +336,7 @@ TABLES: Final[Mapping[str, Callable[[Data], list[str]]]] = {
         f"bench-{name}": _benchmark(name)
         for name in (
             *("capacity", "extract", "gate", "inference", "ingest", "intervals", "linerate"),
-            *("live", "marker", "rate", "reservoir", "selfcheck", "serving", "swap"),
+            *("live", "marker", "reservoir", "selfcheck", "serving", "swap"),
         )
     },
     "bench-finetune": lambda data: figures(data, "finetune", "pretrain"),

@@ -1,4 +1,4 @@
-"""A foreign trace of tcp_info becomes a path of the project's: `swiftqueue rate add` (docs/RATE.md)."""
+"""A foreign trace of tcp_info becomes a path of the project's: `swiftqueue rate add`."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ from serving.triton.endpoint import (
     grpc_addresses,
     port,
 )
-from serving.triton.repository import LATENCY, LIMIT, MODELS, RATE, ModelRepository
+from serving.triton.repository import LATENCY, MODELS, ModelRepository
 
 # Calls that a sender does not need: loading (a request may bring files, and so code), shared memory of other
 # programs, statistics, traces and the log. A sender asks for the model's configuration and for inferences.
@@ -59,25 +59,26 @@ def start_stack() -> None:
     """
     _start_triton()
     from serving.deploy.deployment import (
-        PARAMS_FILE,
-        SECTIONS,
-        serve_champion,  # imports PyTorch and MLflow, which `down` does not need
+        serve_champion,  # brings PyTorch and MLflow, which `down` does not need
     )
+    from serving.deploy.served_models import served_model
 
     version = serve_champion()
     if version is None:
         print("no champion in the registry yet; `dvc repro` makes a version, `swiftqueue deploy` serves it")
     else:
         print(f"champion version {version} is served by the {served_backend().label}")
-    sections = read_all(PARAMS_FILE) if PARAMS_FILE.is_file() else {}
-    for kind, wanted in ((RATE, "forecasts of rates"), (LIMIT, "limits of flows")):
-        if SECTIONS[kind].section not in sections:  # older projects have no such section
+    for kind in MODELS:
+        described = served_model(kind)
+        file = described.params_file
+        # An older project has no such section.
+        if kind == LATENCY or not file.is_file() or described.section.section not in read_all(file):
             continue
         try:
             if (version := serve_champion(kind)) is not None:
                 print(f"version {version} of {MODELS[kind]} is served by the {served_backend(kind).label}")
-        except (OSError, RuntimeError) as error:  # latencies are predicted without this model
-            print(f"no {wanted}: {error}")
+        except (OSError, RuntimeError) as error:  # latencies are predicted without it
+            print(f"no model of kind {kind}: {error}")
 
 
 def start_triton_again() -> bool:

@@ -66,7 +66,7 @@ ROUND_LATE_S: Final = 600.0  # a round waits up to 300 s for its workers and 120
 def print_status(*, as_json: bool = False, kind: str = "") -> int:
     """Print each part's judgement; return 0 if all that run are well and a version is served.
 
-    With a `kind`, `latency` or `rate`, only the parts that serve that model are judged.
+    With a `kind`, as `--model` names it, only what serves that model.
     """
     kinds = [kind] if kind else [one for one in MODELS if one == LATENCY or last_served(kind=one)]
     asking: list[Callable[[], list[Judgement]]] = []

@@ -26,11 +26,12 @@ def champion_folder(output: Path, kind: str = LATENCY) -> Path:
     from models.registry.registry import Registry
     from models.registry.store import registry_exists
     from serving.deploy.champion import find_champion
-    from serving.deploy.deployment import SECTIONS
+    from serving.deploy.served_models import served_model
 
     if not registry_exists():
         raise FileNotFoundError("--artifact champion: there is no registry yet; `make run` makes one")
-    registry = Registry(read(PROJECT / "params.yaml", SECTIONS[kind]).model_name)
+    model = served_model(kind)
+    registry = Registry(read(PROJECT / model.params_file, model.section).model_name)
     found = find_champion(registry, kind)
     if (version := found.version) is None:
         why = found.astray or f"no version of {registry.model} is champion; `swiftqueue deploy` makes one"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 
@@ -33,13 +33,3 @@ class RegisterParams(RegisteredParams):
     section: ClassVar = "register"
     trace: Annotated[str, Field(min_length=1)]
     """Trace whose last fine-tuned head is registered."""
-
-
-class RateRegisterParams(RegisteredParams):
-    """Parameters of registering a network that forecasts rates (docs/RATE.md)."""
-
-    section: ClassVar = "rate_register"
-    network: Literal["transformer", "lstm"]
-    """Kind of the network."""
-    seed: Annotated[int, Field(ge=1, le=2**31)]
-    """Training seed of the network, one of `rate_train.seeds`."""

@@ -10,7 +10,6 @@ from typing import Any, Final
 from common import json_lines
 
 LOG_FILE: Final = "rounds.jsonl"
-RATE_LOG_FILE: Final = "rounds-rate.jsonl"
 OUTCOMES: Final = ("pushed", "kept", "declined", "failed")
 # Outcomes of a full re-train; the round that judges its model says `pushed` or `kept`.
 RETRAINING: Final = ("started", "failed", "pushed", "kept")
@@ -48,18 +47,6 @@ class RoundRecord:
     def came(self) -> str:
         """Return the round's input, in words."""
         return f"{self.packets} packets"
-
-
-@dataclass
-class RateRecord(RoundRecord):
-    """The record of a round of the rate model."""
-
-    flows: int = 0  # new flows that no round has learned from
-    paths: dict[str, str] = field(default_factory=dict)  # name of each of these flows by its identity
-
-    def came(self) -> str:
-        """Return the round's input, in words."""
-        return f"{self.flows} flows"
 
 
 def read(log: Path) -> list[dict[str, Any]]:

@@ -28,11 +28,6 @@ _OF_STAGES: Final = {
     "live": "pipelines.live.reservoir:LiveParams",
     "evaluate": "pipelines.evaluate:EvaluateParams",
     "register": "models.registry.register_params:RegisterParams",
-    "rate_simulate": "pipelines.rate_simulate:RateSimulateParams",
-    "rate_train": "pipelines.rate_train:RateTrainParams",
-    "rate_evaluate": "pipelines.rate_evaluate:RateEvaluateParams",
-    "rate_register": "models.registry.register_params:RateRegisterParams",
-    "rate_round": "models.rate.tuning:RateRoundParams",
     "lfq_register": "models.limit.register_params:LfqRegisterParams",
 }
 

@@ -14,18 +14,17 @@ from typing import Any, Final
 
 from common import lock
 from common.atomic import new_folder
-from common.section import read
 from common.settings import settings
 from common.state import private_dir, state_dir
 from models.registry.decision import FILES_TAG
-from models.registry.register_params import RateRegisterParams, RegisteredParams, RegisterParams
 from models.registry.registry import Registry
 from models.registry.saving import sha256
 from models.registry.store import RegistryError
 from serving.agent import process as agent_process
 from serving.deploy.champion import find_champion
+from serving.deploy.served_models import served_model
 from serving.triton.endpoint import grpc_addresses
-from serving.triton.repository import LATENCY, RATE
+from serving.triton.repository import LATENCY
 
 PARAMS_FILE: Final = Path("params.yaml")
 REFRESH_S: Final = 2.0  # seconds between looks at the registry
@@ -162,19 +161,19 @@ def run_agent(
     closing = threading.Event()
     keepers: list[threading.Thread] = []
 
-    def kept_fresh(kind: str, params: type[RegisteredParams], folder: Path) -> Path:
-        champion = LocalChampion(Registry(read(PARAMS_FILE, params).model_name), folder, kind)
+    def kept_fresh(kind: str, folder: Path) -> Path:
+        champion = LocalChampion(Registry(served_model(kind).params().model_name), folder, kind)
         print(f"{champion.name} is version {champion.refresh()}", flush=True)
         keepers.append(threading.Thread(target=champion.keep_fresh, args=(closing,), name=champion.name))
         return champion.link
 
     if local:
-        link = kept_fresh(LATENCY, RegisterParams, state_dir() / "agent")
+        link = kept_fresh(LATENCY, state_dir() / "agent")
         arguments.append(f"--local={link}")
     else:
         arguments += agent_process.server_options(servers or grpc_addresses())
     if rates and local:
-        link = kept_fresh(RATE, RateRegisterParams, state_dir() / "agent" / "rates")
+        link = kept_fresh("rate", state_dir() / "agent" / "rates")
         arguments.append(f"--local-rates={link}")
     elif rates:
         arguments.append("--server-rates")

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Forecasts of rates by Triton: a thread asks about everything that waits in one request, whose
-// input is that of docs/RATE.md, "Registered and served".
+// input is that of README.md of the study of rates, "Registered and served".
 #include <algorithm>
 #include <array>
 #include <charconv>

@@ -1,11 +1,11 @@
 """Checks of each model's versions before Triton sees them, and the local answer to smoke windows.
 
-Shapes: B windows, W rows (for a rate model S samples), F features of a row, H horizon.
+Shapes: B windows, W rows, F features of a row, H horizon.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -14,15 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feature_store.events.definition import EVENTS
-from feature_store.rate.definition import MOST_SAMPLES, PREFIXES
 from models.limit import network as limits
 from models.networks import artifact
 from models.networks.prediction import predict
 from models.networks.scaling import ScaledFeature
 from models.networks.torch_scaling import PADDING_FEATURE
-from models.rate import networks
 from serving.triton.limits import limits_of
-from serving.triton.repository import LATENCY, LIMIT, RATE
 
 TOLERANCE: Final = 1e-4  # relative; two float32 implementations of one network differ by less
 SMOKE_WINDOWS: Final = 16
@@ -96,21 +93,6 @@ def check_latency(source: Path) -> ServableArtifact:
     return ServableArtifact(local_smoke(loaded), limits_of(EVENTS.features))
 
 
-def check_rate(source: Path) -> ServableArtifact:
-    """Load a network that forecasts rates; the smoke windows are flows of any length.
-
-    Raises:
-        OSError, ValueError: the artifact is not whole, or was made for other samples.
-    """
-    network, _ = networks.load(source)
-    x_BSF = smoke_windows(network.features, MOST_SAMPLES)
-    for flow, x_SF in enumerate(x_BSF):
-        x_SF[min(PREFIXES) + 2 * flow :] = 0
-    return ServableArtifact(
-        SmokeWindows(x_BSF, networks.served_rates(network, x_BSF)), limits_of(network.features)
-    )
-
-
 def check_limit(source: Path) -> ServableArtifact:
     """Load a network of LFQ.
 
@@ -122,10 +104,3 @@ def check_limit(source: Path) -> ServableArtifact:
     return ServableArtifact(
         SmokeWindows(x_BTF, limits.served_limits(network, x_BTF)), limits_of(limits.features())
     )
-
-
-CHECKS: Final[dict[str, Callable[[Path], ServableArtifact]]] = {
-    LATENCY: check_latency,
-    RATE: check_rate,
-    LIMIT: check_limit,
-}

@@ -15,29 +15,21 @@ from pathlib import Path
 from typing import Any, Final
 
 from common import lock
-from common.section import read
 from common.state import private_dir, state_dir
-from models.limit.register_params import LfqRegisterParams
 from models.registry import retention
 from models.registry.decision import CONTENT_TAG
 from models.registry.lineage import content_hash, git_commit
-from models.registry.register_params import RateRegisterParams, RegisteredParams, RegisterParams
 from models.registry.registry import CHALLENGER, CHAMPION, REPLACED_TAG, Registry
 from models.registry.store import RegistryError, registry_exists
 from serving.deploy import log as deploy_log
 from serving.deploy.champion import Champion, find_champion
 from serving.deploy.hold import HeldVersionError, held, hold
+from serving.deploy.served_models import served_model
 from serving.triton.config import Backend
 from serving.triton.endpoint import Triton
-from serving.triton.repository import LATENCY, LIMIT, RATE, ModelRepository
+from serving.triton.repository import LATENCY, ModelRepository
 from serving.triton.servers import connected, each
 
-PARAMS_FILE: Final = Path("params.yaml")
-SECTIONS: Final[dict[str, type[RegisteredParams]]] = {
-    LATENCY: RegisterParams,
-    RATE: RateRegisterParams,
-    LIMIT: LfqRegisterParams,
-}
 NONE: Final = "none"
 SHOWN: Final = 20  # versions in a message
 LOCK_WAIT_S: Final = 120.0  # a push takes seconds, and Triton gives up a load after 60
@@ -50,9 +42,9 @@ class ChampionChangedError(ValueError):
 def deploy_version(version: int | None, *, judged_against: int | None = None, kind: str = LATENCY) -> None:
     """Put a registered version in service and make it the champion.
 
-    Without a number it is the challenger, if it passed the gate; others are never deployed. A version that is
-    champion and served already is left alone. While a version is held no other is deployed.
-    `kind` is the model: `latency`, `rate` or `limit`.
+    Without a number it is the challenger, if it passed the gate; what did not pass is never deployed. A
+    version that is the champion and served already is left alone. While a version is held no other is
+    deployed. `kind` is which model, as `--model` names it.
 
     Raises:
         HeldVersionError: a version is held, and another was asked for.
@@ -71,7 +63,7 @@ def deploy_version(version: int | None, *, judged_against: int | None = None, ki
         chosen = version if version is not None else registry.alias(CHALLENGER)
         if chosen is None:
             if champion is None:
-                how = "swiftqueue lfq register" if kind == LIMIT else f"dvc repro {SECTIONS[kind].section}"
+                how = served_model(kind).made_by
                 raise ValueError(f"the registry has no version to deploy; `{how}` makes one")
             chosen = champion
         _check_known(registry, chosen)
@@ -192,10 +184,11 @@ def prune_registry(model: str, keep: int) -> list[int]:
 
 @contextmanager
 def _deployment(kind: str) -> Iterator[_Deployment]:
-    """Yield the registry, servers and repository that every command here needs, one command at a time."""
-    if not PARAMS_FILE.is_file():
-        raise OSError(f"{PARAMS_FILE.absolute()}: no such file; run this in the project's folder")
-    params = read(PARAMS_FILE, SECTIONS[kind])
+    """What every command here needs, one command at a time."""
+    model = served_model(kind)
+    if not model.params_file.is_file():
+        raise OSError(f"{model.params_file.absolute()}: no such file; run this in the project's folder")
+    params = model.params()
     if not state_dir().exists():
         private_dir(state_dir())
     with connected() as servers:

@@ -1,6 +1,6 @@
 """A held version: neither a round nor `deploy` replaces it until `swiftqueue release`.
 
-The hold is a file of the state folder, `var/hold.json` (`var/hold-rate.json`), so it survives every restart.
+The hold is a file of the state folder, `var/hold.json` (`var/hold-limit.json`), so it survives every restart.
 """
 
 from __future__ import annotations

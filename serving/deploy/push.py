@@ -26,7 +26,8 @@ import numpy as np
 import torch
 
 from models.networks.files import ONNX_FILE, ONNX_INPUT
-from serving.deploy.checks import CHECKS, DeployError, SmokeWindows
+from serving.deploy.checks import DeployError, SmokeWindows
+from serving.deploy.served_models import served_model
 from serving.triton.config import Backend, backend_of
 from serving.triton.endpoint import CALL_TIMEOUT_S, Triton, TritonError, first_line
 from serving.triton.repository import MODEL, ModelRepository
@@ -91,7 +92,7 @@ def _push(
     name: Callable[[], None],
 ) -> PushResult:
     try:
-        checked = CHECKS[repository.kind](source)
+        checked = served_model(repository.kind).check(source)
         smoke = checked.smoke
         if (source / ONNX_FILE).is_file():
             _check_onnx(source / ONNX_FILE, smoke)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
 //
-// Forecasts of a TCP connection's rate (models/networks/rate_transformer.py) from an artifact:
+// Forecasts of a TCP connection's rate (transformer.py) from an artifact:
 // exactly its answer after each sample, one token an ACK. A model is shared by threads and never
 // changes; a flow is one connection's state, of a fixed size, and allocates nothing once made.
 #ifndef SWIFTQUEUE_SERVING_ENGINE_RATE_H_

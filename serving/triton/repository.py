@@ -1,6 +1,6 @@
 """Triton's model repositories: one for the embedded server, one for the official GPU container.
 
-Each model has a folder of its name in both; the models of rates and of limits have the same files.
+Each model has a folder of its name in both, with the same files.
 
     var/triton/repository/swiftqueue/config.pbtxt
         N/{model.safetensors,model.json,limits.json,content.sha256[,model.onnx]}    for the native backend
@@ -22,16 +22,20 @@ import shutil
 from pathlib import Path
 from typing import Final
 
+from common import studies
 from common.atomic import write_file
 from common.state import state_dir
 from models.registry.lineage import content_hash
 from serving.triton.config import CONTENT_FILE, MODEL_SCRIPT, Backend, config_text, gpu_config_text
 
 LATENCY: Final = "latency"
-RATE: Final = "rate"
 LIMIT: Final = "limit"
-# Names of the models in Triton by their prediction, which is the word that `deploy --model` takes.
-MODELS: Final = {LATENCY: "swiftqueue", RATE: "swiftqueue-rate", LIMIT: "swiftqueue-lfq"}
+# Names of the models in Triton, by what they predict: the word that `deploy --model` takes.
+MODELS: Final = {
+    LATENCY: "swiftqueue",
+    LIMIT: "swiftqueue-lfq",
+    **{kind: name for kind, (name, _) in studies.served().items()},
+}
 MODEL: Final = MODELS[LATENCY]
 _SCRIPT_SOURCE: Final = Path(__file__).parent / MODEL_SCRIPT
 _FILES: Final = {

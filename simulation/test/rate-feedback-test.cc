@@ -2,7 +2,7 @@
 //
 // When a forecast of a rate is used, how much of it, and until when
 // (feature_store/rate/feedback.h, dispersion.h): run `build/simulation/rate-feedback-test`. What
-// becomes of flows is in tests/rate/test_rate_feedback.py.
+// becomes of flows is in test_rate_feedback.py.
 
 #include <cmath>
 #include <limits>

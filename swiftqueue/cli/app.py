@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import importlib
-from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
 from common.program import new_app, one_line
 from common.state import private_files
+from common.studies import declarations, named
 from swiftqueue.cli.experiments import experiments_app
 from swiftqueue.cli.laboratory import lab_app
 from swiftqueue.cli.running import running_app
 from swiftqueue.cli.traces import sender_app, trace_app
-
-STUDIES: Final = Path(__file__).resolve().parents[2] / "studies"
 
 
 class PrivateFiles(TyperCommand):
@@ -38,9 +35,8 @@ def _programs(about: str, kind: type[TyperCommand] = TyperCommand, **programs: s
         def get_command(self, ctx: Any, cmd_name: str) -> Any:
             if cmd_name not in programs:
                 return None
-            module, _, function = programs[cmd_name].partition(":")
             app = new_app()
-            app.command(cmd_name, cls=kind)(getattr(importlib.import_module(module), function))
+            app.command(cmd_name, cls=kind)(named(programs[cmd_name]))
             return typer.main.get_command(app)
 
     return typer.Typer(no_args_is_help=True, help=about, cls=Programs)
@@ -107,8 +103,7 @@ app.add_typer(
 )
 app.add_typer(lab_app, name="lab")
 app.add_typer(sender_app, name="sender")
-for _file in sorted(STUDIES.glob("*/commands.py")):  # only those that are there, and none by name
-    _study = importlib.import_module(f"studies.{_file.parent.name}.commands")
+for _study in declarations():
     app.add_typer(_programs(_study.HELP, **_study.FUNCTIONS), name=_study.NAME)
 
 

@@ -13,14 +13,6 @@ class LatencySource(StrEnum):
     timestamps = "timestamps"
 
 
-class ModelKind(StrEnum):
-    """A kind of served model: of latencies, of a TCP connection's rate, or of a flow's limit (LFQ)."""
-
-    latency = "latency"
-    rate = "rate"
-    limit = "limit"
-
-
 class SliceProtocol(StrEnum):
     """Lengths of pre-training, fine-tuning and test slices: 2.5/0.5/1 s, 30/6/10 s, 300/60/300 s."""
 

@@ -31,7 +31,6 @@ class Benchmark(StrEnum):
     marker = "marker"
     pretrain = "pretrain"
     queues = "queues"
-    rate = "rate"
     serving = "serving"
     soak = "soak"
     swap = "swap"
@@ -276,9 +275,6 @@ def draw_results(
     replay: Annotated[
         Path | None, typer.Option(help="publish two seconds of what `replay` recorded first", metavar="FILE")
     ] = None,
-    rates: Annotated[
-        Path | None, typer.Option(help="publish what `rate` study, feedback, exchange or plain wrote first")
-    ] = None,
     tuning: Annotated[
         Path | None, typer.Option(help="publish the tuning.json of `tune` first", metavar="FILE")
     ] = None,
@@ -295,7 +291,6 @@ def draw_results(
     """
     from benchmarks import published
     from benchmarks.results import evaluations, forecasters, replayed
-    from benchmarks.results import rates as rate_studies
     from benchmarks.results import tuning as searches
     from benchmarks.results.pages import rewrite
     from laboratory.runs import results
@@ -308,8 +303,6 @@ def draw_results(
         print(forecasters.take(*forecasts))
     if replay:
         replayed.take(replay)
-    if rates:
-        rate_studies.take(rates)
     if tuning:
         searches.take(tuning)
     if lab:

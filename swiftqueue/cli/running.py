@@ -13,14 +13,27 @@ import typer
 from common.given import given
 from infra.local.ports import MOST_PORT
 from pipelines.live import DRIFT
-from swiftqueue.cli.choices import ModelKind
+from serving.triton.repository import LATENCY, MODELS
 
 running_app = typer.Typer()
 
 # Options of `up`.
 LIVE_ONLY = ("trace", "speed", "every", "learn", "judge", "drift", "retrain", "bed", "foreground")
 
-OfModel = Annotated[ModelKind, typer.Option(help="kind of model")]
+
+def _known_model(name: str | None) -> str | None:
+    """Return the model that an option names.
+
+    Raises:
+        typer.BadParameter: there is none of that name.
+    """
+    if name is not None and name not in MODELS:
+        raise typer.BadParameter(f"{name!r} is not one of {', '.join(MODELS)}")
+    return name
+
+
+OF_MODEL = typer.Option(callback=_known_model, help=f"which model: {', '.join(MODELS)}")
+OfModel = Annotated[str, OF_MODEL]
 METRICS_PORT = typer.Option(
     min=0, max=MOST_PORT, help="Prometheus port, at SWIFTQUEUE_METRICS_ADDRESS; 0 takes a free one"
 )
@@ -132,7 +145,11 @@ def down() -> None:
 @running_app.command()
 def status(
     model: Annotated[
-        ModelKind | None, typer.Option(help="judge only the parts that serve this model (default: all)")
+        str | None,
+        typer.Option(
+            callback=_known_model,
+            help="only what serves this model (default: every part that runs)",
+        ),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="print one JSON object, a judgement a part")] = False,
 ) -> None:
@@ -142,7 +159,7 @@ def status(
     """
     from infra.local.status import print_status
 
-    sys.exit(print_status(as_json=json, kind=model.value if model else ""))
+    sys.exit(print_status(as_json=json, kind=model or ""))
 
 
 @running_app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
@@ -169,15 +186,15 @@ def units(
 @running_app.command()
 def deploy(
     version: Annotated[int | None, typer.Option(help="registry version (default: the challenger)")] = None,
-    model: OfModel = ModelKind.latency,
+    model: OfModel = LATENCY,
 ) -> None:
     """Push a registered version to Triton: stage, load, compare with the local output, then alias.
 
-    Example: swiftqueue deploy --model rate
+    Example: swiftqueue deploy --version 3
     """
     from serving.deploy.deployment import deploy_version
 
-    deploy_version(version, kind=model.value)
+    deploy_version(version, kind=model)
 
 
 @running_app.command()
@@ -185,7 +202,7 @@ def rollback(
     hold: Annotated[
         bool, typer.Option("--hold", help="keep that version until `release`, whatever rounds bring")
     ] = False,
-    model: OfModel = ModelKind.latency,
+    model: OfModel = LATENCY,
 ) -> None:
     """Put the previous champion back, in the registry and in Triton.
 
@@ -193,29 +210,29 @@ def rollback(
     """
     from serving.deploy.deployment import rollback_champion
 
-    rollback_champion(and_hold=hold, kind=model.value)
+    rollback_champion(and_hold=hold, kind=model)
 
 
 @running_app.command()
-def hold(model: OfModel = ModelKind.latency) -> None:
+def hold(model: OfModel = LATENCY) -> None:
     """Keep the version that is served now until `release`, whatever rounds bring.
 
     Example: swiftqueue hold
     """
     from serving.deploy.deployment import hold_champion
 
-    hold_champion(model.value)
+    hold_champion(model)
 
 
 @running_app.command()
-def release(model: OfModel = ModelKind.latency) -> None:
-    """Let rounds and `deploy` replace a held version again.
+def release(model: OfModel = LATENCY) -> None:
+    """Let rounds and `deploy` replace a version again that `hold` or `rollback --hold` keeps.
 
-    Example: swiftqueue release --model rate
+    Example: swiftqueue release
     """
     from serving.deploy import hold as deploy_hold
 
-    print("rounds push again" if deploy_hold.release(model.value) else "no version was held")
+    print("rounds push again" if deploy_hold.release(model) else "no version was held")
 
 
 @running_app.command()
@@ -344,9 +361,7 @@ def agent(
             min=0, max=1, help="or this share of packets in flight, if that is more (default: 0.75)"
         ),
     ] = None,
-    rates: Annotated[
-        bool, typer.Option("--rates", help="forecast connections' rates too (docs/RATE.md)")
-    ] = False,
+    rates: Annotated[bool, typer.Option("--rates", help="forecast connections' rates too")] = False,
 ) -> None:
     """Run the sender agent: sending programs ask it which queue to mark each packet for.
 

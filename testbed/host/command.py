@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -17,7 +17,6 @@ from testbed.host import checks
 
 BED: Final = Path("var/bed")
 PUBLISHED: Final = Path("docs/laboratory")
-FORECASTER: Final = Path("data/rate/models/transformer-1")
 SCENARIOS: Final = ("bed-figure8",)
 TAKES: Final = {  # options of `run` beside --output, by scenario
     None: (
@@ -25,7 +24,6 @@ TAKES: Final = {  # options of `run` beside --output, by scenario
         *("seeds", "traffic", "agent"),
     ),
     "figure8": ("profile", "seconds", "seeds", "artifact"),
-    "fct": ("seeds", "artifact", "rtt", "buffer_bdp", "load", "downloads", "variant", "minutes"),
 }
 
 
@@ -78,10 +76,7 @@ def selfcheck(
 
 def run(
     context: typer.Context,
-    scenario: Annotated[
-        str | None,
-        typer.Argument(help="figure8 | fct (downloads with forecasts); none: one marked sender"),
-    ] = None,
+    scenario: Annotated[str | None, typer.Argument(help="figure8; none: one marked sender")] = None,
     profile: Annotated[
         str | None, typer.Option(help="queue profile: rfc9332 or uncoupled (default: rfc9332; figure8: both)")
     ] = None,
@@ -96,9 +91,7 @@ def run(
     seconds: Annotated[
         float | None, typer.Option(help="seconds of each run (default: 10, or the scenario's)")
     ] = None,
-    seeds: Annotated[
-        int | None, typer.Option(min=1, help="number of seeds (default: 1, or the scenario's; fct: 5)")
-    ] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="how many (default: 1, or the scenario's)")] = None,
     traffic: Annotated[
         str, typer.Option(help="transport: udp, paced at --send-mbps; or tcp, a connection a flow")
     ] = "udp",
@@ -108,28 +101,9 @@ def run(
     artifact: Annotated[
         Path | None,
         typer.Option(
-            help="figure8: folder of the model, as `lab train bed-figure8-flows` makes it (default: none); "
-            f"fct: folder of the forecasting network (default: {FORECASTER})",
+            help="folder of the model of figure8, as `lab train bed-figure8-flows` makes it (default: none)",
             metavar="FOLDER",
         ),
-    ] = None,
-    rtt: Annotated[
-        list[int] | None, typer.Option(min=1, help="fct: round trip in ms, may be repeated (default: 8)")
-    ] = None,
-    buffer_bdp: Annotated[
-        list[float] | None,
-        typer.Option(help="fct: buffer in bandwidth-delay products, may be repeated (default: 0.5, 1)"),
-    ] = None,
-    load: Annotated[float | None, typer.Option(help="fct: share of the link for downloads")] = None,
-    downloads: Annotated[
-        int | None, typer.Option(help="fct: downloads of a run; each second one is judged")
-    ] = None,
-    variant: Annotated[
-        list[str] | None,
-        typer.Option(help="fct: sender beside bbr and oracle, may be repeated (default: all)"),
-    ] = None,
-    minutes: Annotated[
-        float | None, typer.Option(min=0, help="fct: minutes after which no run begins")
     ] = None,
     output: Annotated[
         Path | None,
@@ -159,15 +133,6 @@ def run(
         raise ValueError(
             "--send-mbps: of UDP; a TCP connection sends as fast as its congestion control lets it"
         )
-    if scenario == "fct":
-        of_runs = {"load": load, "flows": downloads}
-        output = output or BED / "fct"
-        found = _run_completions(
-            artifact or FORECASTER, seeds or 5, rtt, buffer_bdp, of_runs, variant, minutes, output, say
-        )
-        if as_json:
-            print(json.dumps(found))
-        return
     if scenario is not None:
         made = _run_scenario(scenario, profile, seconds, seeds, artifact, output or BED, say)
         if as_json:
@@ -214,50 +179,6 @@ def _run_scenario(
     rows = bed.run(f"bed-{name}", wanted, output, say, models=models)
     say(f"{output / FILE}: {len(rows)} rows")
     return rows.to_dicts()
-
-
-def _run_completions(
-    artifact: Path,
-    seeds: int,
-    rtts_ms: list[int] | None,
-    buffers_bdp: list[float] | None,
-    of_runs: Mapping[str, Any],
-    variants: list[str] | None,
-    minutes: float | None,
-    output: Path,
-    say: Callable[[str], None],
-) -> dict[str, Any] | None:
-    from common.atomic import write_file
-    from laboratory.rate_feedback import BUFFERS_BDP, OURS, RTTS_MS, lines, network_at, summary
-    from testbed.host import completions as fct
-    from testbed.host.lateness import errors_of
-
-    variants = variants or list(fct.VARIANTS)
-    if OURS in variants:
-        network_at(artifact)  # the error names the fault of the artifact
-    traffic = fct.Traffic(**{key: value for key, value in of_runs.items() if value is not None})
-    runs = fct.measure(
-        output / "runs",
-        artifact,
-        range(1, seeds + 1),
-        say,
-        traffic=traffic,
-        rtts_ms=rtts_ms or RTTS_MS,
-        buffers_bdp=buffers_bdp or BUFFERS_BDP,
-        variants=variants,
-        seconds=math.inf if minutes is None else 60 * minutes,
-    )
-    kept = fct.whole(runs)
-    if not kept:
-        say(f"{len(runs)} runs, none of them beside all its controls: the same command goes on")
-        return None
-    found = summary(kept) | {"source": "kernel", "traffic": asdict(traffic), "rate_mbps": traffic.rate_mbps}
-    found |= {"buffers_bdp": sorted({run.buffer_bdp for run in kept})}
-    found["router"] = errors_of([run.router for run in kept])
-    write_file(output / "fct.json", json.dumps(found, indent=1) + "\n")
-    for line in (*lines(found), f"all of it: {output / 'fct.json'}"):
-        say(line)
-    return found
 
 
 def report(

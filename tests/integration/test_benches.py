@@ -22,7 +22,6 @@ from benchmarks import (
     linerate,
     live,
     pretrain,
-    rate,
     rows,
     serving,
     swap,
@@ -31,7 +30,7 @@ from common.settings import variable
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
 BENCHES = (
-    *("inference", "rate", "finetune", "pretrain", "ingest"),
+    *("inference", "finetune", "pretrain", "ingest"),
     *("live", "serving", "swap", "linerate"),
 )
 LESS_IS_BETTER = ("us", "ms", "s", "cores", "GB", "ppm")
@@ -76,19 +75,6 @@ def test_inference() -> None:
     for what in (inference.NEXT, inference.UNSEEN):
         references = {row.reference_name for row in found if row.name.startswith(what)}
         assert {"PyTorch", "ONNX Runtime"} <= references
-
-
-@tried("rate")
-def test_rate(set_to: Callable[..., None]) -> None:
-    set_to(rate, CALLS=20, FLOWS=8, AGENT_CALLS=10)
-    found = rate.measure(rounds=1)
-    check(found)
-    assert found[0].ours <= rate.LARGEST * 1e6
-    wanted = {"wanted at most", "wanted at least"}
-    assert {row.reference_name for row in found} == {
-        "PyTorch in float32", "PyTorch", "ONNX Runtime"
-    } | wanted  # fmt: skip
-    assert sum(row.reference_name in wanted for row in found) == 2 * len(rate.DOORS)
 
 
 @tried("finetune")

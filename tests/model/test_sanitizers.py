@@ -82,17 +82,6 @@ def test_engine(make_artifact: Callable[..., Path]) -> None:
 
 
 @minutes
-def test_rates_in_the_engine(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hostile artifacts and flows of the network that forecasts rates; a flow allocates nothing."""
-    monkeypatch.syspath_prepend(project / "tests" / "rate")
-    from test_rate_engine import made_in
-
-    said = sanitize(LIBRARY.parent.parent, made_in(tmp_path)[1], 10_000)
-    assert len(re.findall(r"of 10000 damaged artifacts refused", said)) == 1
-    assert len(re.findall(r"^portable: 201 flows, \d+ refused", said, re.M)) >= 1
-
-
-@minutes
 def test_native_backend(make_artifact: Callable[..., Path], tmp_path: Path) -> None:
     """Hostile requests and versions, and versions swapped under predictions."""
     limits = limits_of(EVENTS.features)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from testbed.host.completions import LEAST_BYTES, MOST_BYTES
 from testbed.host.marking import UNSAID
 from testbed.host.run import PROFILES
 from testbed.host.scenario import RULE, queue_of
@@ -50,13 +49,6 @@ def test_what_a_run_does_not_say_means_the_same_to_the_simulator(project: Path) 
     }
     assert captured(run, r'(node.Has\("guard"\) && node\["guard"\].Text\(\) == "on")')  # else off
     assert simulated | {"guard": "off"} == UNSAID
-
-
-def test_the_buffers_that_are_refused_are_those_that_the_router_refuses(project: Path) -> None:
-    options = project / "testbed" / "router" / "options.h"
-    for place, value in enumerate((LEAST_BYTES, MOST_BYTES)):
-        bounds = captured(options, r'name == "max_bytes"\)\s*plain\(p.max_bytes, (.*?)\);')
-        assert float(bounds.split(",")[place]) == value
 
 
 def test_the_routers_rules_have_the_constants_that_a_scenario_is_checked_for(project: Path) -> None:

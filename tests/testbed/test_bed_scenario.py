@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-import sys
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -13,8 +12,8 @@ from typing import Any
 
 import numpy as np
 import polars as pl
-import psutil
 import pytest
+from killed_runs import check_nothing_stays
 from typer.testing import CliRunner
 from waiting import wait_until
 
@@ -25,7 +24,7 @@ from laboratory.scenarios.files import load as load_scenario
 from laboratory.scenarios.files import path_of
 from swiftqueue.cli.app import app
 from testbed.host import router_log, scenario
-from testbed.host.hosts import Bed, clean, leftovers
+from testbed.host.hosts import Bed
 from testbed.host.lateness import router_error
 from testbed.host.programs import DCTCP, DCTCP_OBJECT, HOLDER
 from testbed.host.report import agreement, router_errors, router_table, side_by_side
@@ -283,21 +282,12 @@ from laboratory.scenarios.files import load, path_of
 asked = load(path_of("bed-figure8")).model_copy(update={"seconds": 60.0, "seeds": [1]})
 scenario.run("try", asked, folder, print)
 """,
-    "fct": """
-from testbed.host import completions
-completions.download(completions.Traffic(flows=20), 50, 1, 0, 1, lambda samples, records: None)
-""",
-    "collect": """
-from testbed.host.rate_flows import KernelPath, collect
-collect(KernelPath(rate_mbps=20, rtt_ms=40, flows=50), folder)
-""",
     "selfcheck": """
 from testbed.host.selfcheck import selfcheck
 selfcheck(20, 60)
 """,
 }
 KILLED = [("figure8", 1), ("figure8", 3), ("figure8", 6), ("figure8", 7)]  # from the holder alone to all
-KILLED += [("fct", 1), ("fct", 3), ("fct", 5), ("collect", 1), ("collect", 3), ("collect", 4)]
 KILLED += [("selfcheck", 1), ("selfcheck", 2)]
 
 
@@ -308,20 +298,7 @@ KILLED += [("selfcheck", 1), ("selfcheck", 2)]
 def test_nothing_stays_of_a_run_that_is_killed(
     tmp_path: Path, project: Path, run: str, programs: int
 ) -> None:
-    gone = lambda: not {DCTCP, "sq_rate"} & set(CONTROLS.read_text().split())  # noqa: E731
-    wait_until(gone, "another bed runs")
-    begin = "import sys; from pathlib import Path; folder = Path(sys.argv[1])"
-    command = [sys.executable, "-c", begin + OWNERS[run], str(tmp_path)]
-    with subprocess.Popen(command, cwd=project, stdout=subprocess.DEVNULL) as owner:
-        family = psutil.Process(owner.pid)
-        wait_until(lambda: len(family.children(recursive=True)) >= programs, "its programs did not start")
-        children = family.children(recursive=True)
-        owner.send_signal(signal.SIGKILL)
-    _, alive = psutil.wait_procs(children, timeout=60)
-    assert alive == []
-    wait_until(gone, "the congestion control is still there")
-    clean()
-    assert leftovers() == []
+    check_nothing_stays(OWNERS[run], programs, {DCTCP}, tmp_path, project)
 
 
 @needs_bed
@@ -348,19 +325,12 @@ def test_bad_rules_and_scenarios_are_one_line() -> None:
         with pytest.raises(RuntimeError, match=line), Bed(rate_mbps=10, queue=NO_AQM, rule=rule):
             pass
     for words, line in (
-        ("figure8 --minutes 1", "--minutes: not an option of figure8"),
+        ("figure8 --traffic tcp", "--traffic: not an option of figure8"),
         ("figure8 --rate-mbps 40", "--rate-mbps: not an option of figure8"),  # its default, but asked for
-        ("fct --seconds 5", "--seconds: not an option of fct"),
         ("--artifact x", "--artifact: not an option of a run without a scenario"),
-        ("figure9", "scenario figure9: the bed has figure8, fct"),
-        ("fct --artifact here", "no network at here; `dvc repro rate_train` makes it"),
-        ("fct --variant suss", "variant suss: must be one of bbr, oracle, half-oracle"),
-        ("fct --rtt 0", "'--rtt': Input should be greater than or equal to 1"),
-        ("fct --minutes nan", "'--minutes': Input should be greater than or equal to 0"),
+        ("figure9", "scenario figure9: the bed has figure8"),
         ("--send-mbps 0", "--send-mbps 0: must be above 0, and finite"),
         ("--traffic tcp --send-mbps 5", "--send-mbps: of UDP; a TCP connection sends"),
-        ("fct --seeds 0", "'--seeds': Input should be greater than or equal to 1"),
-        ("fct --load 0 --variant random", "--load 0: must be above 0, and finite"),
         *(
             (f"{what} --seconds {seconds}", f"--seconds {seconds}: must be above 0, and finite")
             for what, seconds in product(("figure8", "--traffic tcp", ""), ("nan", "0", "inf"))

@@ -12,7 +12,7 @@ from models.registry.decision import FILES_TAG
 from models.registry.saving import sha256
 from models.registry.store import RegistryError
 from serving.agent.command import LocalChampion
-from serving.triton.repository import RATE
+from serving.triton.repository import LIMIT
 
 
 class OneVersion:
@@ -60,15 +60,15 @@ def test_a_registry_made_anew_with_the_same_number_is_noticed(tmp_path: Path) ->
     assert sorted(path.name for path in champion.link.parent.iterdir()) == ["1", "champion", "lock"]
 
 
-def test_a_champion_of_rates_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_champion_of_another_model_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SWIFTQUEUE_STATE", str(tmp_path / "state"))
     registry = OneVersion(tmp_path, None)
-    says = "the registry has no champion of rates; `swiftqueue deploy --model rate` makes one"
+    says = "the registry has no champion of limits; `swiftqueue deploy --model limit` makes one"
     with pytest.raises(RegistryError, match=says):
-        local(registry, tmp_path, kind=RATE).refresh()
+        local(registry, tmp_path, kind=LIMIT).refresh()
     with pytest.raises(RegistryError, match="no champion; `swiftqueue run`"):
         local(registry, tmp_path).refresh()
     registry.weights = "forged"
     monkeypatch.setattr(registry, "refusal", lambda version: "why")
     with pytest.raises(RegistryError, match="the alias champion points to version 1 and is not followed"):
-        local(registry, tmp_path, kind=RATE).refresh()
+        local(registry, tmp_path, kind=LIMIT).refresh()

@@ -25,16 +25,16 @@ ROOMS = [
 # All that a study may import: what a program outside the project could build on, too.
 FACES = [
     *("common", "swiftqueue", "laboratory", "testbed.host", "serving.engine", "serving.deploy"),
-    *("models.forecasters", "models.registry", "models.scoring", "models.training"),
+    *("models.forecasters", "models.registry", "models.scoring", "models.training", "models.trees"),
     *("models.limit", "models.networks", "models.window", "models.sharp"),  # networks, and their artifacts
-    *("feature_store.packets", "benchmarks.published"),
-    *("pipelines.stage", "pipelines.simulators"),
+    *("feature_store", "benchmarks", "infra.local"),  # packets, published figures, what runs here
+    *("pipelines.stage", "pipelines.simulators", "pipelines.live"),  # stages, and rounds of a model
     *("serving.triton", "serving.agent"),
 ]
 STAGES_SHARE = {"__init__", "stage", "simulators"}
 MODEL_ROOMS = [
     *("networks", "training", "scoring", "forecasters"),
-    *("event_stream", "mlp", "trees", "repeated", "window", "registry", "rate", "limit"),
+    *("event_stream", "mlp", "trees", "repeated", "window", "registry", "limit"),
 ]
 OWN_VARIABLE = re.compile(r"SWIFTQUEUE_[A-Z0-9_]*")
 BIN = Path(sys.executable).parent
@@ -58,7 +58,7 @@ def test_stages_params_and_files_are_the_same_set(project: Path) -> None:
     files = {p.stem for p in (project / "pipelines").glob("*.py")} - STAGES_SHARE
     from pipelines.params.sections import of_forecasters
 
-    of_no_one_stage = {"architecture", "change", "live", "rate_round", "lfq_register", *of_forecasters()}
+    of_no_one_stage = {"architecture", "change", "live", "lfq_register", *of_forecasters()}
     assert stages == (sections - of_no_one_stage) | {"pretrain"} == files
 
 
@@ -138,6 +138,17 @@ def test_nothing_outside_the_studies_imports_from_them(project: Path) -> None:
     ]
     begins = re.compile(r"^\s*(?:from|import) studies\b|#include .*\bstudies/|\bstudies/\w+/", re.M)
     assert [path for path in outside if begins.search(path.read_text())] == []
+
+
+def test_documents_outside_the_studies_name_no_command_of_theirs(project: Path) -> None:
+    """Without the folder they would be untrue; the log tells what was, and links may go there."""
+    from common.studies import declarations, served
+
+    named = "|".join(study.NAME for study in declarations())
+    command = re.compile(rf"swiftqueue (?:{named}) |--model (?:{'|'.join(served())})\b|dvc repro studies/")
+    for document in documents(project):
+        if not document.is_relative_to(project / "studies") and document.name != "LOG.md" and named:
+            assert not [code for code in commands_in(document.read_text()) if command.search(code)], document
 
 
 def test_a_study_imports_public_faces_and_no_other_study(project: Path) -> None:

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A served version of the model that forecasts rates (docs/RATE.md).
+// A served version of the model that forecasts rates (README.md of the study of rates).
 //
 // Shapes: B flows, S samples (35), F fields, H horizons (6).
 #ifndef SWIFTQUEUE_SERVING_TRITON_NATIVE_RATE_MODEL_H_

@@ -1,0 +1,36 @@
+"""What the studies that are there add to the product; found by folder, none by name.
+
+A study is a folder of `studies/`. Its `commands.py` declares constants, and imports nothing that is heavy:
+
+    NAME: its group of commands; HELP: the group's help; FUNCTIONS: "MODULE:FUNCTION" by the command's name
+    SERVED: of each model that `deploy --model KIND` takes, by KIND: its name in Triton and the registry, and
+        the "MODULE:OBJECT" of its `serving.deploy.served_models.ServedModel`; a study without one has none
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+PROJECT: Final = Path(__file__).resolve().parent.parent
+
+
+@cache
+def declarations() -> list[Any]:
+    """Return the `commands.py` of each study that is there, in the order of their folders."""
+    found = sorted(PROJECT.glob("studies/*/commands.py"))
+    return [importlib.import_module(f"studies.{file.parent.name}.commands") for file in found]
+
+
+def served() -> Mapping[str, tuple[str, str]]:
+    """Return the models that studies bring to be served, by kind: the name, and where its description is."""
+    return {kind: model for study in declarations() for kind, model in getattr(study, "SERVED", {}).items()}
+
+
+def named(place: str) -> Any:
+    """Return the object that "MODULE:OBJECT" names."""
+    module, _, attribute = place.partition(":")
+    return getattr(importlib.import_module(module), attribute)

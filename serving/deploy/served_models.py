@@ -1,0 +1,65 @@
+"""What a deployment knows of each model: its section, what an artifact must hold, how the first is made.
+
+The project's own models are described here, a study's in the study (common/studies.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+from common import studies
+from common.section import read
+from models.limit.register_params import LfqRegisterParams
+from models.registry.register_params import RegisteredParams, RegisterParams
+from serving.deploy.checks import ServableArtifact, check_latency, check_limit
+from serving.triton.repository import LATENCY, LIMIT
+
+PARAMS_FILE: Final = Path("params.yaml")
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """A model that can be registered, deployed and served beside the others."""
+
+    section: type[RegisteredParams]
+    """The section that says how it is registered."""
+    check: Callable[[Path], ServableArtifact]
+    """Loads an artifact and computes its own answer to smoke windows."""
+    made_by: str
+    """The command that registers the first version."""
+    params_file: Path = PARAMS_FILE
+    """Where the section stands."""
+
+    def params(self) -> RegisteredParams:
+        """Read the section.
+
+        Raises:
+            ValueError: a parameter cannot be; the line names it.
+        """
+        return read(self.params_file, self.section)
+
+
+_OWN: Final = {
+    LATENCY: ServedModel(RegisterParams, check_latency, "dvc repro register"),
+    LIMIT: ServedModel(LfqRegisterParams, check_limit, "swiftqueue lab register"),
+}
+
+
+@cache
+def served_model(kind: str) -> ServedModel:
+    """Return what is known of a model, named as `deploy --model` names it.
+
+    Raises:
+        ValueError: there is none of that name, as where a study is not here.
+    """
+    if kind in _OWN:
+        return _OWN[kind]
+    if kind not in studies.served():
+        raise ValueError(f"there is no model {kind}; these are: {', '.join([*_OWN, *studies.served()])}")
+    found = studies.named(studies.served()[kind][1])
+    assert isinstance(found, ServedModel)  # noqa: S101
+    return found

@@ -1,0 +1,1 @@
+"""The published figures of the study and the pages drawn from them."""

@@ -1,0 +1,1 @@
+"""A kernel's flows: collected, told their forecasts, and timed."""
