@@ -42,6 +42,7 @@ PROJECT = Path(__file__).resolve().parent
 CAPTURES = PROJECT.parent / "shared" / "data"
 
 
+pytest_plugins = ["served_stack"]
 LONG_ONE_IN = 10
 
 

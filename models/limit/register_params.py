@@ -8,6 +8,6 @@ from models.registry.register_params import RegisteredParams
 
 
 class LfqRegisterParams(RegisteredParams):
-    """The network that limits a flow's packets in a router, as `swiftqueue lfq register` enters it."""
+    """The network that limits a flow's packets in a router (study `lfq`)."""
 
     section: ClassVar = "lfq_register"

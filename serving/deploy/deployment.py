@@ -184,7 +184,7 @@ def prune_registry(model: str, keep: int) -> list[int]:
 
 @contextmanager
 def _deployment(kind: str) -> Iterator[_Deployment]:
-    """What every command here needs, one command at a time."""
+    """Yield the registry, servers and repository that a command needs, one command at a time."""
     model = served_model(kind)
     if not model.params_file.is_file():
         raise OSError(f"{model.params_file.absolute()}: no such file; run this in the project's folder")

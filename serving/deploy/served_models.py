@@ -1,4 +1,4 @@
-"""What a deployment knows of each model: its section, what an artifact must hold, how the first is made.
+"""The models that can be deployed: the section, the check of an artifact, and how the first version is made.
 
 The project's own models are described here, a study's in the study (common/studies.py).
 """

@@ -32,7 +32,7 @@ def _known_model(name: str | None) -> str | None:
     return name
 
 
-OF_MODEL = typer.Option(callback=_known_model, help=f"which model: {', '.join(MODELS)}")
+OF_MODEL = typer.Option(callback=_known_model, help=f"kind of model: {', '.join(MODELS)}")
 OfModel = Annotated[str, OF_MODEL]
 METRICS_PORT = typer.Option(
     min=0, max=MOST_PORT, help="Prometheus port, at SWIFTQUEUE_METRICS_ADDRESS; 0 takes a free one"

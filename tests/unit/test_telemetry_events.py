@@ -144,7 +144,7 @@ def test_session_and_sequence_have_bounds(session: int, sequence: int) -> None:
         (body(SENT) + b"\0", "do not hold"),
         (body(SENT)[:-1], "do not hold"),
         (body(SENT)[:-1] + b"\1", "the checksum does not fit"),
-        (header(body(SENT), zero=1), "the header's field zero"),
+        (header(body(SENT), zero=1), "the header's zero"),
     ],
 )
 def test_another_layout_is_refused_in_one_line(damaged: bytes, words: str) -> None:

@@ -124,7 +124,6 @@ def test_what_is_missing_is_said_before_the_first_champion_is_made(
         ("extract a.pcap -o README.md", "README.md is a file; extract needs a folder"),
         ("forecasts -o README.md", "README.md is a file; forecasts needs a folder"),
         ("tune -o README.md", "README.md is a file; tune needs a folder"),
-        ("paper -o README.md", "README.md is a file; paper needs a folder"),
         ("trace simulate README.md", "README.md is a file; a packet table needs a folder"),
         ("lab run figure8 --output README.md", "README.md is a file; the laboratory needs a folder"),
         (

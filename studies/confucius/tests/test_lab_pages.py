@@ -12,7 +12,7 @@ import polars as pl
 import pytest
 import yaml
 
-from laboratory.report import verdict, verdicts
+from laboratory.report import verdict
 from laboratory.runs import execution, experience, rows
 from laboratory.runs import results as lab_results
 from laboratory.runs.programs import Equals
@@ -20,6 +20,7 @@ from laboratory.runs.resolve import cells, check_tables, identity, resolve
 from laboratory.scenarios.files import load, path_of
 from laboratory.scenarios.pages import drawn, rates_of
 from laboratory.scenarios.traffic import Lognormal, Pages
+from studies.confucius import judges
 
 
 def mine(folder: Path, **web: Any) -> Path:
@@ -343,7 +344,7 @@ def test_verdicts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         "FQ+FIFO": [0.12, 0.3, 0.1, 0.2, 0.1],
     }
     loads = {"Confucius": [1.2] * 5, "FqCoDel": [1.0] * 5, "FQ+FIFO": [1.0] * 5}
-    found = verdicts.of_scenario("confucius-web", results(tmp_path, stalls, loads))
+    found = judges.of_scenario("confucius-web", results(tmp_path, stalls, loads))
     by_figure = {verdict.figure: verdict for verdict in found}
     best = by_figure["Copa: stall over the best unlabelled (FQ+FIFO)"]
     assert (best.verdict, best.seeds) == (verdict.NOT_SETTLED, 5)
@@ -354,14 +355,14 @@ def test_verdicts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert by_figure["Copa: page load time over FQ+FIFO"].verdict == verdict.NOT_HELD
     assert by_figure["Copa: share of pages that stall"].verdict == verdict.HELD
     assert by_figure["GCC: stall over FqCoDel"].reason == "not run"
-    assert verdicts.print_verdicts(verdicts.of_scenario("confucius-web", tmp_path), as_json=True) == 1
+    assert verdict.print_verdicts(judges.of_scenario("confucius-web", tmp_path), as_json=True) == 1
     assert len(json.loads(capsys.readouterr().out)) == len(found) == 8
 
 
 def test_few_seeds_settle_nothing_and_no_stall_is_no_ratio(tmp_path: Path) -> None:
     none = {"Confucius": [0.0] * 4, "FqCoDel": [0.0] * 4, "FQ+FIFO": [0.0] * 4}
     ones = dict.fromkeys(none, [1.0] * 4)
-    found = {v.figure: v for v in verdicts.of_scenario("confucius-web", results(tmp_path, none, ones))}
+    found = {v.figure: v for v in judges.of_scenario("confucius-web", results(tmp_path, none, ones))}
     assert found["Copa: stall over FqCoDel"].reason == "nothing to be less than: it is 0 there"
     assert found["Copa: share of pages that stall"].verdict == verdict.NOT_SETTLED
 
@@ -401,7 +402,7 @@ def test_figures_over_what_varies_are_each_held_to_their_limit(tmp_path: Path) -
     pl.DataFrame(rows, schema=experience.SCHEMA).write_parquet(tmp_path / experience.FILE)
 
     def found(scenario: str) -> dict[str, str]:
-        return {one.figure: one.verdict for one in verdicts.of_scenario(scenario, tmp_path) if one.seeds}
+        return {one.figure: one.verdict for one in judges.of_scenario(scenario, tmp_path) if one.seeds}
 
     assert found("confucius-flows") == {
         "5 flows: stall, s": verdict.HELD,
@@ -470,7 +471,7 @@ def test_each_flow_of_a_run_has_a_row_and_shares_are_judged(tmp_path: Path) -> N
         for k in range(flows)
     ]
     pl.DataFrame(rows, schema=experience.FLOWS_SCHEMA).write_parquet(tmp_path / experience.FLOWS)
-    fair = {one.figure: one for one in verdicts.of_scenario("confucius-fair", tmp_path)}
+    fair = {one.figure: one for one in judges.of_scenario("confucius-fair", tmp_path)}
     assert list(fair) == ["2 flows: Jain's index", "10 flows: Jain's index"]
     assert (fair["2 flows: Jain's index"].measured, fair["2 flows: Jain's index"].verdict) == (
         1,
@@ -482,9 +483,9 @@ def test_each_flow_of_a_run_has_a_row_and_shares_are_judged(tmp_path: Path) -> N
 
 def test_what_cannot_be_judged(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="figure8: no figure is to be reached in it, but in confucius-web"):
-        verdicts.of_scenario("figure8", tmp_path)
+        judges.of_scenario("figure8", tmp_path)
     with pytest.raises(ValueError, match="has no results of confucius-web"):
-        verdicts.of_scenario("confucius-web", tmp_path)
+        judges.of_scenario("confucius-web", tmp_path)
     (tmp_path / experience.FILE).write_bytes(b"none")
     with pytest.raises(ValueError, match="is damaged"):
-        verdicts.of_scenario("confucius-web", tmp_path)
+        judges.of_scenario("confucius-web", tmp_path)

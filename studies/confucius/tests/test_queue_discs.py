@@ -17,7 +17,7 @@ from benchmarks import queues
 from laboratory.command import Request, run_lab
 from laboratory.runs import execution, experience, programs
 from laboratory.runs.resolve import Cell, cells, resolve
-from laboratory.scenarios.files import FOLDER, load, path_of
+from laboratory.scenarios.files import load, path_of
 from pipelines.simulators import build_simulator
 
 pytestmark = pytest.mark.slow  # ns-3 programs are compiled and run
@@ -33,7 +33,7 @@ TWO_PAGES = {"kind": "pages", "pages": 2, "first_s": 3.0, "every_s": 4.0, "sizes
 def scenario(folder: Path, **changes: Any) -> Path:
     """The project's confucius-web with two rules and two pages; one that extends it has all its points."""
     own = yaml.safe_load(path_of("confucius-web").read_text())
-    shared = yaml.safe_load((FOLDER / f"{own['extends']}.yaml").read_text())
+    shared = yaml.safe_load(path_of(own["extends"]).read_text())
     raw = {**shared, **own, "extends": shared["extends"]}
     raw["environment"]["senders"]["cross"]["groups"]["web"]["traffic"] = TWO_PAGES
     path = folder / "mine.yaml"

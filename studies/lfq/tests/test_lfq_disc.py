@@ -17,11 +17,10 @@ from cpp_suite import passed
 from limit_weights import weight_file
 from numpy.typing import NDArray
 
-from laboratory.report import verdict, verdicts
-from laboratory.scenarios.files import LFQ_TABLE
+from laboratory.report import verdict
 from models.limit import network as limit_network
 from pipelines.simulators import build_simulator
-from studies.lfq import judged, learning, table
+from studies.lfq import judged, learning, table, verdicts
 from studies.lfq.flows import LFQ, NO_LIMIT, Disc, Environment, Flow, Simulator
 
 pytestmark = pytest.mark.slow  # ns-3 programs are compiled and run
@@ -205,7 +204,7 @@ def test_training_the_table_and_its_verdicts(tmp_path: Path, capfd: pytest.Captu
         table.run_table(str(models), ["fifo"], TABLE, tmp_path)
     assert table.run_table(str(models), rules, TABLE, tmp_path) == 0
     found = table.read(tmp_path)
-    grid = found.filter(pl.col("study") == LFQ_TABLE)
+    grid = found.filter(pl.col("study") == table.TABLE)
     assert grid.group_by("rule").len().sort("rule")["len"].to_list() == [20, 20, 20]
     assert (grid.filter(pl.col("rule") == "FqCoDel")["goodput_mbps"] > 1).all()
     again = table.run_table(str(models), rules, TABLE, tmp_path)

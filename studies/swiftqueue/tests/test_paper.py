@@ -197,9 +197,9 @@ def test_broken_rows_are_one_line(broken: dict[str, Any], line: str, tmp_path: P
 
 
 def test_help_has_examples_and_an_unknown_exhibit_is_one_line() -> None:
-    said = CliRunner().invoke(app, ["paper", "--help"]).output
+    said = CliRunner().invoke(app, ["paper", "forecasts", "--help"]).output
     assert "swiftqueue paper forecasts --small" in said
-    result = CliRunner().invoke(app, ["paper", "figure-7"])
+    result = CliRunner().invoke(app, ["paper", "forecasts", "figure-7"])
     assert str(result.exception) == "the paper has no exhibit 'figure-7'; did you mean figure-7a?"
 
 

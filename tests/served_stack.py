@@ -1,4 +1,4 @@
-"""One real Triton and one registry for all integration tests: starting each costs seconds."""
+"""Fixtures of servers: one real Triton and one registry for all tests, since starting each costs seconds."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from registered import add_version
 
 from infra.local.processes import free_ports
 
-PROJECT = Path(__file__).resolve().parents[2]
+PROJECT = Path(__file__).resolve().parents[1]
 
 
 @pytest.fixture(scope="session")
