@@ -394,8 +394,8 @@ def test_a_bad_batch_is_refused_whole_and_counted(
 
 def test_what_is_no_batch_is_refused_in_one_line(ingest: Ingest) -> None:
     for body, status, word in (
-        (b"hello", 400, "no batch"),
-        (b"", 400, "no batch"),
+        (b"hello", 400, "not a batch"),
+        (b"", 400, "not a batch"),
         (b"\0" * (5 << 20), 413, "may have"),
     ):
         code, line = ingest.post("/v1/senders/stranger/batches", body)

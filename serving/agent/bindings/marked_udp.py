@@ -40,7 +40,7 @@ LIBRARY: Final = FOLDER / "_build" / "libswiftqueue_udp.so"
 BINARY: Final = FOLDER / "_build" / "swiftqueue-udp"  # `swiftqueue udp send|echo`
 HEADERS: Final = (
     *("marking/marked_udp", "marking/agent_link", "io/clock", "io/frames"),
-    *("decision/sender", "decision/controller", "decision/guard", "decision/spread", "rate_watch"),
+    *("decision/sender", "decision/controller", "decision/guard", "rate_watch"),
 )
 SOURCES: Final = (
     FOLDER / "bindings" / "marked_udp_capi.cc",
