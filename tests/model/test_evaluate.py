@@ -254,7 +254,7 @@ def test_the_choice_is_scored_where_the_waits_are_known() -> None:
     unknown = evaluate(part)["all"]
     assert unknown[FINETUNED]["acked"]["choice"]["n"] == 0
     assert unknown[FINETUNED]["acked"]["choice"]["regret_ms"] is None
-    assert "regret of the choice between the queues is not known" in str(verdict.verdict({"all": unknown}))
+    assert "regret of the choice between the queues is unknown" in str(verdict.verdict({"all": unknown}))
     rng = np.random.default_rng(3)
     classic_us, l4s_us = rng.exponential(10e3, (2, part.y_BH.size)).astype(np.float32)
     movable = rng.random(part.y_BH.size) < 0.7
