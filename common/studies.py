@@ -1,10 +1,10 @@
-"""What the studies that are there add to the product; found by folder, none by name.
+"""Finds by folder what each study adds to the product; no study is named here.
 
 A study is a folder of `studies/`. Its `commands.py` declares constants, and imports nothing that is heavy:
 
     NAME: its group of commands; HELP: the group's help; FUNCTIONS: "MODULE:FUNCTION" by the command's name
-    SERVED: of each model that `deploy --model KIND` takes, by KIND: its name in Triton and the registry, and
-        the "MODULE:OBJECT" of its `serving.deploy.served_models.ServedModel`; a study without one has none
+    SERVED: the models that `deploy --model KIND` takes, by KIND: the name in Triton and the registry, and the
+        "MODULE:OBJECT" of the `serving.deploy.served_models.ServedModel`; a study without a model has none
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
-PROJECT: Final = Path(__file__).resolve().parent.parent
+FOLDER: Final = Path(__file__).resolve().parent.parent / "studies"  # somebody may have deleted it
 
 
 @cache
 def declarations() -> list[Any]:
     """Return the `commands.py` of each study that is there, in the order of their folders."""
-    found = sorted(PROJECT.glob("studies/*/commands.py"))
+    found = sorted(FOLDER.glob("*/commands.py"))
     return [importlib.import_module(f"studies.{file.parent.name}.commands") for file in found]
 
 

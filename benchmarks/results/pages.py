@@ -14,10 +14,11 @@ from typing import Final, TypeAlias
 
 from benchmarks.results.pictures import PICTURES
 from benchmarks.results.tables import TABLES, Data
+from common import studies
 from common.atomic import write_file
 
 FOLDER: Final = Path("docs/results")
-STUDIES: Final = "studies"  # which may not be there
+STUDIES: Final = studies.FOLDER.name
 BEGIN: Final = re.compile(r"<!-- table: (\S+) -->")
 END: Final = "<!-- end -->"
 Tables: TypeAlias = Mapping[str, Callable[[], list[str]]]
@@ -77,7 +78,7 @@ def filled(text: str, page: Path, tables: Tables) -> str:
         name = marker[1]
         if name not in tables:
             raise ValueError(f"{page}: there is no table {name}; these are: {', '.join(sorted(tables))}")
-        if END not in rest:  # which takes the lines up to it
+        if END not in rest:  # this takes the lines up to END
             raise ValueError(f"{page}: table {name} has no line {END}")
         lines += [*tables[name](), END]
     return "\n".join(lines) + "\n"

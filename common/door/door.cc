@@ -41,8 +41,8 @@
 namespace swiftqueue::door {
 namespace {
 
-constexpr std::size_t kMostOfOne = 256;   // of a user or address, at all open ports
-constexpr std::size_t kMostOfAll = 2048;  // of all but this user and root
+constexpr std::size_t kMostOfOne = 256;   // connections of one user or address, at all open ports
+constexpr std::size_t kMostOfAll = 2048;  // connections of all but this user and root
 
 // An address in the form of the kernel's diagnosis: IPv4 in IPv6 is IPv4.
 struct Address {

@@ -11,6 +11,7 @@ from typing import Any, Final
 import yaml
 from pydantic import ValidationError
 
+from common.studies import FOLDER as STUDIES
 from laboratory.scenarios.controls import AGENTS
 from laboratory.scenarios.schema import (
     CONFUCIUS,
@@ -24,7 +25,6 @@ from laboratory.scenarios.schema import (
 from pipelines.simulators import PROJECT
 
 FOLDER: Final = PROJECT / "simulation" / "scenarios"
-STUDIES: Final = PROJECT / "studies"  # which may not be there
 PUBLISHED: Final = Path("docs/laboratory")
 FULL: Final = ("figure8", "figure8-finetuned", "sweep-*", "map-*", "many-flows")
 """The full laboratory: what `swiftqueue lab run --full` runs."""
