@@ -84,7 +84,7 @@ NUMPY = awk '/^[^ ]/ { kept = /^numpy==/ } kept == $(1)' $(2)
 	lock=requirements-triton.lock; if [ -x .venv-triton/bin/python3.13 ]; then mkdir -p build; lock=build/$$lock; \
 	  { $(call NUMPY,0,requirements-triton.lock); $(call NUMPY,1,requirements.lock); } > $$lock; fi; \
 	  VIRTUAL_ENV=.venv-triton $(UV) pip sync --require-hashes --compile-bytecode $$lock
-	$(BIN)/python -m infra.local.triton_environment
+	$(BIN)/python -m swiftqueue.infra.local.triton_environment
 	@touch $@
 
 compiler: | debian

@@ -17,7 +17,7 @@ import pytest
 from mutants import ALL
 from sampled import is_sampled
 
-from common import local_ray, usage_reporting
+from swiftqueue.common import local_ray, usage_reporting
 
 usage_reporting.switch_off()
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # small models train 2-4 times faster so
@@ -135,9 +135,9 @@ def make_artifact(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Pat
     import torch
     from toy_world import scaled_inputs
 
-    from models.event_stream.network import EventArchitecture, EventPredictor
-    from models.networks import artifact
-    from models.networks.scaling import TargetScaling
+    from swiftqueue.models.event_stream.network import EventArchitecture, EventPredictor
+    from swiftqueue.models.networks import artifact
+    from swiftqueue.models.networks.scaling import TargetScaling
 
     root = tmp_path_factory.mktemp("artifacts")
     exported: dict[tuple[int, float, int], Path] = {}
@@ -176,7 +176,7 @@ def _export(folder: Path, first: Path) -> None:
     """
     import onnx
 
-    from models.networks import artifact, onnx_head
+    from swiftqueue.models.networks import artifact, onnx_head
 
     if (folder / "model.onnx").exists():
         return

@@ -14,8 +14,8 @@ import time
 from pathlib import Path
 from typing import Final
 
-from benchmarks.rows import Row, interleaved_medians
-from benchmarks.synthetic_capture import SNAP_BYTES, write_capture
+from swiftqueue.benchmarks.rows import Row, interleaved_medians
+from swiftqueue.benchmarks.synthetic_capture import SNAP_BYTES, write_capture
 
 PACKETS: Final = 6_000_000
 SLICE_PACKETS: Final = 12_000  # packets of the same capture for scapy: about 3 s

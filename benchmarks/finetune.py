@@ -21,16 +21,16 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from benchmarks.rows import Row, interleaved_medians
-from feature_store.packets.schema import HORIZON
+from swiftqueue.benchmarks.rows import Row, interleaved_medians
+from swiftqueue.feature_store.packets.schema import HORIZON
 
 if TYPE_CHECKING:
     import polars as pl
 
-    from models.event_stream.network import EventPredictor
-    from models.forecasters.forecaster import Forecaster
-    from models.forecasters.traces import TracePart
-    from models.training.head import FinetuneParams
+    from swiftqueue.models.event_stream.network import EventPredictor
+    from swiftqueue.models.forecasters.forecaster import Forecaster
+    from swiftqueue.models.forecasters.traces import TracePart
+    from swiftqueue.models.training.head import FinetuneParams
 
 PACKETS: Final = 500_000  # 100 Mbit/s · 60 s / (8 bit/byte · 1500 bytes/packet)
 DECISIONS: Final = PACKETS // HORIZON
@@ -56,11 +56,11 @@ def measure(rounds: int) -> list[Row]:
 
 
 def _row(rounds: int) -> Row:
-    from benchmarks.inference_references import event_stream
-    from models.event_stream.forecaster import EventStreamForecaster
-    from models.forecasters.traces import TracePart
-    from models.training.head import FinetuneParams
-    from models.training.protocol import Slice
+    from swiftqueue.benchmarks.inference_references import event_stream
+    from swiftqueue.models.event_stream.forecaster import EventStreamForecaster
+    from swiftqueue.models.forecasters.traces import TracePart
+    from swiftqueue.models.training.head import FinetuneParams
+    from swiftqueue.models.training.protocol import Slice
 
     forecaster = EventStreamForecaster(event_stream())
     part = TracePart("minute", _packets(PACKETS), Slice(0, DECISIONS))
@@ -92,12 +92,12 @@ def _row(rounds: int) -> Row:
 
 
 def _encoding_row(rounds: int) -> Row:
-    from benchmarks.inference_references import save
-    from models.event_stream.forecaster import EventStreamForecaster
-    from models.forecasters.traces import TracePart
-    from models.networks import artifact
-    from models.training.protocol import Slice
-    from pipelines.live.encoding import load
+    from swiftqueue.benchmarks.inference_references import save
+    from swiftqueue.models.event_stream.forecaster import EventStreamForecaster
+    from swiftqueue.models.forecasters.traces import TracePart
+    from swiftqueue.models.networks import artifact
+    from swiftqueue.models.training.protocol import Slice
+    from swiftqueue.pipelines.live.encoding import load
 
     packets = _packets(ENCODED)
     with tempfile.TemporaryDirectory() as root:
@@ -151,10 +151,10 @@ def _reference_s(model: EventPredictor, part: TracePart, params: FinetuneParams)
     """Return the seconds of `REFERENCE_BATCHES` batches of head training through the frozen network."""
     import torch
 
-    from models.sharp import sharp_changes
-    from models.training.head import ADAM_BETAS, ADAM_EPSILON
-    from models.training.loss import example_weights, weighted_squared_error
-    from pipelines.live.encoding import event_windows
+    from swiftqueue.models.sharp import sharp_changes
+    from swiftqueue.models.training.head import ADAM_BETAS, ADAM_EPSILON
+    from swiftqueue.models.training.loss import example_weights, weighted_squared_error
+    from swiftqueue.pipelines.live.encoding import event_windows
 
     tuned = copy.deepcopy(model)
     optimizer = torch.optim.Adam(

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.inference_references import (
+from swiftqueue.benchmarks.inference_references import (
     Call,
     Windows,
     event_stream,
@@ -36,13 +36,13 @@ from benchmarks.inference_references import (
     save,
     windows_of_a_sender,
 )
-from benchmarks.rows import Row
-from benchmarks.served_models import build
-from feature_store.packets.schema import HORIZON
+from swiftqueue.benchmarks.rows import Row
+from swiftqueue.benchmarks.served_models import build
+from swiftqueue.feature_store.packets.schema import HORIZON
 
 if TYPE_CHECKING:
-    from models.event_stream.network import EventArchitecture, EventPredictor
-    from serving.engine import Engine, Isa
+    from swiftqueue.models.event_stream.network import EventArchitecture, EventPredictor
+    from swiftqueue.serving.engine import Engine, Isa
 
 CALLS: Final = 400  # calls per round and contestant
 PEAK_SECONDS: Final = 0.02
@@ -71,7 +71,7 @@ def measure(rounds: int) -> list[Row]:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     import torch
 
-    from serving.engine import Engine
+    from swiftqueue.serving.engine import Engine
 
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -96,8 +96,8 @@ def measure(rounds: int) -> list[Row]:
 
 def _contestants(engine: Engine, model: EventPredictor, path: Path) -> dict[str, Callable[[], Times]]:
     """Return the times of one round by name; every contestant's answers are checked first."""
-    from models.networks import artifact
-    from serving.engine import Engine
+    from swiftqueue.models.networks import artifact
+    from swiftqueue.serving.engine import Engine
 
     unseen_BWF, next_BWF = make_windows(), windows_of_a_sender(CALLS)
     file = artifact.export_onnx(path)
@@ -221,7 +221,7 @@ def _feature_rows(engine: Engine, model: EventPredictor, rounds: int) -> list[Ro
 
 def _swap_rows(engine: Engine, path: Path, rounds: int) -> list[Row]:
     """Return rows for swapping the head beside loading the whole artifact anew."""
-    from serving.engine import Engine
+    from swiftqueue.serving.engine import Engine
 
     swap_us: list[float] = []
     load_us: list[float] = []

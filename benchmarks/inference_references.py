@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from feature_store.packets.schema import HORIZON
+from swiftqueue.feature_store.packets.schema import HORIZON
 
 if TYPE_CHECKING:
-    from feature_store.events.event_stream import EventInput
-    from models.event_stream.network import EventPredictor
-    from models.networks.scaling import ScaledFeature
+    from swiftqueue.feature_store.events.event_stream import EventInput
+    from swiftqueue.models.event_stream.network import EventPredictor
+    from swiftqueue.models.networks.scaling import ScaledFeature
 
 WINDOWS: Final = 16  # different windows, taken in turn: more than the engine keeps events of
 STEP: Final = 2 * HORIZON  # events from a sender's question to its next: one batch sent, one acknowledged
@@ -29,7 +29,7 @@ Call = Callable[[Windows], Any]
 
 def typical_features(inputs: Sequence[EventInput]) -> list[ScaledFeature]:
     """Return scalings of inputs that fit most traces: for models nobody trained."""
-    from models.networks.scaling import ScaledFeature, transform_of
+    from swiftqueue.models.networks.scaling import ScaledFeature, transform_of
 
     return [
         ScaledFeature(f.name, f.unit, "log1p", 6.0, 2.0)
@@ -47,9 +47,9 @@ def event_stream(head: int | None = None) -> EventPredictor:
     """
     import torch
 
-    from models.event_stream.network import EventArchitecture, EventPredictor
-    from models.forecasters.queries import EVENT_INPUTS, QUERY_INPUTS
-    from models.networks.scaling import TargetScaling
+    from swiftqueue.models.event_stream.network import EventArchitecture, EventPredictor
+    from swiftqueue.models.forecasters.queries import EVENT_INPUTS, QUERY_INPUTS
+    from swiftqueue.models.networks.scaling import TargetScaling
 
     sizes = EventArchitecture(anchor="expected_latency_us")
     torch.manual_seed(0)
@@ -64,7 +64,7 @@ def event_stream(head: int | None = None) -> EventPredictor:
 
 def save(folder: Path, head: int | None = None) -> Path:
     """Save the artifact of `event_stream`; return its folder."""
-    from models.networks import artifact
+    from swiftqueue.models.networks import artifact
 
     artifact.save(folder, event_stream(head), {})
     return folder
@@ -87,7 +87,7 @@ def windows_of_a_sender(questions: int) -> Windows:
 
 
 def _rows(count: int) -> Windows:
-    from feature_store.events.definition import EVENTS
+    from swiftqueue.feature_store.events.definition import EVENTS
 
     x_NF = np.random.default_rng(0).lognormal(6, 2, (count, len(EVENTS.features)))
     for f, feature in enumerate(EVENTS.features):

@@ -25,15 +25,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from benchmarks.rows import Row, interleaved_medians
-from common.program import SWIFTQUEUE
-from common.settings import variable
+from swiftqueue.benchmarks.rows import Row, interleaved_medians
+from swiftqueue.common.program import SWIFTQUEUE
+from swiftqueue.common.settings import variable
 
 if TYPE_CHECKING:
     import numpy.typing as npt
     import psutil
 
-    from feature_store.telemetry.events import Events
+    from swiftqueue.feature_store.telemetry.events import Events
 
 PROMISED: Final = 200_000.0  # events/s on one core, durably stored
 SENDERS: Final = 12  # 12 · 16,700 events/s are 200,000
@@ -78,7 +78,7 @@ class Source:
         """Return the next batch."""
         import numpy as np
 
-        from feature_store.telemetry.events import event_batch
+        from swiftqueue.feature_store.telemetry.events import event_batch
 
         first = self._at * (BATCH_EVENTS // 2)
         self._at += 1
@@ -114,13 +114,13 @@ class IngestServer:
 
 @contextmanager
 def running_ingest(folder: Path, replicas: int = 1) -> Iterator[IngestServer]:
-    """Start `serving.ingest.server` with a Ray of its own; the threads that handle batches have one core."""
+    """Start the ingest's server with a Ray of its own; the threads that handle batches have one core."""
     import psutil
 
-    from infra.local.processes import free_ports
-    from infra.local.status import ingest_check
-    from serving.ingest.client import read_token
-    from serving.ingest.senders import INSTALLATION
+    from swiftqueue.infra.local.processes import free_ports
+    from swiftqueue.infra.local.status import ingest_check
+    from swiftqueue.serving.ingest.client import read_token
+    from swiftqueue.serving.ingest.senders import INSTALLATION
 
     (port,) = free_ports(1)
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -168,7 +168,7 @@ def _on(cores: set[int]) -> Iterator[None]:
 
 def ship(server: IngestServer, events: int, first_sender: int = 0) -> float:
     """Send `count` events from all senders at once; return events per second, each of them stored."""
-    from serving.ingest.client import IngestClient
+    from swiftqueue.serving.ingest.client import IngestClient
 
     sources = [Source(first_sender + n) for n in range(SENDERS)]
     clients = [
@@ -195,8 +195,8 @@ def ship(server: IngestServer, events: int, first_sender: int = 0) -> float:
 
 def bare_append(folder: Path) -> float:
     """Return the events per second of encoding, checking, appending and fsync without a server."""
-    from feature_store.telemetry.events import BatchKey, checked, encode
-    from feature_store.telemetry.log import SegmentWriter
+    from swiftqueue.feature_store.telemetry.events import BatchKey, checked, encode
+    from swiftqueue.feature_store.telemetry.log import SegmentWriter
 
     writer, source = SegmentWriter(folder), Source(0)
     count = REFERENCE_EVENTS // BATCH_EVENTS
@@ -215,7 +215,7 @@ def parquet_files(folder: Path) -> float:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    from feature_store.telemetry.events import EVENT
+    from swiftqueue.feature_store.telemetry.events import EVENT
 
     names = EVENT.names or ()
     source, count = Source(0), REFERENCE_EVENTS // BATCH_EVENTS

@@ -27,14 +27,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.inference_references import save
-from benchmarks.rows import Row
-from benchmarks.served_models import build, served, write_model
-from feature_store.packets.schema import HORIZON
-from infra.local import processes
-from serving.agent.predictors.reference_client import SenderAgent
-from serving.triton.config import Backend
-from serving.triton.repository import MODEL
+from swiftqueue.benchmarks.inference_references import save
+from swiftqueue.benchmarks.rows import Row
+from swiftqueue.benchmarks.served_models import build, served, write_model
+from swiftqueue.feature_store.packets.schema import HORIZON
+from swiftqueue.infra.local import processes
+from swiftqueue.serving.agent.predictors.reference_client import SenderAgent
+from swiftqueue.serving.triton.config import Backend
+from swiftqueue.serving.triton.repository import MODEL
 
 CORES: Final = 2
 SECONDS: Final = 12.0  # seconds of a stretch per round
@@ -195,7 +195,7 @@ def _highest_bps(share: Share, seconds: float) -> float:
 @contextmanager
 def _serving(root: Path, source: Path, backend: Backend) -> Iterator[str]:
     """Serve an artifact as the served model."""
-    from models.networks import artifact
+    from swiftqueue.models.networks import artifact
 
     if backend is Backend.PYTHON:
         artifact.export_onnx(source)

@@ -21,20 +21,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from benchmarks.inference_references import event_stream
-from benchmarks.ingest import IngestServer, running_ingest
-from benchmarks.rows import Row
-from benchmarks.version_watch import VersionWatch
-from common.section import read_all
-from common.settings import settings, surrounded_by, variable
-from infra.local.processes import free_ports
+from swiftqueue.benchmarks.inference_references import event_stream
+from swiftqueue.benchmarks.ingest import IngestServer, running_ingest
+from swiftqueue.benchmarks.rows import Row
+from swiftqueue.benchmarks.version_watch import VersionWatch
+from swiftqueue.common.section import read_all
+from swiftqueue.common.settings import settings, surrounded_by, variable
+from swiftqueue.infra.local.processes import free_ports
 
 if TYPE_CHECKING:
     import polars as pl
 
-    from pipelines.live.rounds import Rounds
-    from pipelines.live.rounds_log import RoundRecord
-    from serving.ingest.client import IngestClient
+    from swiftqueue.pipelines.live.rounds import Rounds
+    from swiftqueue.pipelines.live.rounds_log import RoundRecord
+    from swiftqueue.serving.ingest.client import IngestClient
 
 PARAMS_FILE: Final = Path("params.yaml")
 PROMISED_S: Final = 30.0
@@ -67,7 +67,7 @@ def measure(rounds: int) -> list[Row]:
     Raises:
         OSError, RuntimeError: a part did not start; the line says which.
     """
-    from pipelines.live.scheduler import WATCH_EVERY_S
+    from swiftqueue.pipelines.live.scheduler import WATCH_EVERY_S
 
     # `--json` owns the standard output.
     with contextlib.redirect_stdout(sys.stderr), tempfile.TemporaryDirectory() as temporary:
@@ -83,13 +83,13 @@ def measure(rounds: int) -> list[Row]:
 def _run(
     rounds: int, packets: pl.DataFrame, root: Path, ingest: IngestServer
 ) -> tuple[list[RoundTiming], float, float]:
-    from infra.local.loop import stop_stack
-    from infra.local.servers import start_stack
-    from models.training.head import FinetuneParams
-    from pipelines.live.command import round_params
-    from pipelines.live.rounds import Rounds
-    from serving.ingest.client import IngestClient
-    from serving.triton.endpoint import grpc_address
+    from swiftqueue.infra.local.loop import stop_stack
+    from swiftqueue.infra.local.servers import start_stack
+    from swiftqueue.models.training.head import FinetuneParams
+    from swiftqueue.pipelines.live.command import round_params
+    from swiftqueue.pipelines.live.rounds import Rounds
+    from swiftqueue.serving.ingest.client import IngestClient
+    from swiftqueue.serving.triton.endpoint import grpc_address
 
     params = read_all(PARAMS_FILE)
     model = params["register"]["model_name"]
@@ -179,7 +179,7 @@ class TelemetryStore:
 
     def latest(self, seconds: float, sender: str = "") -> Any:
         """Return the last seconds of the only sender."""
-        from feature_store.telemetry.recent import latest_minutes
+        from swiftqueue.feature_store.telemetry.recent import latest_minutes
 
         return latest_minutes(self._folder, sender or self._sender, seconds / 60)
 
@@ -240,7 +240,7 @@ def event_table(packets: pl.DataFrame, from_s: float, to_s: float) -> dict[str, 
 
 
 def _batch(columns: dict[str, Any]) -> Any:
-    from feature_store.telemetry.events import SEND_COLUMNS, event_batch
+    from swiftqueue.feature_store.telemetry.events import SEND_COLUMNS, event_batch
 
     send = {name: columns[name] for name in SEND_COLUMNS}
     return event_batch(columns["kind"], columns["time_ns"], columns["packet"], send, columns["latency_us"])
@@ -250,11 +250,11 @@ def _simulated(root: Path, seconds: float) -> pl.DataFrame:
     """Return the packets of a simulated sender of about 100 Mbit/s."""
     import polars as pl
 
-    from feature_store.packets.extract import ExtractJob
-    from feature_store.packets.extract_many import extract_traces
-    from feature_store.packets.schema import scan_packets
-    from pipelines.simulate import SimulateParams, simulate
-    from pipelines.simulators import build_simulator
+    from swiftqueue.feature_store.packets.extract import ExtractJob
+    from swiftqueue.feature_store.packets.extract_many import extract_traces
+    from swiftqueue.feature_store.packets.schema import scan_packets
+    from swiftqueue.pipelines.simulate import SimulateParams, simulate
+    from swiftqueue.pipelines.simulators import build_simulator
 
     section = read_all(PARAMS_FILE)["simulate"]
     params = SimulateParams(**(section | TRAFFIC | {"duration_s": seconds + 2}))
@@ -269,9 +269,9 @@ def first_champion(folder: Path, name: str) -> None:
     """Register and serve an event stream; its weights are random, so each round improves it."""
     import torch
 
-    from models.networks import artifact
-    from models.registry.registry import GateDecision, Registry
-    from serving.deploy.deployment import deploy_version
+    from swiftqueue.models.networks import artifact
+    from swiftqueue.models.registry.registry import GateDecision, Registry
+    from swiftqueue.serving.deploy.deployment import deploy_version
 
     torch.manual_seed(0)
     artifact.save(folder, event_stream(), {})

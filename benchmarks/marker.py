@@ -18,13 +18,13 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.rows import Row, UnsupportedMachineError
-from serving.agent import process as agent_process
-from testbed.host import router_log, tcp
-from testbed.host.checks import capability
-from testbed.host.hosts import Bed, run_folder
-from testbed.host.programs import MARK_OBJECT, PROJECT, run_marker
-from testbed.host.run import PROFILES
+from swiftqueue.benchmarks.rows import Row, UnsupportedMachineError
+from swiftqueue.serving.agent import process as agent_process
+from swiftqueue.testbed.host import router_log, tcp
+from swiftqueue.testbed.host.checks import capability
+from swiftqueue.testbed.host.hosts import Bed, run_folder
+from swiftqueue.testbed.host.programs import MARK_OBJECT, PROJECT, run_marker
+from swiftqueue.testbed.host.run import PROFILES
 
 RUNS: Final = 200_000
 WANTED_NS: Final = 500.0

@@ -14,12 +14,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from benchmarks.rows import Row
-from benchmarks.simulated_traces import given, simulated
-from common.state import private_dir, state_dir
+from swiftqueue.benchmarks.rows import Row
+from swiftqueue.benchmarks.simulated_traces import given, simulated
+from swiftqueue.common.state import private_dir, state_dir
 
 if TYPE_CHECKING:
-    from models.forecasters.traces import TracePart
+    from swiftqueue.models.forecasters.traces import TracePart
 
 PACKETS: Final = 1_500_000
 SECONDS: Final = 660.0  # seconds of a simulated trace
@@ -70,9 +70,9 @@ def measure(rounds: int, packets: str | None = None) -> list[Row]:
 
 def _parts(packets: str | None, folder: Path) -> Iterator[TracePart]:
     """Return whole traces to learn from: PACKETS in all if there are that many."""
-    from feature_store.packets.schema import HORIZON
-    from models.forecasters.traces import TracePart
-    from models.training.protocol import Slice
+    from swiftqueue.feature_store.packets.schema import HORIZON
+    from swiftqueue.models.forecasters.traces import TracePart
+    from swiftqueue.models.training.protocol import Slice
 
     seeds = range(FIRST_SEED, FIRST_SEED + MOST_TRACES)
     left = PACKETS
@@ -86,8 +86,8 @@ def _parts(packets: str | None, folder: Path) -> Iterator[TracePart]:
 
 def _seconds(packets: str | None, folder: Path, seed: int) -> tuple[float, float]:
     """Return the seconds until the error is near its least, and the targets a second and core."""
-    from models.forecasters.forecaster import variants
-    from models.training.ray_job import discard, run_job
+    from swiftqueue.models.forecasters.forecaster import variants
+    from swiftqueue.models.training.ray_job import discard, run_job
 
     storage = state_dir() / "ray" / f"bench-pretrain-{seed}"
     discard(storage)  # discards the files of a stopped run
@@ -118,9 +118,9 @@ def learn(config: dict[str, Any]) -> None:
     import ray.train
     import torch
 
-    from models.event_stream.parameters import EventStreamParams
-    from models.event_stream.training import EventStreamCourse
-    from models.training.epochs import run_in_job
+    from swiftqueue.models.event_stream.parameters import EventStreamParams
+    from swiftqueue.models.event_stream.training import EventStreamCourse
+    from swiftqueue.models.training.epochs import run_in_job
 
     params = EventStreamParams(**config["params"])
     torch.set_num_threads(1)

@@ -12,9 +12,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.rows import Row
-from common.atomic import write_file
-from common.json_file import read_object
+from swiftqueue.benchmarks.rows import Row
+from swiftqueue.common.atomic import write_file
+from swiftqueue.common.json_file import read_object
 
 FILE: Final = Path("docs/results/bench.json")
 

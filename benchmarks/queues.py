@@ -17,9 +17,9 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from benchmarks.rows import Row, interleaved_medians
-from pipelines.simulators import PROJECT, build_simulator
-from pipelines.stage import StageError
+from swiftqueue.benchmarks.rows import Row, interleaved_medians
+from swiftqueue.pipelines.simulators import PROJECT, build_simulator
+from swiftqueue.pipelines.stage import StageError
 
 WEIGHTS: Final = PROJECT / "docs" / "laboratory" / "models" / "lfq" / "counterfactual-10.safetensors"
 REFERENCE: Final = "FqCoDel"

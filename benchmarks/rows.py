@@ -46,7 +46,7 @@ def run_benchmark(name: str, *, rounds: int, as_json: bool, **options: object) -
     """
     if rounds < 1:
         raise ValueError(f"--rounds {rounds}: must be 1 or more")
-    measure: Callable[..., list[Row]] = importlib.import_module(f"benchmarks.{name}").measure
+    measure: Callable[..., list[Row]] = importlib.import_module(f"swiftqueue.benchmarks.{name}").measure
     given = {option: value for option, value in options.items() if value is not None}
     for option in given.keys() - inspect.signature(measure).parameters.keys():
         raise ValueError(f"--{option}: bench {name} has no such option")

@@ -14,15 +14,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from feature_store.events.definition import EVENTS
-from infra.local import processes
-from infra.local.native_backend import with_native_backend
-from infra.local.servers import triton_command
-from infra.local.triton_environment import TritonEnvironment, find_environment
-from models.networks.scaling import ScaledFeature
-from serving.triton.config import CONTENT_FILE, MODEL_SCRIPT, Backend, config_text
-from serving.triton.endpoint import LOOPBACK, Triton
-from serving.triton.limits import limits_of
+from swiftqueue.feature_store.events.definition import EVENTS
+from swiftqueue.infra.local import processes
+from swiftqueue.infra.local.native_backend import with_native_backend
+from swiftqueue.infra.local.servers import triton_command
+from swiftqueue.infra.local.triton_environment import TritonEnvironment, find_environment
+from swiftqueue.models.networks.scaling import ScaledFeature
+from swiftqueue.serving.triton.config import CONTENT_FILE, MODEL_SCRIPT, Backend, config_text
+from swiftqueue.serving.triton.endpoint import LOOPBACK, Triton
+from swiftqueue.serving.triton.limits import limits_of
 
 PROJECT: Final = Path(__file__).resolve().parents[1]
 IDENTITY: Final = "swiftqueue_identity"

@@ -23,12 +23,12 @@ from typing import Any, Final
 import numpy as np
 import tritonclient.grpc as grpc
 
-from benchmarks.inference_references import make_windows, save
-from benchmarks.rows import Row
-from benchmarks.served_models import IDENTITY, build, served, write_model
-from serving.agent.predictors.reference_client import CHANNEL
-from serving.triton.config import Backend
-from serving.triton.endpoint import Triton, connect
+from swiftqueue.benchmarks.inference_references import make_windows, save
+from swiftqueue.benchmarks.rows import Row
+from swiftqueue.benchmarks.served_models import IDENTITY, build, served, write_model
+from swiftqueue.serving.agent.predictors.reference_client import CHANNEL
+from swiftqueue.serving.triton.config import Backend
+from swiftqueue.serving.triton.endpoint import Triton, connect
 
 QUESTIONS: Final = 2_000  # questions per round and contestant
 PYTHON_QUESTIONS: Final = 500
@@ -95,7 +95,7 @@ def _rows(samples: dict[str, list[Figures]], rounds: int) -> list[Row]:
 @contextmanager
 def _served(root: Path) -> Iterator[tuple[str, str]]:
     """Serve every model on loopback and, by a second server, on a Unix socket; yield both addresses."""
-    from models.networks import artifact
+    from swiftqueue.models.networks import artifact
 
     repository, source = root / "repository", save(root / "artifact")
     artifact.export_onnx(source)

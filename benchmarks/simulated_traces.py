@@ -19,7 +19,7 @@ def given(folder: Path) -> Iterator[tuple[str, pl.DataFrame]]:
     Raises:
         ValueError: the folder has no packet table.
     """
-    from feature_store.packets.schema import scan_packets
+    from swiftqueue.feature_store.packets.schema import scan_packets
 
     names = sorted(path.name.removeprefix("trace=") for path in folder.glob("trace=*"))
     if not names:
@@ -34,11 +34,11 @@ def simulated(folder: Path, seconds: float, seeds: Iterable[int]) -> Iterator[tu
     Raises:
         RuntimeError: a trace could not be simulated.
     """
-    from common.section import read_all
-    from feature_store.packets.extract import ExtractJob
-    from feature_store.packets.extract_many import extract_traces
-    from pipelines.simulate import SimulateParams, simulate
-    from pipelines.simulators import build_simulator
+    from swiftqueue.common.section import read_all
+    from swiftqueue.feature_store.packets.extract import ExtractJob
+    from swiftqueue.feature_store.packets.extract_many import extract_traces
+    from swiftqueue.pipelines.simulate import SimulateParams, simulate
+    from swiftqueue.pipelines.simulators import build_simulator
 
     for seed in seeds:
         made = folder / f"seed-{seed}"

@@ -29,12 +29,12 @@ from typing import Any, Final
 import numpy as np
 import psutil
 
-from benchmarks.rows import Row
-from benchmarks.slopes import BEST, MIB, STRETCHES, line, read, tree
-from common.state import scratch, state_dir
-from infra.local import processes, status
-from infra.local.parts import PARTS
-from pipelines.live import rounds_log as record
+from swiftqueue.benchmarks.rows import Row
+from swiftqueue.benchmarks.slopes import BEST, MIB, STRETCHES, line, read, tree
+from swiftqueue.common.state import scratch, state_dir
+from swiftqueue.infra.local import processes, status
+from swiftqueue.infra.local.parts import PARTS
+from swiftqueue.pipelines.live import rounds_log as record
 
 SAMPLE_S: Final = 10.0
 LEARN_S, JUDGE_S = 30.0, 10.0
@@ -236,7 +236,7 @@ def run(path: Path, minutes: float) -> None:
 @contextlib.contextmanager
 def _loop() -> Iterator[None]:
     """Run the block beside the live loop; start it if it does not run, and stop it then."""
-    from infra.local.loop import start_loop, stop_stack
+    from swiftqueue.infra.local.loop import start_loop, stop_stack
 
     if processes.running("scheduler"):
         print("the loop runs already: it stays")

@@ -22,12 +22,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from benchmarks.inference_references import save
-from benchmarks.rows import Row
-from benchmarks.served_models import build, served
-from serving.deploy.push import push
-from serving.triton.endpoint import Triton
-from serving.triton.repository import ModelRepository
+from swiftqueue.benchmarks.inference_references import save
+from swiftqueue.benchmarks.rows import Row
+from swiftqueue.benchmarks.served_models import build, served
+from swiftqueue.serving.deploy.push import push
+from swiftqueue.serving.triton.endpoint import Triton
+from swiftqueue.serving.triton.repository import ModelRepository
 
 HEADS: Final = 4  # heads told apart by version number; the same ones come round again
 

@@ -1,6 +1,6 @@
 """Ask a Triton on a fixed schedule, in a process of its own, and say when the answering version changes.
 
-    python -m benchmarks.version_watch 127.0.0.1:8001
+    python -m swiftqueue.benchmarks.version_watch 127.0.0.1:8001
 
 One JSON object a line for each change: the monotonic clock, which all processes of a machine share, and the
 version (null: no answer). At SIGTERM it ends with a line that counts its questions and their answers.
@@ -20,7 +20,7 @@ from typing import Final, Self
 
 import numpy as np
 
-from serving.triton.endpoint import Triton, TritonError
+from swiftqueue.serving.triton.endpoint import Triton, TritonError
 
 EVERY_S: Final = 0.02
 
@@ -57,7 +57,7 @@ class VersionWatch:
     """A client that runs as a child process."""
 
     def __init__(self, address: str) -> None:
-        command = [sys.executable, "-m", "benchmarks.version_watch", address]
+        command = [sys.executable, "-m", "swiftqueue.benchmarks.version_watch", address]
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         self._lines: queue.Queue[dict[str, float]] = queue.Queue()
         self.asked = self.answered = 0

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
-from common.settings import settings
+from swiftqueue.common.settings import settings
 
 HEARTBEAT_S: Final = 1.0
 

@@ -22,7 +22,7 @@ def files_of(*modules: str) -> list[Path]:
     todo = list(modules)
     while todo:
         module = todo.pop()
-        if parent := module.rpartition(".")[0]:
+        if (parent := module.rpartition(".")[0]) and parent != "swiftqueue":  # whose `__init__` loads nothing
             todo.append(parent)  # importing a module runs the packages that it lies in
         path = _file(module)
         if path is None or path in found or _only_words(path):
@@ -43,7 +43,7 @@ def code_hash(*modules: str) -> str:
 
 
 def _file(module: str) -> Path | None:
-    path = PROJECT.joinpath(*module.split("."))
+    path = PROJECT.joinpath(*module.split(".")).resolve()  # swiftqueue/ROOM is a link to ROOM
     if path.with_suffix(".py").is_file():
         return path.with_suffix(".py")
     return path / "__init__.py" if (path / "__init__.py").is_file() else None

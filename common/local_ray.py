@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from common import door
-from common.settings import settings, surrounded_by
-from common.state import make_scratch, private_dir, state_dir
+from swiftqueue.common import door
+from swiftqueue.common.settings import settings, surrounded_by
+from swiftqueue.common.state import make_scratch, private_dir, state_dir
 
 LOOPBACK: Final = "127.0.0.1"
 # Ray replaces a loopback address by that of the machine, and then listens on every interface. This variable

@@ -10,8 +10,8 @@ from typing import Final
 
 import typer
 
-from common import usage_reporting
-from common.redaction import redacted
+from swiftqueue.common import usage_reporting
+from swiftqueue.common.redaction import redacted
 
 SWIFTQUEUE: Final = str(Path(sys.executable).with_name("swiftqueue"))  # our command in this environment
 EXPECTED: Final = (ValueError, OSError, RuntimeError)

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
-from common.allowed_values import allowed
+from swiftqueue.common.allowed_values import allowed
 
 Count = Annotated[int, Field(ge=1)]
 Above0 = Annotated[float, Field(gt=0)]

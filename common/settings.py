@@ -1,7 +1,7 @@
 """The settings of this installation: where its parts are, and which ports and secrets they have.
 
 Each setting is a field; its variable is SWIFTQUEUE_ and the field's name in capitals. An empty one is unset.
-docs/SETTINGS.md is made from them: `python -m common.settings > docs/SETTINGS.md`.
+docs/SETTINGS.md is made from them: `python -m swiftqueue.common.settings > docs/SETTINGS.md`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Annotated, Any, Final
 from pydantic import Field, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from common.allowed_values import allowed, in_signs
+from swiftqueue.common.allowed_values import allowed, in_signs
 
 PREFIX: Final = "SWIFTQUEUE_"
 Port = Annotated[int, Field(ge=1, le=65535)]
@@ -228,7 +228,7 @@ def reference() -> str:
         "",
         "Environment variables that say where the parts of an installation are. All are optional; an empty",
         "one counts as unset. A wrong value ends the program that reads it, with one line that names the",
-        "variable. `python -m common.settings > docs/SETTINGS.md` makes this page.",
+        "variable. `python -m swiftqueue.common.settings > docs/SETTINGS.md` makes this page.",
         "",
     ]
     for name, field in Settings.model_fields.items():

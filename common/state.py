@@ -19,7 +19,7 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Final
 
-from common.settings import settings, variable
+from swiftqueue.common.settings import settings, variable
 
 RUN: Final = "run"
 # A socket's path has 107 bytes at most, and Ray's lie deep: `/retrain/ray/session_DATE_TIME_PID/sockets/...`.

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from common.atomic import new_file, new_folder
-from common.settings import settings, variable
+from swiftqueue.common.atomic import new_file, new_folder
+from swiftqueue.common.settings import settings, variable
 
 
 def storage() -> Storage | None:

@@ -4,7 +4,7 @@ A study is a folder of `studies/`. Its `commands.py` declares constants, and imp
 
     NAME: its group of commands; HELP: the group's help; FUNCTIONS: "MODULE:FUNCTION" by the command's name
     SERVED: the models that `deploy --model KIND` takes, by KIND: the name in Triton and the registry, and the
-        "MODULE:OBJECT" of the `serving.deploy.served_models.ServedModel`; a study without a model has none
+        "MODULE:OBJECT" of the `ServedModel` (serving/deploy); a study without a model has none
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ FOLDER: Final = Path(__file__).resolve().parent.parent / "studies"  # somebody m
 def declarations() -> list[Any]:
     """Return the `commands.py` of each study that is there, in the order of their folders."""
     found = sorted(FOLDER.glob("*/commands.py"))
-    return [importlib.import_module(f"studies.{file.parent.name}.commands") for file in found]
+    return [importlib.import_module(f"swiftqueue.studies.{file.parent.name}.commands") for file in found]
 
 
 def served() -> Mapping[str, tuple[str, str]]:

@@ -10,12 +10,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from common.local_ray import ray_cluster
-from laboratory.learning.judged_models import anchor_of, check_acks, model_at, models_by_profile
-from laboratory.report import looks
-from laboratory.report.comparison import Place
-from laboratory.runs import execution, experience, programs, results, rows
-from laboratory.runs.resolve import (
+from swiftqueue.common.local_ray import ray_cluster
+from swiftqueue.laboratory.learning.judged_models import anchor_of, check_acks, model_at, models_by_profile
+from swiftqueue.laboratory.report import looks
+from swiftqueue.laboratory.report.comparison import Place
+from swiftqueue.laboratory.runs import execution, experience, programs, results, rows
+from swiftqueue.laboratory.runs.resolve import (
     Asked,
     Cell,
     Model,
@@ -26,10 +26,10 @@ from laboratory.runs.resolve import (
     is_named,
     resolve,
 )
-from laboratory.scenarios.checked import LONGEST_S
-from laboratory.scenarios.controls import MATCHED, VIEWED_BY, check_controls
-from laboratory.scenarios.files import check_points, environment_at, files_of, load, names, path_of
-from laboratory.scenarios.schema import TRAINING_SEEDS_FROM, Scenario
+from swiftqueue.laboratory.scenarios.checked import LONGEST_S
+from swiftqueue.laboratory.scenarios.controls import MATCHED, VIEWED_BY, check_controls
+from swiftqueue.laboratory.scenarios.files import check_points, environment_at, files_of, load, names, path_of
+from swiftqueue.laboratory.scenarios.schema import TRAINING_SEEDS_FROM, Scenario
 
 DEPENDENT: Final = ("random", "placebo")  # on another run's result
 SCENARIO: Final = "scenario"  # which names the share that control random moves
@@ -337,7 +337,7 @@ class _Laboratory:
     def _rows(self, key: str, ones: list[Asked]) -> list[dict[str, object]]:
         folder = execution.folder_of(self.output, key)
         if self.truth and not (folder / execution.TRUTH_PARQUET).is_file():
-            from feature_store.packets.truth import TRUTH, write_truth
+            from swiftqueue.feature_store.packets.truth import TRUTH, write_truth
 
             write_truth(folder, folder / execution.TRUTH_PARQUET)
             (folder / TRUTH).unlink()

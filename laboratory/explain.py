@@ -16,14 +16,14 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from feature_store.packets.schema import QUEUES
-from feature_store.packets.truth import TRUTH
-from laboratory.command import NO_CHOICE, Request, adjusted
-from laboratory.learning.judged_models import check_acks, model_at, models_by_profile
-from laboratory.runs import execution, programs
-from laboratory.runs.resolve import Cell, check_tables, control_of, identity, resolve
-from laboratory.scenarios.files import environment_at, files_of, load
-from laboratory.scenarios.schema import TRAINING_SEEDS_FROM, Scenario, profile_named
+from swiftqueue.feature_store.packets.schema import QUEUES
+from swiftqueue.feature_store.packets.truth import TRUTH
+from swiftqueue.laboratory.command import NO_CHOICE, Request, adjusted
+from swiftqueue.laboratory.learning.judged_models import check_acks, model_at, models_by_profile
+from swiftqueue.laboratory.runs import execution, programs
+from swiftqueue.laboratory.runs.resolve import Cell, check_tables, control_of, identity, resolve
+from swiftqueue.laboratory.scenarios.files import environment_at, files_of, load
+from swiftqueue.laboratory.scenarios.schema import TRAINING_SEEDS_FROM, Scenario, profile_named
 
 QUESTIONS: Final = "questions.npy"
 CLASSIC, L4S = map(QUEUES.index, ("classic", "l4s"))  # in truth, questions, and the windows that ask
@@ -95,7 +95,7 @@ def explain(
     if problems:
         print(f"not run: {cell.words()}: {problems[job.identity]}")
         return 1
-    from serving.engine import Engine
+    from swiftqueue.serving.engine import Engine
 
     folder = execution.folder_of(output, job.identity)
     truth_N, questions_B = np.load(folder / TRUTH), np.load(folder / QUESTIONS)

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from common.section import Above0, Section, read, read_all
+from swiftqueue.common.section import Above0, Section, read, read_all
 
 
 class Change(Section):

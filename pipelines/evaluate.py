@@ -14,22 +14,22 @@ import polars.selectors as cs
 import typer
 from pydantic import Field
 
-from common.atomic import new_folder, write_file
-from common.section import Section, read, read_all
-from feature_store.packets.truth import read_waits
-from models.forecasters.forecaster import Forecaster, load
-from models.forecasters.traces import Trace, lessons, read_traces, tested
-from models.forecasters.walk import AT_ONCE as AS_IF_AT_ONCE
-from models.forecasters.walk import PRETRAINED as UNTUNED
-from models.forecasters.walk import TUNED, Heads, predict_trace, tune_heads
-from models.registry.lineage import packet_sets
-from models.registry.runs import stage_run
-from models.repeated.forecaster import RepeatedLatency, RepeatedParams
-from models.scoring import plot_tables
-from models.scoring.baselines import LAST_VISIBLE
-from models.scoring.evaluation import DIGITS, HEADLINE_METHODS, headline, stable
-from models.scoring.evaluation import evaluate as score
-from models.scoring.predictions import (
+from swiftqueue.common.atomic import new_folder, write_file
+from swiftqueue.common.section import Section, read, read_all
+from swiftqueue.feature_store.packets.truth import read_waits
+from swiftqueue.models.forecasters.forecaster import Forecaster, load
+from swiftqueue.models.forecasters.traces import Trace, lessons, read_traces, tested
+from swiftqueue.models.forecasters.walk import AT_ONCE as AS_IF_AT_ONCE
+from swiftqueue.models.forecasters.walk import PRETRAINED as UNTUNED
+from swiftqueue.models.forecasters.walk import TUNED, Heads, predict_trace, tune_heads
+from swiftqueue.models.registry.lineage import packet_sets
+from swiftqueue.models.registry.runs import stage_run
+from swiftqueue.models.repeated.forecaster import RepeatedLatency, RepeatedParams
+from swiftqueue.models.scoring import plot_tables
+from swiftqueue.models.scoring.baselines import LAST_VISIBLE
+from swiftqueue.models.scoring.evaluation import DIGITS, HEADLINE_METHODS, headline, stable
+from swiftqueue.models.scoring.evaluation import evaluate as score
+from swiftqueue.models.scoring.predictions import (
     AT_ONCE,
     EWMA,
     FINETUNED,
@@ -38,12 +38,12 @@ from models.scoring.predictions import (
     TREES_CONTINUED,
     TracePredictions,
 )
-from models.scoring.verdict import verdict
-from models.sharp import Change, change_of
-from models.training.head import FinetuneParams
-from models.training.protocol import ROUND_S
-from models.trees.forecaster import Trees, TreesParams
-from pipelines.stage import Given, run_stage
+from swiftqueue.models.scoring.verdict import verdict
+from swiftqueue.models.sharp import Change, change_of
+from swiftqueue.models.training.head import FinetuneParams
+from swiftqueue.models.training.protocol import ROUND_S
+from swiftqueue.models.trees.forecaster import Trees, TreesParams
+from swiftqueue.pipelines.stage import Given, run_stage
 
 BY_ROUND: Final = ("average_precision", "mae_ms")  # scores that are logged by round
 
@@ -132,7 +132,7 @@ def heads_of(base: Forecaster, finetuned: Path, trace: Trace) -> dict[int, Forec
 
 def write(output: Path, metrics: dict[str, Any], predictions: list[TracePredictions], command: str) -> None:
     """Write metrics.json, plots/*.csv and report/, with all scores, under `output`, each atomically."""
-    from models.scoring import plots, report
+    from swiftqueue.models.scoring import plots, report
 
     over_time = {p.trace: plot_tables.score_over_time_table(p) for p in predictions}
     tables = {
@@ -185,7 +185,7 @@ def main(
             progress=lambda step: status.update(f"evaluate: {step}"),
         )
         status.update("evaluate: plots and report")
-        command = shlex.join(["python", "-m", "pipelines.evaluate", *sys.argv[1:]])
+        command = shlex.join(["python", "-m", "swiftqueue.pipelines.evaluate", *sys.argv[1:]])
         write(output, metrics, predictions, command)
         status.update("evaluate: MLflow")
         traces = [p.trace for p in predictions]

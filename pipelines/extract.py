@@ -8,9 +8,9 @@ from typing import Annotated, Any, ClassVar, Literal
 import typer
 from pydantic import BaseModel, Field
 
-from common.section import Section
-from feature_store.packets.extract import ExtractJob, extract_trace, summary_line
-from pipelines.stage import Given, run_stage
+from swiftqueue.common.section import Section
+from swiftqueue.feature_store.packets.extract import ExtractJob, extract_trace, summary_line
+from swiftqueue.pipelines.stage import Given, run_stage
 
 Name = Annotated[str, Field(min_length=1)]
 Text = Annotated[str, typer.Option()]

@@ -5,20 +5,20 @@ from __future__ import annotations
 import shutil
 from typing import Any
 
-from pipelines.stage import Given, run_stage
+from swiftqueue.pipelines.stage import Given, run_stage
 
 
 def main(params: Given, packets: Given, split: Given, pretrained: Given, output: Given) -> None:
     """Read packet tables and the pre-trained forecaster, walk the rounds (or resume), write their heads."""
-    from common.atomic import new_folder
-    from common.section import read, read_all
-    from common.state import state_dir
-    from models.forecasters.jobs import StageData, figures, finetune, round_line
-    from models.registry.lineage import packet_sets
-    from models.registry.runs import stage_run
-    from models.sharp import change_of
-    from models.training.head import FinetuneParams
-    from models.training.ray_job import discard
+    from swiftqueue.common.atomic import new_folder
+    from swiftqueue.common.section import read, read_all
+    from swiftqueue.common.state import state_dir
+    from swiftqueue.models.forecasters.jobs import StageData, figures, finetune, round_line
+    from swiftqueue.models.registry.lineage import packet_sets
+    from swiftqueue.models.registry.runs import stage_run
+    from swiftqueue.models.sharp import change_of
+    from swiftqueue.models.training.head import FinetuneParams
+    from swiftqueue.models.training.ray_job import discard
 
     section = read(params, FinetuneParams)
     data = StageData(packets, split, state_dir(), change_of(params))

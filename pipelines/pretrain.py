@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pipelines.stage import Given, run_stage
+from swiftqueue.pipelines.stage import Given, run_stage
 
 
 def main(params: Given, packets: Given, split: Given, output: Given) -> None:
@@ -12,17 +12,17 @@ def main(params: Given, packets: Given, split: Given, output: Given) -> None:
     import polars as pl
     import polars.selectors as cs
 
-    from common.atomic import new_folder
-    from common.section import read_all
-    from common.state import state_dir
-    from models.forecasters.forecaster import chosen, write
-    from models.forecasters.jobs import StageData, pretrain
-    from models.registry.lineage import packet_sets
-    from models.registry.runs import stage_run
-    from models.scoring.evaluation import STABLE_DIGITS
-    from models.sharp import change_of
-    from models.training.epochs import SPEED
-    from models.training.ray_job import discard
+    from swiftqueue.common.atomic import new_folder
+    from swiftqueue.common.section import read_all
+    from swiftqueue.common.state import state_dir
+    from swiftqueue.models.forecasters.forecaster import chosen, write
+    from swiftqueue.models.forecasters.jobs import StageData, pretrain
+    from swiftqueue.models.registry.lineage import packet_sets
+    from swiftqueue.models.registry.runs import stage_run
+    from swiftqueue.models.scoring.evaluation import STABLE_DIGITS
+    from swiftqueue.models.sharp import change_of
+    from swiftqueue.models.training.epochs import SPEED
+    from swiftqueue.models.training.ray_job import discard
 
     variant = chosen(params)
     section: Any = variant.params

@@ -15,30 +15,30 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from common.atomic import write_file
-from common.json_file import read_object
-from common.section import read, read_all
-from common.state import private_files
-from feature_store.events.event_stream import INPUTS
-from feature_store.packets.schema import HORIZON
-from feature_store.quality.distribution_shift import as_rows, sample_inputs
-from models.forecasters.forecaster import ArchitectureParams, Forecaster, load
-from models.forecasters.queries import replayed
-from models.forecasters.traces import Trace, decision_times, read_traces
-from models.networks import artifact
-from models.networks.parameters import Level
-from models.registry import gate
-from models.registry.bars import Verdict
-from models.registry.entering import enter, told
-from models.registry.lineage import packet_sets
-from models.registry.register_params import RegisterParams
-from models.registry.registry import Registry
-from models.registry.runs import own_sections
-from models.registry.saving import INPUTS_FILE
-from models.registry.store import numbers, texts
-from models.sharp import change_of
-from models.training.protocol import Slice
-from pipelines.stage import Given, StageError, run_stage
+from swiftqueue.common.atomic import write_file
+from swiftqueue.common.json_file import read_object
+from swiftqueue.common.section import read, read_all
+from swiftqueue.common.state import private_files
+from swiftqueue.feature_store.events.event_stream import INPUTS
+from swiftqueue.feature_store.packets.schema import HORIZON
+from swiftqueue.feature_store.quality.distribution_shift import as_rows, sample_inputs
+from swiftqueue.models.forecasters.forecaster import ArchitectureParams, Forecaster, load
+from swiftqueue.models.forecasters.queries import replayed
+from swiftqueue.models.forecasters.traces import Trace, decision_times, read_traces
+from swiftqueue.models.networks import artifact
+from swiftqueue.models.networks.parameters import Level
+from swiftqueue.models.registry import gate
+from swiftqueue.models.registry.bars import Verdict
+from swiftqueue.models.registry.entering import enter, told
+from swiftqueue.models.registry.lineage import packet_sets
+from swiftqueue.models.registry.register_params import RegisterParams
+from swiftqueue.models.registry.registry import Registry
+from swiftqueue.models.registry.runs import own_sections
+from swiftqueue.models.registry.saving import INPUTS_FILE
+from swiftqueue.models.registry.store import numbers, texts
+from swiftqueue.models.sharp import change_of
+from swiftqueue.models.training.protocol import Slice
+from swiftqueue.pipelines.stage import Given, StageError, run_stage
 
 LAST_SLICES: Final = 12  # slices that judge, as many as in a live round
 

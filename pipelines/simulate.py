@@ -16,11 +16,11 @@ from typing import Annotated, Any, ClassVar, Final
 import typer
 from pydantic import AfterValidator, Field, model_validator
 
-from common.atomic import new_folder
-from common.section import Section, read
-from feature_store.packets.truth import write_truth
-from pipelines.simulators import Runs, build_simulator
-from pipelines.stage import Given, run_stage
+from swiftqueue.common.atomic import new_folder
+from swiftqueue.common.section import Section, read
+from swiftqueue.feature_store.packets.truth import write_truth
+from swiftqueue.pipelines.simulators import Runs, build_simulator
+from swiftqueue.pipelines.stage import Given, run_stage
 
 FIRST_PORT: Final = 5000  # port of the first flow; the flow of port p goes to receiver p modulo their number
 ACCESS_MS: Final = 0.1  # delay of an access link, ms

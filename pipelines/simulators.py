@@ -16,7 +16,7 @@ from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Final, TypeVar
 
-from pipelines.stage import StageError
+from swiftqueue.pipelines.stage import StageError
 
 PROJECT: Final = Path(__file__).resolve().parent.parent  # also where a study's symlinks point
 Of = TypeVar("Of")

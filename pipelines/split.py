@@ -10,12 +10,12 @@ from typing import Annotated, Any, ClassVar
 import polars as pl
 from pydantic import AfterValidator, Field
 
-from common.atomic import write_file
-from common.section import Section, read, read_all
-from feature_store.packets.schema import HORIZON, scan_packets, traces_in
-from models.forecasters.traces import decision_times
-from models.training.protocol import OF_A_TRACE, PROTOCOLS, Slice, divide, protocol_named
-from pipelines.stage import Given, StageError, run_stage
+from swiftqueue.common.atomic import write_file
+from swiftqueue.common.section import Section, read, read_all
+from swiftqueue.feature_store.packets.schema import HORIZON, scan_packets, traces_in
+from swiftqueue.models.forecasters.traces import decision_times
+from swiftqueue.models.training.protocol import OF_A_TRACE, PROTOCOLS, Slice, divide, protocol_named
+from swiftqueue.pipelines.stage import Given, StageError, run_stage
 
 
 def _protocol(name: str) -> str:

@@ -14,7 +14,7 @@ from typing import Annotated
 
 import typer
 
-from common import program
+from swiftqueue.common import program
 
 Given = Annotated[Path, typer.Option()]
 """A required path option of a stage, as `--NAME`."""

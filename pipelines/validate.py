@@ -10,17 +10,17 @@ from typing import Annotated, ClassVar
 import polars as pl
 from pydantic import Field
 
-from common.atomic import new_folder
-from common.json_file import read_object
-from common.section import Section, read
-from common.settings import settings
-from common.state import experiment_name, private_dir, state_dir
-from feature_store.events.event_stream import replay_events
-from feature_store.packets.schema import HORIZON, scan_packets, traces_in
-from feature_store.quality import expectations as ex
-from feature_store.quality.distribution_shift import slice_shifts
-from models.training.protocol import TraceSlices
-from pipelines.stage import Given, StageError, run_stage
+from swiftqueue.common.atomic import new_folder
+from swiftqueue.common.json_file import read_object
+from swiftqueue.common.section import Section, read
+from swiftqueue.common.settings import settings
+from swiftqueue.common.state import experiment_name, private_dir, state_dir
+from swiftqueue.feature_store.events.event_stream import replay_events
+from swiftqueue.feature_store.packets.schema import HORIZON, scan_packets, traces_in
+from swiftqueue.feature_store.quality import expectations as ex
+from swiftqueue.feature_store.quality.distribution_shift import slice_shifts
+from swiftqueue.models.training.protocol import TraceSlices
+from swiftqueue.pipelines.stage import Given, StageError, run_stage
 
 
 class ValidateParams(Section):

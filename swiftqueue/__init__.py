@@ -1,5 +1,21 @@
-"""SwiftQueue as a library (`swiftqueue.api`) and as a command (`swiftqueue.cli`)."""
+"""SwiftQueue as a library (`swiftqueue.api`), as a command (`swiftqueue.cli`), and its rooms.
 
-from swiftqueue.api import Model, load_model, plot, read_capture
+Each room is a folder beside this one and is imported through this package, as `swiftqueue.models`: installed
+beside other packages, the project takes one name.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from swiftqueue.api import Model, load_model, plot, read_capture
 
 __all__ = ["Model", "load_model", "plot", "read_capture"]
+
+
+def __getattr__(name: str) -> Any:
+    """Load a function of the library when it is first asked for: each room is imported through here."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from swiftqueue import api
+
+    return getattr(api, name)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from models.registry.packet_model import PREDICTED, Model, read_model
+from swiftqueue.models.registry.packet_model import PREDICTED, Model, read_model
 
 if TYPE_CHECKING:
     import polars as pl
@@ -42,8 +42,8 @@ def read_capture(path: str | Path, *, sender: str | None = None, latency: str = 
     """
     import tempfile
 
-    from feature_store.packets.extract import ExtractJob, extract_trace
-    from feature_store.packets.schema import scan_packets
+    from swiftqueue.feature_store.packets.extract import ExtractJob, extract_trace
+    from swiftqueue.feature_store.packets.schema import scan_packets
 
     trace = "capture"
     with tempfile.TemporaryDirectory(prefix="swiftqueue-") as folder:
@@ -72,14 +72,14 @@ def load_model(
     """
     import tempfile
 
-    from models.forecasters import forecaster
-    from models.networks.files import DESCRIPTION_FILE
+    from swiftqueue.models.forecasters import forecaster
+    from swiftqueue.models.networks.files import DESCRIPTION_FILE
 
     files = (DESCRIPTION_FILE, forecaster.DESCRIPTION_FILE)
     if not isinstance(which, int) and any((Path(which) / name).is_file() for name in files):
         return read_model(Path(which))
-    from common.state import state_at, state_dir
-    from models.registry import decision, registry, store
+    from swiftqueue.common.state import state_at, state_dir
+    from swiftqueue.models.registry import decision, registry, store
 
     state = _state_of(project)
     with state_at(state):

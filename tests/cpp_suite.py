@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 
-from pipelines.simulators import build_simulator
+from swiftqueue.pipelines.simulators import build_simulator
 
 
 def passed(program: str) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from models.event_stream.network import EventPredictor, Memory, in_band
+from swiftqueue.models.event_stream.network import EventPredictor, Memory, in_band
 
 
 def extend(model: EventPredictor, memory: Memory, x_TF: Tensor, ack_T: Tensor) -> Memory:

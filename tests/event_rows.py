@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from feature_store.telemetry.events import ACK, EVENT, UNKNOWN_US, Events
+from swiftqueue.feature_store.telemetry.events import ACK, EVENT, UNKNOWN_US, Events
 
 
 def batch(rows: Sequence[Mapping[str, Any]]) -> Events:

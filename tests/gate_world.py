@@ -22,9 +22,9 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from feature_store.packets.schema import HORIZON
-from models.registry import gate
-from models.registry.gate import Figures, HeldOutDecisions
+from swiftqueue.feature_store.packets.schema import HORIZON
+from swiftqueue.models.registry import gate
+from swiftqueue.models.registry.gate import Figures, HeldOutDecisions
 
 Floats = NDArray[np.float64]
 

@@ -9,8 +9,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from common import native
-from serving.agent.bindings.controller import LIBRARY, SOURCES
+from swiftqueue.common import native
+from swiftqueue.serving.agent.bindings.controller import LIBRARY, SOURCES
 
 NEVER: Final = -(2**62)  # ns
 

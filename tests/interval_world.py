@@ -17,8 +17,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from models.scoring.intervals import over_all
-from models.scoring.metrics import EPISODE_NS, SECOND_NS, block_draws, mae_draws
+from swiftqueue.models.scoring.intervals import over_all
+from swiftqueue.models.scoring.metrics import EPISODE_NS, SECOND_NS, block_draws, mae_draws
 
 Floats = NDArray[np.float64]
 PACKETS: Final = 10

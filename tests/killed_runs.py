@@ -10,8 +10,8 @@ from pathlib import Path
 import psutil
 from waiting import wait_until
 
-from testbed.host.hosts import clean, leftovers
-from testbed.host.programs import CONTROLS
+from swiftqueue.testbed.host.hosts import clean, leftovers
+from swiftqueue.testbed.host.programs import CONTROLS
 
 
 def check_nothing_stays(source: str, programs: int, controls: set[str], folder: Path, project: Path) -> None:

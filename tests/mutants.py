@@ -1,6 +1,6 @@
 """Damaged bytes for whatever reads bytes from strangers: mutants of good ones, read in a child process.
 
-    survive("serving.agent.io.frames:parse", [good_bytes])
+    survive("swiftqueue.serving.agent.io.frames:parse", [good_bytes])
 
 The child calls the function with one mutant after the other. It may return, or raise ValueError or OSError (a
 refusal). Any other exception, a crash or a standstill is a failure, which names the mutant and keeps it.

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from registered import add_version
 
-from infra.local.processes import free_ports
+from swiftqueue.infra.local.processes import free_ports
 
 PROJECT = Path(__file__).resolve().parents[1]
 
@@ -41,8 +41,8 @@ def serving_state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @pytest.fixture(scope="session")
 def triton(serving_state: Path) -> Iterator[Path]:
     """A running Triton; it may serve any version, or none."""
-    from infra.local.loop import stop_stack
-    from infra.local.servers import start_stack
+    from swiftqueue.infra.local.loop import stop_stack
+    from swiftqueue.infra.local.servers import start_stack
 
     here = Path.cwd()
     os.chdir(PROJECT)
@@ -54,7 +54,7 @@ def triton(serving_state: Path) -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def registry(triton: Path):  # type: ignore[no-untyped-def]
-    from models.registry.registry import Registry
+    from swiftqueue.models.registry.registry import Registry
 
     return Registry("swiftqueue")
 
@@ -62,7 +62,7 @@ def registry(triton: Path):  # type: ignore[no-untyped-def]
 @pytest.fixture(scope="module")
 def champion(triton: Path, make_artifact: Callable[..., Path]) -> int:
     """A served champion, registered."""
-    from serving.deploy.deployment import deploy_version
+    from swiftqueue.serving.deploy.deployment import deploy_version
 
     version = add_version(make_artifact(1, onnx=True))
     deploy_version(version)

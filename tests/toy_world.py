@@ -16,18 +16,18 @@ import polars as pl
 import torch
 import yaml
 
-from feature_store.events.event_stream import EventInput
-from feature_store.packets.schema import PACKET_SCHEMA
-from models.event_stream.forecaster import EventStreamForecaster
-from models.event_stream.parameters import EventStreamParams
-from models.event_stream.training import EventStreamCourse
-from models.forecasters import forecaster as door
-from models.forecasters.queries import EVENT_INPUTS, QUERY_INPUTS
-from models.forecasters.traces import Trace, about, decision_times, lessons, read_traces
-from models.networks.scaling import ScaledFeature, transform_of
-from models.sharp import PAPERS
-from models.training.head import FinetuneParams
-from models.training.protocol import EvaluationProtocol, divide
+from swiftqueue.feature_store.events.event_stream import EventInput
+from swiftqueue.feature_store.packets.schema import PACKET_SCHEMA
+from swiftqueue.models.event_stream.forecaster import EventStreamForecaster
+from swiftqueue.models.event_stream.parameters import EventStreamParams
+from swiftqueue.models.event_stream.training import EventStreamCourse
+from swiftqueue.models.forecasters import forecaster as door
+from swiftqueue.models.forecasters.queries import EVENT_INPUTS, QUERY_INPUTS
+from swiftqueue.models.forecasters.traces import Trace, about, decision_times, lessons, read_traces
+from swiftqueue.models.networks.scaling import ScaledFeature, transform_of
+from swiftqueue.models.sharp import PAPERS
+from swiftqueue.models.training.head import FinetuneParams
+from swiftqueue.models.training.protocol import EvaluationProtocol, divide
 
 START_NS = 1_700_000_000 * 10**9
 PROTOCOL = EvaluationProtocol("short", 5, 1, 2)

@@ -8,11 +8,11 @@ from typing import Any, Final
 
 from matplotlib.figure import Figure
 
-from benchmarks.results.tables import WORDS, Data
-from benchmarks.rows import Row
-from laboratory.report.plots import COLOURS
-from models.scoring.plot_style import INK, grid
-from models.scoring.predictions import FINETUNED, METHODS
+from swiftqueue.benchmarks.results.tables import WORDS, Data
+from swiftqueue.benchmarks.rows import Row
+from swiftqueue.laboratory.report.plots import COLOURS
+from swiftqueue.models.scoring.plot_style import INK, grid
+from swiftqueue.models.scoring.predictions import FINETUNED, METHODS
 
 OURS: Final = "#e64980"
 DIGITS: Final = 4  # significant digits of a drawn figure, so that no machine draws other bytes

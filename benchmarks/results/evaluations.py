@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.published import origin
-from common.atomic import write_file
-from common.json_file import read_object
-from models.scoring.predictions import FINETUNED, METHODS
+from swiftqueue.benchmarks.published import origin
+from swiftqueue.common.atomic import write_file
+from swiftqueue.common.json_file import read_object
+from swiftqueue.models.scoring.predictions import FINETUNED, METHODS
 
 FILE: Final = Path("docs/results/evaluations.json")
 LATE: Final = ("average_precision", "average_precision_95", "recall_at_false_alarms")

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.published import check, entries_of, origin
-from common.atomic import write_file
-from common.json_file import read_object
-from laboratory.report import tables as lab
-from models.scoring.choice import RULES, rule_name
-from models.scoring.intervals import estimate
+from swiftqueue.benchmarks.published import check, entries_of, origin
+from swiftqueue.common.atomic import write_file
+from swiftqueue.common.json_file import read_object
+from swiftqueue.laboratory.report import tables as lab
+from swiftqueue.models.scoring.choice import RULES, rule_name
+from swiftqueue.models.scoring.intervals import estimate
 
 FILE: Final = Path("docs/results/forecasters.json")
 # Alike in two summaries of the same packets, each known at the same moment and scored alike.

@@ -12,10 +12,10 @@ from functools import partial
 from pathlib import Path
 from typing import Final, TypeAlias
 
-from benchmarks.results.pictures import PICTURES
-from benchmarks.results.tables import TABLES, Data
-from common import studies
-from common.atomic import write_file
+from swiftqueue.benchmarks.results.pictures import PICTURES
+from swiftqueue.benchmarks.results.tables import TABLES, Data
+from swiftqueue.common import studies
+from swiftqueue.common.atomic import write_file
 
 FOLDER: Final = Path("docs/results")
 STUDIES: Final = studies.FOLDER.name
@@ -45,7 +45,7 @@ def _of_studies(root: Path) -> dict[Path, bytes]:
     found: dict[Path, bytes] = {}
     for module in sorted((root / STUDIES).glob("*/results.py")):
         folder = module.parent.relative_to(root)
-        study = importlib.import_module(".".join((*folder.parts, "results")))
+        study = importlib.import_module(".".join(("swiftqueue", *folder.parts, "results")))
         found |= {folder / name: picture for name, picture in study.drawn(root).items()}
         tables = {name: partial(table, root) for name, table in study.TABLES.items()}
         for page in sorted((root / folder).glob("*.md")):

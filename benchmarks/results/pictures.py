@@ -10,17 +10,17 @@ from typing import Final
 import polars as pl
 from matplotlib.figure import Figure
 
-from benchmarks.results import bars, replayed
-from benchmarks.results.forecasters import Beside, Covered, beside, covered
-from benchmarks.results.replayed import SHOWN_MS
-from benchmarks.results.tables import Data
-from laboratory.report.comparison import Place, by_seed
-from laboratory.report.legend import legend_below
-from laboratory.report.measures import MS, QUEUEING_P99
-from laboratory.report.plots import COLOURS as LAB_COLOURS
-from laboratory.scenarios.controls import CONTROLS
-from models.scoring.intervals import estimate
-from models.scoring.plot_style import INK, grid, svg
+from swiftqueue.benchmarks.results import bars, replayed
+from swiftqueue.benchmarks.results.forecasters import Beside, Covered, beside, covered
+from swiftqueue.benchmarks.results.replayed import SHOWN_MS
+from swiftqueue.benchmarks.results.tables import Data
+from swiftqueue.laboratory.report.comparison import Place, by_seed
+from swiftqueue.laboratory.report.legend import legend_below
+from swiftqueue.laboratory.report.measures import MS, QUEUEING_P99
+from swiftqueue.laboratory.report.plots import COLOURS as LAB_COLOURS
+from swiftqueue.laboratory.scenarios.controls import CONTROLS
+from swiftqueue.models.scoring.intervals import estimate
+from swiftqueue.models.scoring.plot_style import INK, grid, svg
 
 MODEL: Final = "#e64980"  # on both pages
 CALIBRATED: Final = {  # before and after: what it is called, its colour

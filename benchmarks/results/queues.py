@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from benchmarks.published import Published
-from benchmarks.queues import FLOWS, judged
-from laboratory.report import tables as lab
+from swiftqueue.benchmarks.published import Published
+from swiftqueue.benchmarks.queues import FLOWS, judged
+from swiftqueue.laboratory.report import tables as lab
 
 
 def costs(published: Published) -> list[str]:

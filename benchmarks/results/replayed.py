@@ -7,9 +7,9 @@ from typing import Final
 
 import polars as pl
 
-from common.atomic import write_file
-from common.parquet import read_parquet
-from feature_store.packets.schema import QUEUES
+from swiftqueue.common.atomic import write_file
+from swiftqueue.common.parquet import read_parquet
+from swiftqueue.feature_store.packets.schema import QUEUES
 
 FILE: Final = Path("docs/results/sender.csv")
 SHOWN_MS: Final = 2_000.0

@@ -12,19 +12,19 @@ from typing import Any, Final
 
 import polars as pl
 
-from benchmarks import published
-from benchmarks.published import Published
-from benchmarks.results import (
+from swiftqueue.benchmarks import published
+from swiftqueue.benchmarks.published import Published
+from swiftqueue.benchmarks.results import (
     evaluations,
     forecasters,
     queues,
     tuning,
 )
-from benchmarks.rows import Row
-from common.json_file import read_object
-from laboratory.report import changes
-from laboratory.report import tables as lab
-from laboratory.report.comparison import (
+from swiftqueue.benchmarks.rows import Row
+from swiftqueue.common.json_file import read_object
+from swiftqueue.laboratory.report import changes
+from swiftqueue.laboratory.report import tables as lab
+from swiftqueue.laboratory.report.comparison import (
     LIMITS,
     Place,
     against_chance,
@@ -34,14 +34,14 @@ from laboratory.report.comparison import (
     percent,
     places,
 )
-from laboratory.report.judging import JUDGED, SERVED
-from laboratory.report.measures import QUEUEING_P99
-from laboratory.runs.results import SCHEMA as RUNS
-from laboratory.runs.results import load as load_runs
-from models.scoring.intervals import Estimate
-from models.scoring.predictions import FINETUNED, METHODS, PRETRAINED, TREES
-from testbed.host import report as bed_report
-from testbed.host import runs as bed_runs
+from swiftqueue.laboratory.report.judging import JUDGED, SERVED
+from swiftqueue.laboratory.report.measures import QUEUEING_P99
+from swiftqueue.laboratory.runs.results import SCHEMA as RUNS
+from swiftqueue.laboratory.runs.results import load as load_runs
+from swiftqueue.models.scoring.intervals import Estimate
+from swiftqueue.models.scoring.predictions import FINETUNED, METHODS, PRETRAINED, TREES
+from swiftqueue.testbed.host import report as bed_report
+from swiftqueue.testbed.host import runs as bed_runs
 
 LABORATORY: Final = Path("docs/laboratory")
 WIDEST: Final = 150  # of a table's line, in characters

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.published import check, entries_of, origin
-from benchmarks.results.forecasters import entry, with_ends
-from common.atomic import write_file
-from common.json_file import read_object
-from laboratory.report import tables as lab
+from swiftqueue.benchmarks.published import check, entries_of, origin
+from swiftqueue.benchmarks.results.forecasters import entry, with_ends
+from swiftqueue.common.atomic import write_file
+from swiftqueue.common.json_file import read_object
+from swiftqueue.laboratory.report import tables as lab
 
 FILE: Final = Path("docs/results/tuning.json")
 NEEDED: Final = {"traces", "protocol", "n", "objective", "budget", "variants"}

@@ -11,8 +11,8 @@ import os
 from pathlib import Path
 from typing import Final
 
-from common import native
-from common.settings import variable
+from swiftqueue.common import native
+from swiftqueue.common.settings import variable
 
 FOLDER: Final = Path(__file__).resolve().parents[1]
 LIBRARY: Final = FOLDER / "_build" / "libswiftqueue_door.so"

@@ -6,7 +6,7 @@ import hashlib
 from dataclasses import dataclass
 from typing import Final
 
-from feature_store.events.event_library import ABI, WINDOW_SCHEMA_TEXT
+from swiftqueue.feature_store.events.event_library import ABI, WINDOW_SCHEMA_TEXT
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ import hashlib
 from dataclasses import dataclass
 from typing import Final
 
-import feature_store
-from common import native
+from swiftqueue import feature_store
+from swiftqueue.common import native
 
 LIBRARY: Final = feature_store.FOLDER / "_build" / "libswiftqueue_events.so"
 SOURCES: Final = (

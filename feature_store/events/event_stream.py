@@ -15,9 +15,9 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from feature_store.events.beginning import NOTHING, Beginning
-from feature_store.events.event_library import ABI, INPUTS, EventInput, event_schema_hash
-from feature_store.packets.schema import HORIZON, QUEUES
+from swiftqueue.feature_store.events.beginning import NOTHING, Beginning
+from swiftqueue.feature_store.events.event_library import ABI, INPUTS, EventInput, event_schema_hash
+from swiftqueue.feature_store.packets.schema import HORIZON, QUEUES
 
 __all__ = [
     "INPUTS",

@@ -12,10 +12,10 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from feature_store.events.definition import EVENTS
-from feature_store.events.event_library import ABI
-from feature_store.events.event_stream import check_time
-from feature_store.packets.schema import HORIZON
+from swiftqueue.feature_store.events.definition import EVENTS
+from swiftqueue.feature_store.events.event_library import ABI
+from swiftqueue.feature_store.events.event_stream import check_time
+from swiftqueue.feature_store.packets.schema import HORIZON
 
 TOKENS_STEP: Final = 8
 

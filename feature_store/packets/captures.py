@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from feature_store.packets import pcaplib
+from swiftqueue.feature_store.packets import pcaplib
 
 PIECE_BYTES: Final = 4 << 20  # bytes of the file read at once
 BATCH: Final = 1 << 16  # segments decoded at once: 8 MB
@@ -101,7 +101,7 @@ class CaptureFile:
         self._head = b""
 
     def __iter__(self) -> Iterator[npt.NDArray[np.void]]:
-        from feature_store.packets.rare import RareDecoder
+        from swiftqueue.feature_store.packets.rare import RareDecoder
 
         capture = pcaplib.Capture()
         rare = RareDecoder()

@@ -14,12 +14,12 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from common.atomic import new_folder
-from feature_store.packets import pcaplib
-from feature_store.packets.captures import CaptureFile, check_capture, say
-from feature_store.packets.rare import address_bytes, address_text
-from feature_store.packets.sender_clock import NoClockError, sender_tick_ns
-from feature_store.packets.table_writer import TraceWriter
+from swiftqueue.common.atomic import new_folder
+from swiftqueue.feature_store.packets import pcaplib
+from swiftqueue.feature_store.packets.captures import CaptureFile, check_capture, say
+from swiftqueue.feature_store.packets.rare import address_bytes, address_text
+from swiftqueue.feature_store.packets.sender_clock import NoClockError, sender_tick_ns
+from swiftqueue.feature_store.packets.table_writer import TraceWriter
 
 SHARP_NS: Final = 20_000_000  # a sharp change: latencies of successive packets differ by 20 ms ...
 SHARP_SHARE: Final = 0.20  # ... and by 20 % of the first (SwiftQueue, section 2)

@@ -11,10 +11,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from common.atomic import write_file
-from common.local_ray import ray_cluster
-from feature_store.packets.captures import GZIP_MAGIC, say, trace_name
-from feature_store.packets.extract import ExtractJob, Summary, extract_trace, summary_line
+from swiftqueue.common.atomic import write_file
+from swiftqueue.common.local_ray import ray_cluster
+from swiftqueue.feature_store.packets.captures import GZIP_MAGIC, say, trace_name
+from swiftqueue.feature_store.packets.extract import ExtractJob, Summary, extract_trace, summary_line
 
 SUMMARY_FILE: Final = "summary.json"
 PARALLEL_FROM_BYTES: Final = 8 << 30  # about 40 s of one core; a local Ray cluster takes 10-20 s to start

@@ -13,8 +13,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-import feature_store
-from common import native
+from swiftqueue import feature_store
+from swiftqueue.common import native
 
 LIBRARY: Final = feature_store.FOLDER / "_build" / "libpcapdecode.so"
 SOURCES: Final = (  # as in pcap.mk

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from feature_store.packets import pcaplib
+from swiftqueue.feature_store.packets import pcaplib
 
 ETHERNET = (1, 113, 276)
 RAW_IP = (12, 14, 101, 228, 229)

@@ -10,7 +10,7 @@ from typing import Final
 
 import polars as pl
 
-from common.parquet import read_parquet
+from swiftqueue.common.parquet import read_parquet
 
 QUEUES: Final = ("classic", "l4s")  # RFC 9332 section 2.1: ECT(1) and CE go to the L queue, the rest to C
 HORIZON: Final = 8  # packets decided at once (SwiftQueue, section 4)

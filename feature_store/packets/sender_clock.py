@@ -11,9 +11,9 @@ from typing import Final
 
 import numpy as np
 
-from feature_store.packets import pcaplib
-from feature_store.packets.captures import CaptureFile
-from feature_store.packets.rare import address_text
+from swiftqueue.feature_store.packets import pcaplib
+from swiftqueue.feature_store.packets.captures import CaptureFile
+from swiftqueue.feature_store.packets.rare import address_text
 
 TICKS_NS: Final = (
     1_000,

@@ -7,8 +7,8 @@ from typing import Final
 
 import polars as pl
 
-from feature_store.packets.pcaplib import Rows
-from feature_store.packets.schema import PACKET_SCHEMA, queue_column
+from swiftqueue.feature_store.packets.pcaplib import Rows
+from swiftqueue.feature_store.packets.schema import PACKET_SCHEMA, queue_column
 
 MINUTE_NS: Final = 60_000_000_000
 

@@ -13,9 +13,9 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from common.atomic import new_file
-from common.parquet import read_parquet
-from feature_store.packets.schema import QUEUES
+from swiftqueue.common.atomic import new_file
+from swiftqueue.common.parquet import read_parquet
+from swiftqueue.feature_store.packets.schema import QUEUES
 
 TRUTH: Final = "truth.npy"  # file of a simulator run (simulation/doc/lab.md)
 WAITS: Final = "waits.npy"  # waits of each packet in both queues, if the run recorded them

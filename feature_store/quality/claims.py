@@ -17,7 +17,7 @@ from typing import Final
 
 import polars as pl
 
-from common.settings import settings
+from swiftqueue.common.settings import settings
 
 KINDS: Final = ("latency_below_path", "latency_above_times", "rate", "ack_of_nothing")
 MOST_REFUSED: Final = 0.01  # share of the packets above which the sender is wrong, or lies

@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from feature_store.events.definition import EVENTS
-from feature_store.packets.schema import HORIZON
+from swiftqueue.feature_store.events.definition import EVENTS
+from swiftqueue.feature_store.packets.schema import HORIZON
 
 SAMPLE: Final = 2_000  # rows that stand for many; the index moves by about 0.01 between samples
 PSI_BINS: Final = 10

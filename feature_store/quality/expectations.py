@@ -16,8 +16,8 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from feature_store.events.event_stream import INPUTS, MAX_TIME_NS, EventInput, Events
-from feature_store.packets.schema import HORIZON, PACKET_SCHEMA, QUEUES
+from swiftqueue.feature_store.events.event_stream import INPUTS, MAX_TIME_NS, EventInput, Events
+from swiftqueue.feature_store.packets.schema import HORIZON, PACKET_SCHEMA, QUEUES
 
 SHIFT: Final = "distribution-shift"  # the check between slices
 TEMPLATE: Final = "data_docs.html.j2"

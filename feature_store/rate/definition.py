@@ -13,8 +13,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-import feature_store
-from common import native
+from swiftqueue import feature_store
+from swiftqueue.common import native
 
 LIBRARY: Final = feature_store.FOLDER / "_build" / "libswiftqueue_rate.so"
 SOURCES: Final = ("rate/tcp_sample.h", "rate/sample_capi.cc")

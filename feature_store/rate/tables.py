@@ -15,9 +15,9 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from common.atomic import new_folder
-from common.parquet import read_parquet
-from feature_store.rate.definition import HORIZONS, LARGEST_RATE, MOST_SAMPLES, NAMES
+from swiftqueue.common.atomic import new_folder
+from swiftqueue.common.parquet import read_parquet
+from swiftqueue.feature_store.rate.definition import HORIZONS, LARGEST_RATE, MOST_SAMPLES, NAMES
 
 KINDS: Final = ("train", "held-out")
 """A path that is learned from (some of its flows are not), or one that no model has seen."""

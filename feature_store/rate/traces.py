@@ -11,9 +11,9 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from common.parquet import read_parquet
-from feature_store.rate.definition import NAMES, inputs
-from feature_store.rate.tables import ADDED, KINDS, tables_of, write_path
+from swiftqueue.common.parquet import read_parquet
+from swiftqueue.feature_store.rate.definition import NAMES, inputs
+from swiftqueue.feature_store.rate.tables import ADDED, KINDS, tables_of, write_path
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 

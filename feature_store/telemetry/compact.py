@@ -18,10 +18,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Final
 
-from common.atomic import sync_dir
-from feature_store.telemetry.events import BatchKey, Events, RefusedError, checked, is_other_format
-from feature_store.telemetry.log import adopt_segments, check_format, log_dir, read_segment
-from feature_store.telemetry.manifest import (
+from swiftqueue.common.atomic import sync_dir
+from swiftqueue.feature_store.telemetry.events import BatchKey, Events, RefusedError, checked, is_other_format
+from swiftqueue.feature_store.telemetry.log import adopt_segments, check_format, log_dir, read_segment
+from swiftqueue.feature_store.telemetry.manifest import (
     FILE,
     Manifest,
     OlderFormatError,
@@ -30,7 +30,7 @@ from feature_store.telemetry.manifest import (
     save_manifest,
     sender_dir,
 )
-from feature_store.telemetry.round import LEAST_MINUTES, Columns, SenderCompaction
+from swiftqueue.feature_store.telemetry.round import LEAST_MINUTES, Columns, SenderCompaction
 
 ROUND_BYTES: Final = 64 << 20  # bytes of segments taken in at once, which bounds the memory
 GAP_S: Final = 5.0  # a batch missing so long after a later one is a gap: all segments were closed since

@@ -18,8 +18,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO, Final
 
-from common.atomic import sync_dir
-from feature_store.telemetry.events import is_other_format
+from swiftqueue.common.atomic import sync_dir
+from swiftqueue.feature_store.telemetry.events import is_other_format
 
 FRAME: Final = struct.Struct("<4sII")  # magic, bytes of the batch, CRC-32 of the batch
 MAGIC: Final = b"SQT2"

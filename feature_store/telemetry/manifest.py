@@ -19,9 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import ConfigDict, Field, StringConstraints, TypeAdapter, ValidationError
 
-from common.atomic import write_durably
-from feature_store.events.beginning import FORGET_NS, HOLE_NS, LEAD_IN_NS, SCOPES, Beginning, Hole
-from feature_store.telemetry.sessions import SessionOpening
+from swiftqueue.common.atomic import write_durably
+from swiftqueue.feature_store.events.beginning import FORGET_NS, HOLE_NS, LEAD_IN_NS, SCOPES, Beginning, Hole
+from swiftqueue.feature_store.telemetry.sessions import SessionOpening
 
 FILE: Final = "manifest.json"
 MAX_FLOWS: Final = 4096  # flows of a session whose start is remembered: those that sent last

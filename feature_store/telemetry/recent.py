@@ -15,14 +15,14 @@ from typing import Final
 
 import polars as pl
 
-from common.settings import variable
-from feature_store.events.beginning import NOTHING, Beginning
-from feature_store.packets.schema import HORIZON, PACKET_SCHEMA
-from feature_store.packets.table_writer import MINUTE_NS
-from feature_store.telemetry.events import check_sender
-from feature_store.telemetry.manifest import FILE as MANIFEST
-from feature_store.telemetry.manifest import Manifest, load_manifest, sender_dir
-from feature_store.telemetry.tables import merged, read_part, write_part
+from swiftqueue.common.settings import variable
+from swiftqueue.feature_store.events.beginning import NOTHING, Beginning
+from swiftqueue.feature_store.packets.schema import HORIZON, PACKET_SCHEMA
+from swiftqueue.feature_store.packets.table_writer import MINUTE_NS
+from swiftqueue.feature_store.telemetry.events import check_sender
+from swiftqueue.feature_store.telemetry.manifest import FILE as MANIFEST
+from swiftqueue.feature_store.telemetry.manifest import Manifest, load_manifest, sender_dir
+from swiftqueue.feature_store.telemetry.tables import merged, read_part, write_part
 
 # With several replicas a batch may still lie in an open segment: for SEGMENT_S, twice that if its replica is
 # idle, and a batch's own span.

@@ -16,12 +16,18 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from common.atomic import sync_dir
-from feature_store.packets.table_writer import MINUTE_NS
-from feature_store.telemetry import tables
-from feature_store.telemetry.events import ACK, MAX_TIME_NS, BatchKey, Events
-from feature_store.telemetry.manifest import Manifest, Partition, Session, save_manifest, sender_dir
-from feature_store.telemetry.sessions import read_opening
+from swiftqueue.common.atomic import sync_dir
+from swiftqueue.feature_store.packets.table_writer import MINUTE_NS
+from swiftqueue.feature_store.telemetry import tables
+from swiftqueue.feature_store.telemetry.events import ACK, MAX_TIME_NS, BatchKey, Events
+from swiftqueue.feature_store.telemetry.manifest import (
+    Manifest,
+    Partition,
+    Session,
+    save_manifest,
+    sender_dir,
+)
+from swiftqueue.feature_store.telemetry.sessions import read_opening
 
 SETTLED_NS: Final = 120_000_000_000  # a row waits for its ACK as long as in `extract` (docs/PACKETS.md)
 MAX_WAITING: Final = 1 << 20  # ACKs without their SENDs per session or minute: two minutes of 100 Mbit/s

@@ -19,8 +19,8 @@ from typing import Annotated, ClassVar, Final
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
-from common.atomic import sync_dir
-from feature_store.telemetry.events import MAX_NUMBER, BatchKey, RefusedError, check_sender
+from swiftqueue.common.atomic import sync_dir
+from swiftqueue.feature_store.telemetry.events import MAX_NUMBER, BatchKey, RefusedError, check_sender
 
 KEPT: Final = 16  # sessions whose file is kept: the compaction may still read one that has ended
 Number = Annotated[int, Field(ge=0, le=MAX_NUMBER)]

@@ -13,10 +13,10 @@ from typing import Final
 import numpy as np
 import polars as pl
 
-from common.atomic import new_file
-from common.parquet import read_parquet
-from feature_store.packets.schema import PACKET_SCHEMA, queue_column
-from feature_store.telemetry.events import ACK, EVENT, SEND, UNKNOWN_US, Events
+from swiftqueue.common.atomic import new_file
+from swiftqueue.common.parquet import read_parquet
+from swiftqueue.feature_store.packets.schema import PACKET_SCHEMA, queue_column
+from swiftqueue.feature_store.telemetry.events import ACK, EVENT, SEND, UNKNOWN_US, Events
 
 ACK_SCHEMA: Final = pl.Schema({name: PACKET_SCHEMA[name] for name in ("packet", "acked_ns", "latency_us")})
 

@@ -17,9 +17,9 @@ def build(settings: dict[str, int]) -> Application:
     Args:
         settings: `args` of the application in ray.yaml; `replicas` is the number of processes for batches.
     """
-    from feature_store.telemetry.log import check_format
-    from serving.ingest.app import application
-    from serving.ingest.server import keep, limits, replicas_log, telemetry_dir
+    from swiftqueue.feature_store.telemetry.log import check_format
+    from swiftqueue.serving.ingest.app import application
+    from swiftqueue.serving.ingest.server import keep, limits, replicas_log, telemetry_dir
 
     root = telemetry_dir()
     check_format(root)

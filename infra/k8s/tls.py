@@ -1,6 +1,7 @@
 """A TLS proxy before the ingest, in its pod: senders' tokens cross the network inside TLS.
 
-    python -m infra.k8s.tls --listen 0.0.0.0:8443 --to 127.0.0.1:8000 --certificate tls.crt --key tls.key
+    python -m swiftqueue.infra.k8s.tls --listen 0.0.0.0:8443 --to 127.0.0.1:8000 \
+        --certificate tls.crt --key tls.key
 
 Serve's own proxy stays in clear, because KubeRay asks it for its health that way. The decrypted bytes are
 passed on unchanged. After a renewal the next client that connects sees the new certificate.
@@ -16,7 +17,7 @@ from typing import Annotated, Final
 
 import typer
 
-from common import program
+from swiftqueue.common import program
 
 MOST: Final = 1024  # connections at once
 HANDSHAKE_S: Final = 10.0

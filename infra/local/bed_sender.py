@@ -12,16 +12,16 @@ from typing import Annotated, Final
 
 import typer
 
-from common.say import say
-from common.state import make_scratch
-from infra.local.live_options import BED
-from infra.local.parts import end_when_told
-from infra.local.ports import LoopbackPort
-from serving.agent import process as agent_process
-from serving.triton.endpoint import grpc_addresses
-from testbed.host import tcp
-from testbed.host.hosts import Bed
-from testbed.host.run import PROFILES
+from swiftqueue.common.say import say
+from swiftqueue.common.state import make_scratch
+from swiftqueue.infra.local.live_options import BED
+from swiftqueue.infra.local.parts import end_when_told
+from swiftqueue.infra.local.ports import LoopbackPort
+from swiftqueue.serving.agent import process as agent_process
+from swiftqueue.serving.triton.endpoint import grpc_addresses
+from swiftqueue.testbed.host import tcp
+from swiftqueue.testbed.host.hosts import Bed
+from swiftqueue.testbed.host.run import PROFILES
 
 RATE_MBPS: Final = 20.0
 DELAY_MS: Final = 10.0

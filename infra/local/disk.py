@@ -6,7 +6,7 @@ import shutil
 from dataclasses import dataclass
 from typing import Final
 
-from common.state import state_dir
+from swiftqueue.common.state import state_dir
 
 FULL_BYTES: Final = 64 << 20
 FULL_SHARE: Final = 0.01  # share of a small disk

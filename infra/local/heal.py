@@ -1,4 +1,4 @@
-"""`python -m infra.local.heal PART`: ends what is left of a part of the live loop and starts it again.
+"""End what is left of a part of the live loop and start it again: `python -m swiftqueue.infra.local.heal PART`.
 
 The keeper runs this as a process for each part, so a start that hangs or takes minutes delays no other part.
 The memory that a start needs (PyTorch and MLflow for serving the champion, 700 MB) ends with the process.
@@ -14,9 +14,9 @@ from typing import Annotated, Final
 
 import typer
 
-from common import program
-from infra.local import live_options, loop, processes, servers, under_way
-from infra.local.parts import PARTS, TRITON
+from swiftqueue.common import program
+from swiftqueue.infra.local import live_options, loop, processes, servers, under_way
+from swiftqueue.infra.local.parts import PARTS, TRITON
 
 PROGRAM: Final = "heal"
 LONGEST_S: Final = 600.0  # longer than any part's own time-out
@@ -30,7 +30,7 @@ class Healing:
         """Start a part again. An `idle` part keeps running and only gets its lost work back."""
         self._begin_s = time.monotonic()
         self._said = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115 - till its end
-        command = [sys.executable, "-m", "infra.local.heal", part, *(["--idle"] if idle else [])]
+        command = [sys.executable, "-m", "swiftqueue.infra.local.heal", part, *(["--idle"] if idle else [])]
         # A keeper that is killed takes the start along.
         self._process = subprocess.Popen(
             ["setpriv", "--pdeathsig", "TERM", *command], stdout=self._said, stderr=self._said

@@ -27,20 +27,30 @@ import psutil
 import typer
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
-from common import metrics_page
-from common.heartbeat import Heartbeat
-from common.lock import LockHeldError
-from common.say import say
-from common.settings import settings
-from common.state import strangers_connected
-from infra.local import live_options, loop, pages, parts, processes, prometheus, ray_head, status, under_way
-from infra.local.disk import disk
-from infra.local.heal import Healing
-from infra.local.notify import notify
-from infra.local.parts import KEEPER, MLFLOW, PARTS, TRITON, end_when_told
-from infra.local.ports import LoopbackPort
-from infra.local.tidy import Housekeeping
-from serving.triton.endpoint import LOOPBACK, Triton
+from swiftqueue.common import metrics_page
+from swiftqueue.common.heartbeat import Heartbeat
+from swiftqueue.common.lock import LockHeldError
+from swiftqueue.common.say import say
+from swiftqueue.common.settings import settings
+from swiftqueue.common.state import strangers_connected
+from swiftqueue.infra.local import (
+    live_options,
+    loop,
+    pages,
+    parts,
+    processes,
+    prometheus,
+    ray_head,
+    status,
+    under_way,
+)
+from swiftqueue.infra.local.disk import disk
+from swiftqueue.infra.local.heal import Healing
+from swiftqueue.infra.local.notify import notify
+from swiftqueue.infra.local.parts import KEEPER, MLFLOW, PARTS, TRITON, end_when_told
+from swiftqueue.infra.local.ports import LoopbackPort
+from swiftqueue.infra.local.tidy import Housekeeping
+from swiftqueue.serving.triton.endpoint import LOOPBACK, Triton
 
 LOOK_S: Final = 1.0
 ASK_S: Final = 10.0  # seconds between two requests to a part

@@ -8,10 +8,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
-from common.atomic import write_durably
-from common.json_file import read_object
-from common.state import make_scratch, private_dir, scratch, state_dir
-from pipelines.live import DRIFT
+from swiftqueue.common.atomic import write_durably
+from swiftqueue.common.json_file import read_object
+from swiftqueue.common.state import make_scratch, private_dir, scratch, state_dir
+from swiftqueue.pipelines.live import DRIFT
 
 BED: Final = "bed"  # the sender's connections on the test bed are BED-0, BED-1, ...; there is one
 

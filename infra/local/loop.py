@@ -19,17 +19,17 @@ from pathlib import Path
 from types import FrameType
 from typing import Final, NoReturn
 
-from common import door
-from common.local_ray import ALONE, LOOPBACK
-from common.program import SWIFTQUEUE
-from common.section import read_all
-from common.settings import settings, variable
-from common.state import drop_scratch, make_scratch, private_file, state_dir
-from infra.local import live_options, processes, ray_head, status, under_way
-from infra.local.pages import answers
-from infra.local.parts import KEEPER, MLFLOW, PARTS, PROMETHEUS, TRITON
-from infra.local.servers import start_mlflow, start_stack
-from pipelines.live import DRIFT
+from swiftqueue.common import door
+from swiftqueue.common.local_ray import ALONE, LOOPBACK
+from swiftqueue.common.program import SWIFTQUEUE
+from swiftqueue.common.section import read_all
+from swiftqueue.common.settings import settings, variable
+from swiftqueue.common.state import drop_scratch, make_scratch, private_file, state_dir
+from swiftqueue.infra.local import live_options, processes, ray_head, status, under_way
+from swiftqueue.infra.local.pages import answers
+from swiftqueue.infra.local.parts import KEEPER, MLFLOW, PARTS, PROMETHEUS, TRITON
+from swiftqueue.infra.local.servers import start_mlflow, start_stack
+from swiftqueue.pipelines.live import DRIFT
 
 ON_RAY: Final = ("ingest", "scheduler")
 PARAMS_FILE: Final = Path("params.yaml")
@@ -179,12 +179,12 @@ def _check_what_it_needs(live: live_options.LiveOptions, model: str, makes: Cont
         NoChampionError: only the champion is missing.
         OSError: something else is missing.
     """
-    from models.registry.registry import Registry
-    from models.registry.store import registry_exists
-    from serving.agent import process as agent_process
-    from serving.agent.io.packet_log import open_log
-    from serving.deploy.champion import find_champion
-    from serving.ingest import server as ingest
+    from swiftqueue.models.registry.registry import Registry
+    from swiftqueue.models.registry.store import registry_exists
+    from swiftqueue.serving.agent import process as agent_process
+    from swiftqueue.serving.agent.io.packet_log import open_log
+    from swiftqueue.serving.deploy.champion import find_champion
+    from swiftqueue.serving.ingest import server as ingest
 
     if ingest.elsewhere() and not status.ingest_check(ingest.address()):
         raise OSError(f"{ingest.ADDRESS_VARIABLE}: no ingest answers at {ingest.address()}")
@@ -192,7 +192,7 @@ def _check_what_it_needs(live: live_options.LiveOptions, model: str, makes: Cont
         raise OSError(f"the loop's sender needs the C++ agent: {reason}")
     champion = registry_exists() and find_champion(Registry(model)).version is not None
     if live.bed:
-        from testbed.host import tcp
+        from swiftqueue.testbed.host import tcp
 
         if reason := tcp.why_not():
             raise OSError(f"--bed: {reason}; `swiftqueue bed check` says what this machine can do")
@@ -273,7 +273,7 @@ def _stop_outlived(name: str) -> None:
 
 
 def _start_ingest() -> None:
-    from serving.ingest import server as ingest
+    from swiftqueue.serving.ingest import server as ingest
 
     url = ingest.address()
     if ingest.elsewhere():
@@ -299,8 +299,8 @@ def _start_ingest() -> None:
 
 
 def _start_forwarder() -> None:
-    from serving.ingest.own_socket import listens
-    from serving.ingest.server import address
+    from swiftqueue.serving.ingest.own_socket import listens
+    from swiftqueue.serving.ingest.server import address
 
     _start_process(
         "forwarder",
@@ -324,10 +324,10 @@ def _start_agent(live: live_options.LiveOptions) -> None:
 
 
 def _start_scheduler(live: live_options.LiveOptions) -> None:
-    from serving.agent.io.frames import heard_name
-    from serving.agent.io.packet_log import open_log
-    from serving.ingest.forwarder import sender_id
-    from serving.ingest.server import telemetry_dir
+    from swiftqueue.serving.agent.io.frames import heard_name
+    from swiftqueue.serving.agent.io.packet_log import open_log
+    from swiftqueue.serving.ingest.forwarder import sender_id
+    from swiftqueue.serving.ingest.server import telemetry_dir
 
     _stop_outlived("scheduler")
     port = _port("scheduler", "scheduler_metrics")
@@ -353,7 +353,7 @@ def _start_scheduler(live: live_options.LiveOptions) -> None:
 
 
 def _start_prometheus() -> None:
-    from infra.local import prometheus
+    from swiftqueue.infra.local import prometheus
 
     if shutil.which("prometheus") is None:
         print(
@@ -367,7 +367,7 @@ def keeper_command(metrics_port: int) -> list[str]:
     """Return the command of the keeper and its supervisor."""
     files = str(live_options.file()), str(live_options.heartbeat(KEEPER))
     program = [SWIFTQUEUE, "part", "keeper", f"--metrics-port={metrics_port}"]
-    return [sys.executable, "-m", "infra.local.supervisor", *files, *program]
+    return [sys.executable, "-m", "swiftqueue.infra.local.supervisor", *files, *program]
 
 
 def stay_as_keeper(child: int) -> NoReturn:
@@ -388,7 +388,7 @@ def stay_as_keeper(child: int) -> NoReturn:
         stop_stack()
     if told or ended:
         sys.exit(os.waitstatus_to_exitcode(ended) or 1)
-    from infra.local import prometheus
+    from swiftqueue.infra.local import prometheus
 
     processes.stop(KEEPER)  # the keeper of an `up` without systemd
     ports = {"metrics": _port(KEEPER, "keeper_metrics")}
@@ -402,7 +402,7 @@ def stay_as_keeper(child: int) -> NoReturn:
 
 
 def _start_keeper() -> None:
-    from infra.local import prometheus
+    from swiftqueue.infra.local import prometheus
 
     port = _port(KEEPER, "keeper_metrics")
     _start_process(

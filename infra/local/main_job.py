@@ -12,7 +12,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from infra.local.under_way import under_way
+from swiftqueue.infra.local.under_way import under_way
 
 AGENT_DEADLINE_US = 2_000
 PYTHON_DEADLINE_US = 20_000  # a Python client on a busy core needs it
@@ -26,8 +26,8 @@ def run_main_job(*, speed: float) -> int:
     Each step is idempotent: DVC skips stages whose inputs did not change, `up` leaves a running server
     alone, and a version that is served already is not pushed again.
     """
-    from serving.agent import process as agent_process
-    from serving.agent.replay import replay_trace
+    from swiftqueue.serving.agent import process as agent_process
+    from swiftqueue.serving.agent.replay import replay_trace
 
     if not (math.isfinite(speed) and speed >= 0):
         raise ValueError(f"--speed {speed}: must be 0 (as fast as possible) or above")
@@ -69,9 +69,9 @@ def make_first_champion() -> None:
 
 def _make_and_serve(console: Console, root: Path, steps: int) -> int:
     """Run pipeline, server and deployment, which are the first three of `steps` steps."""
-    from infra.local.servers import start_stack
-    from pipelines.experiments.dvc_command import run_dvc
-    from serving.deploy.deployment import deploy_version
+    from swiftqueue.infra.local.servers import start_stack
+    from swiftqueue.pipelines.experiments.dvc_command import run_dvc
+    from swiftqueue.serving.deploy.deployment import deploy_version
 
     if not (root / "dvc.yaml").is_file():
         console.print(f"{root} holds no dvc.yaml: run this in the project's folder")
@@ -89,10 +89,10 @@ def _make_and_serve(console: Console, root: Path, steps: int) -> int:
 
 def what_served_it() -> str:
     """Return a line that names the backend that answered and the agent that asked, with each fallback."""
-    from serving.agent import process as agent_process
-    from serving.deploy import log as deploy_log
-    from serving.triton.config import Backend
-    from serving.triton.endpoint import Triton
+    from swiftqueue.serving.agent import process as agent_process
+    from swiftqueue.serving.deploy import log as deploy_log
+    from swiftqueue.serving.triton.config import Backend
+    from swiftqueue.serving.triton.endpoint import Triton
 
     with Triton() as triton:
         version = triton.served_version()

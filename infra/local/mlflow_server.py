@@ -13,10 +13,10 @@ import hmac
 import os
 from typing import Any, Final
 
-from common.state import secret
-from infra.local.ports import LoopbackPort
-from models.registry.store import PASSWORD, USER, local_store
-from serving.triton.endpoint import LOOPBACK
+from swiftqueue.common.state import secret
+from swiftqueue.infra.local.ports import LoopbackPort
+from swiftqueue.models.registry.store import PASSWORD, USER, local_store
+from swiftqueue.serving.triton.endpoint import LOOPBACK
 
 HEALTH: Final = "/health"  # answers OK to anybody
 

@@ -11,8 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from infra.local.triton_environment import TritonEnvironment
-from serving.triton.config import Backend
+from swiftqueue.infra.local.triton_environment import TritonEnvironment
+from swiftqueue.serving.triton.config import Backend
 
 SOURCES: Final = Path(__file__).resolve().parents[2] / "serving" / "triton" / "native"
 LIBRARY: Final = SOURCES / "_build" / f"libtriton_{Backend.NATIVE}.so"

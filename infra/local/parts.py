@@ -7,9 +7,9 @@ import signal
 import sys
 from typing import Final
 
-from common.settings import settings
-from serving.ingest import server as ingest
-from serving.triton import endpoint
+from swiftqueue.common.settings import settings
+from swiftqueue.serving.ingest import server as ingest
+from swiftqueue.serving.triton import endpoint
 
 TRITON: Final = "triton"
 MLFLOW: Final = "mlflow"

@@ -21,15 +21,15 @@ from typing import Final
 
 import psutil
 
-from common.atomic import write_durably
-from common.json_file import read_object
-from common.process_start import state_and_start
-from common.redaction import redacted
-from common.settings import variable
-from common.state import PRIVATE, private_dir, private_file, state_dir
-from infra.local import triton_leftovers
-from infra.local.ports import MOST_PORT
-from serving.triton.endpoint import LOOPBACK
+from swiftqueue.common.atomic import write_durably
+from swiftqueue.common.json_file import read_object
+from swiftqueue.common.process_start import state_and_start
+from swiftqueue.common.redaction import redacted
+from swiftqueue.common.settings import variable
+from swiftqueue.common.state import PRIVATE, private_dir, private_file, state_dir
+from swiftqueue.infra.local import triton_leftovers
+from swiftqueue.infra.local.ports import MOST_PORT
+from swiftqueue.serving.triton.endpoint import LOOPBACK
 
 STOP_TIMEOUT_S: Final = 15.0  # Triton takes 3-6 s to unload its models
 CHILDREN_TIMEOUT_S: Final = 3.0  # for the children that a server left, once the server has ended

@@ -25,14 +25,14 @@ from typing import Annotated, Final
 import typer
 import yaml
 
-from common.atomic import write_file
-from common.settings import settings, variable
-from common.state import private_dir, private_file, secret, secret_file, state_dir
-from infra.local import processes
-from infra.local.pages import answers
-from infra.local.parts import PROMETHEUS
-from infra.local.prometheus_query import PASSWORD, USER, own_request
-from serving.triton.endpoint import LOOPBACK
+from swiftqueue.common.atomic import write_file
+from swiftqueue.common.settings import settings, variable
+from swiftqueue.common.state import private_dir, private_file, secret, secret_file, state_dir
+from swiftqueue.infra.local import processes
+from swiftqueue.infra.local.pages import answers
+from swiftqueue.infra.local.parts import PROMETHEUS
+from swiftqueue.infra.local.prometheus_query import PASSWORD, USER, own_request
+from swiftqueue.serving.triton.endpoint import LOOPBACK
 
 CONFIGURATION: Final = Path(__file__).resolve().parents[1] / "monitoring"
 ALERTMANAGER: Final = re.compile(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9.-]+):([1-9][0-9]{0,4})")

@@ -9,11 +9,11 @@ import urllib.parse
 import urllib.request
 from typing import Any, Final
 
-from common.state import secret, stranger_listens
-from infra.local import processes
-from infra.local.pages import NO_ANSWER
-from infra.local.parts import PROMETHEUS
-from serving.triton.endpoint import LOOPBACK
+from swiftqueue.common.state import secret, stranger_listens
+from swiftqueue.infra.local import processes
+from swiftqueue.infra.local.pages import NO_ANSWER
+from swiftqueue.infra.local.parts import PROMETHEUS
+from swiftqueue.serving.triton.endpoint import LOOPBACK
 
 TIMEOUT_S: Final = 30.0
 USER: Final = "swiftqueue"

@@ -1,6 +1,6 @@
 """The live loop's own Ray head: started on loopback with a token, judged by a real write and read.
 
-    python -m infra.local.ray_head ADDRESS     # prints the judgement in one line; exit code 0 means well
+    python -m swiftqueue.infra.local.ray_head ADDRESS  # prints the judgement in one line; 0 means well
 
 The judgement is a program of its own, because Ray ends a process whose head does not answer.
 """
@@ -18,12 +18,12 @@ from typing import Final
 
 import grpc
 
-from common import door
-from common.local_ray import ALONE, LOOPBACK, OBJECT_STORE_BYTES, PATIENCE, use_token
-from common.settings import settings
-from common.state import stranger_listens
-from infra.local import processes
-from serving.ingest.server import SERVE_PATIENCE
+from swiftqueue.common import door
+from swiftqueue.common.local_ray import ALONE, LOOPBACK, OBJECT_STORE_BYTES, PATIENCE, use_token
+from swiftqueue.common.settings import settings
+from swiftqueue.common.state import stranger_listens
+from swiftqueue.infra.local import processes
+from swiftqueue.serving.ingest.server import SERVE_PATIENCE
 
 NAME: Final = "ray"
 START_TIMEOUT_S: Final = 240.0
@@ -102,7 +102,7 @@ def check(address: str, timeout_s: float = CHECK_TIMEOUT_S) -> tuple[bool, str]:
     if host == LOOPBACK and stranger_listens(int(port)):
         return False, f"another user listens at {address}, and is not told our token"
     use_token()
-    command = [sys.executable, "-m", "infra.local.ray_head", address]
+    command = [sys.executable, "-m", "swiftqueue.infra.local.ray_head", address]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
     except subprocess.TimeoutExpired:

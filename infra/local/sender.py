@@ -17,14 +17,14 @@ from typing import Annotated, Final
 import numpy as np
 import typer
 
-from common.say import say
-from common.state import private_dir, state_dir
-from infra.local.parts import end_when_told
-from infra.local.ports import LoopbackPort
-from serving.agent import process as agent_process
-from serving.agent.io import frames
-from serving.agent.io.packet_log import PacketLog, open_log
-from serving.triton.endpoint import grpc_addresses
+from swiftqueue.common.say import say
+from swiftqueue.common.state import private_dir, state_dir
+from swiftqueue.infra.local.parts import end_when_told
+from swiftqueue.infra.local.ports import LoopbackPort
+from swiftqueue.serving.agent import process as agent_process
+from swiftqueue.serving.agent.io import frames
+from swiftqueue.serving.agent.io.packet_log import PacketLog, open_log
+from swiftqueue.serving.triton.endpoint import grpc_addresses
 
 PASS_S: Final = 600.0  # seconds of a pass; a session's first seconds teach nothing, so there are few passes
 DEADLINE_US: Final = 5_000  # longer than usual: training runs on the same cores

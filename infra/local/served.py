@@ -11,22 +11,22 @@ from urllib.request import Request
 
 import numpy as np
 
-from common.redaction import redacted
-from common.settings import settings
-from common.state import secret, state_dir
-from infra.local import processes
-from infra.local.judgement import BOUND_S, Judgement, duration
-from infra.local.pages import answers, page
-from infra.local.parts import MLFLOW, TRITON
-from infra.local.servers import how_to_log_in, with_login
-from models.registry import decision
-from models.registry.registry import CHAMPION
-from models.registry.store import PASSWORD, USER, is_own_server, registry_exists, tracking_uri
-from serving.deploy.log import age_s, last_served
-from serving.triton.config import Backend
-from serving.triton.endpoint import LOOPBACK, Triton, TritonError
-from serving.triton.repository import LATENCY, MODELS
-from serving.triton.servers import connected, each
+from swiftqueue.common.redaction import redacted
+from swiftqueue.common.settings import settings
+from swiftqueue.common.state import secret, state_dir
+from swiftqueue.infra.local import processes
+from swiftqueue.infra.local.judgement import BOUND_S, Judgement, duration
+from swiftqueue.infra.local.pages import answers, page
+from swiftqueue.infra.local.parts import MLFLOW, TRITON
+from swiftqueue.infra.local.servers import how_to_log_in, with_login
+from swiftqueue.models.registry import decision
+from swiftqueue.models.registry.registry import CHAMPION
+from swiftqueue.models.registry.store import PASSWORD, USER, is_own_server, registry_exists, tracking_uri
+from swiftqueue.serving.deploy.log import age_s, last_served
+from swiftqueue.serving.triton.config import Backend
+from swiftqueue.serving.triton.endpoint import LOOPBACK, Triton, TritonError
+from swiftqueue.serving.triton.repository import LATENCY, MODELS
+from swiftqueue.serving.triton.servers import connected, each
 
 
 def judge_tritons(kind: str) -> list[Judgement]:
@@ -131,8 +131,8 @@ def judge_alias(kind: str) -> list[Judgement]:
         return []
     if (url := _mlflow_url()) and _may_be_served(url, served["model"]):
         return []
-    from models.registry.registry import Registry  # importing MLflow takes seconds
-    from serving.deploy.champion import find_champion
+    from swiftqueue.models.registry.registry import Registry  # importing MLflow takes seconds
+    from swiftqueue.serving.deploy.champion import find_champion
 
     try:
         astray = find_champion(Registry(served["model"]), kind).astray

@@ -11,22 +11,22 @@ from typing import Final
 from urllib.parse import quote, urlencode
 from urllib.request import Request
 
-from common import door
-from common.program import SWIFTQUEUE
-from common.redaction import redacted
-from common.section import read_all
-from common.settings import settings
-from common.state import private_dir, secret, state_dir
-from infra.local import processes
-from infra.local.native_backend import with_native_backend
-from infra.local.pages import answers, page
-from infra.local.parts import MLFLOW, TRITON
-from infra.local.triton_environment import TritonEnvironment, check_front, find_environment
-from infra.local.triton_tls import tls_flags
-from models.registry.store import PASSWORD, TRAINING, USER, local_store, tracking_uri
-from serving.deploy import log as deploy_log
-from serving.triton.config import Backend
-from serving.triton.endpoint import (
+from swiftqueue.common import door
+from swiftqueue.common.program import SWIFTQUEUE
+from swiftqueue.common.redaction import redacted
+from swiftqueue.common.section import read_all
+from swiftqueue.common.settings import settings
+from swiftqueue.common.state import private_dir, secret, state_dir
+from swiftqueue.infra.local import processes
+from swiftqueue.infra.local.native_backend import with_native_backend
+from swiftqueue.infra.local.pages import answers, page
+from swiftqueue.infra.local.parts import MLFLOW, TRITON
+from swiftqueue.infra.local.triton_environment import TritonEnvironment, check_front, find_environment
+from swiftqueue.infra.local.triton_tls import tls_flags
+from swiftqueue.models.registry.store import PASSWORD, TRAINING, USER, local_store, tracking_uri
+from swiftqueue.serving.deploy import log as deploy_log
+from swiftqueue.serving.triton.config import Backend
+from swiftqueue.serving.triton.endpoint import (
     CONTROL_KEY,
     LOOPBACK,
     SERVERS,
@@ -36,7 +36,7 @@ from serving.triton.endpoint import (
     grpc_addresses,
     port,
 )
-from serving.triton.repository import LATENCY, MODELS, ModelRepository
+from swiftqueue.serving.triton.repository import LATENCY, MODELS, ModelRepository
 
 # Calls that a sender does not need: loading (a request may bring files, and so code), shared memory of other
 # programs, statistics, traces and the log. A sender asks for the model's configuration and for inferences.
@@ -58,10 +58,10 @@ def start_stack() -> None:
         RuntimeError: the server ended, did not answer, or could not load the champion.
     """
     _start_triton()
-    from serving.deploy.deployment import (
+    from swiftqueue.serving.deploy.deployment import (
         serve_champion,  # brings PyTorch and MLflow, which `down` does not need
     )
-    from serving.deploy.served_models import served_model
+    from swiftqueue.serving.deploy.served_models import served_model
 
     version = serve_champion()
     if version is None:

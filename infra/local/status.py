@@ -13,20 +13,20 @@ from functools import partial
 from threading import Thread
 from typing import Any, Final
 
-from common.state import state_dir
-from infra.local import live_options, parts, processes, prometheus, ray_head, under_way
-from infra.local.disk import disk
-from infra.local.judgement import BOUND_S, Judgement, duration
-from infra.local.pages import answers, page
-from infra.local.parts import KEEPER, MLFLOW, PARTS, TRITON
-from infra.local.prometheus_query import QueryError, ask
-from infra.local.served import judge_alias, judge_mlflow, judge_tritons
-from pipelines.live.rounds_log import LOG_FILE, OUTCOMES, newest_first
-from serving.deploy.hold import held
-from serving.deploy.log import last_served
-from serving.ingest import server as ingest
-from serving.triton.endpoint import LOOPBACK
-from serving.triton.repository import LATENCY, MODELS
+from swiftqueue.common.state import state_dir
+from swiftqueue.infra.local import live_options, parts, processes, prometheus, ray_head, under_way
+from swiftqueue.infra.local.disk import disk
+from swiftqueue.infra.local.judgement import BOUND_S, Judgement, duration
+from swiftqueue.infra.local.pages import answers, page
+from swiftqueue.infra.local.parts import KEEPER, MLFLOW, PARTS, TRITON
+from swiftqueue.infra.local.prometheus_query import QueryError, ask
+from swiftqueue.infra.local.served import judge_alias, judge_mlflow, judge_tritons
+from swiftqueue.pipelines.live.rounds_log import LOG_FILE, OUTCOMES, newest_first
+from swiftqueue.serving.deploy.hold import held
+from swiftqueue.serving.deploy.log import last_served
+from swiftqueue.serving.ingest import server as ingest
+from swiftqueue.serving.triton.endpoint import LOOPBACK
+from swiftqueue.serving.triton.repository import LATENCY, MODELS
 
 FLOWS: Final = {"agent": "batches decided", "forwarder": "events stored by the ingest"}
 NEEDS: Final = {"forwarder": ("ray", "ingest")}  # parts that store what a flow counts

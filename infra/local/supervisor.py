@@ -1,4 +1,4 @@
-"""`python -m infra.local.supervisor WHILE ALIVE COMMAND...`: starts the keeper, again and again.
+"""`python -m swiftqueue.infra.local.supervisor WHILE ALIVE COMMAND...`: starts the keeper, again and again.
 
 COMMAND is the keeper's. WHILE is the file of the options of `up --live`: once it is gone, nothing is kept any
 more. ALIVE is the keeper's heartbeat: a keeper that is still for STILL_S is ended. Where systemd started the

@@ -9,8 +9,8 @@ import time
 from pathlib import Path
 from typing import Final
 
-from common.state import private_file, scratch, state_dir
-from infra.local import processes
+from swiftqueue.common.state import private_file, scratch, state_dir
+from swiftqueue.infra.local import processes
 
 LOG_BYTES: Final = processes.LOG_BYTES
 TOUCH_S: Final = 6 * 3600.0  # systemd-tmpfiles removes files in /tmp that are untouched for ten days

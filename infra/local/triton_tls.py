@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from common.settings import settings, variable
-from serving.triton.endpoint import TLS_CA, pem_file
+from swiftqueue.common.settings import settings, variable
+from swiftqueue.serving.triton.endpoint import TLS_CA, pem_file
 
 SERVER_CERT, SERVER_KEY = map(variable, ("tls_server_cert", "tls_server_key"))
 

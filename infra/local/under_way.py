@@ -17,11 +17,11 @@ from pathlib import Path
 from types import FrameType
 from typing import Final
 
-from common.atomic import write_file
-from common.lock import held
-from common.settings import settings
-from common.state import private_dir, state_dir
-from infra.local import processes
+from swiftqueue.common.atomic import write_file
+from swiftqueue.common.lock import held
+from swiftqueue.common.settings import settings
+from swiftqueue.common.state import private_dir, state_dir
+from swiftqueue.infra.local import processes
 
 NAME: Final = "up"  # name of the record `var/up/server.json`
 UP_WAIT_S: Final = 3600.0  # making a first champion takes minutes

@@ -13,9 +13,9 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from common.settings import PREFIX, variable
-from common.state import state_dir
-from infra.local.under_way import UP_WAIT_S
+from swiftqueue.common.settings import PREFIX, variable
+from swiftqueue.common.state import state_dir
+from swiftqueue.infra.local.under_way import UP_WAIT_S
 
 NAME: Final = "swiftqueue.service"
 MEMORY: Final = re.compile(r"[1-9][0-9]*[KMGT]?|[1-9][0-9]?%|100%")

@@ -12,7 +12,7 @@ from typing import Annotated, Final
 
 import typer
 
-from common.atomic import write_file
+from swiftqueue.common.atomic import write_file
 
 FILE: Final = "swiftqueue.json"
 DATASOURCE: Final = "swiftqueue-prometheus"  # uid in grafana/provisioning/datasources

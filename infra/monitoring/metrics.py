@@ -1,7 +1,7 @@
 """The metrics that the parts export, with their labels, and the reference page made from them.
 
 Rules and dashboard may name only these. The help texts stand beside the code that exports a metric.
-`python -m infra.monitoring.metrics > docs/METRICS.md`
+`python -m swiftqueue.infra.monitoring.metrics > docs/METRICS.md`
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ def reference(project: Path) -> str:
         "",
         "Each part exports these on its metrics port, and Prometheus scrapes them under the job's name.",
         "Triton also exports its own `nv_inference_*`.",
-        "`python -m infra.monitoring.metrics > docs/METRICS.md` makes this page from the code.",
+        "`python -m swiftqueue.infra.monitoring.metrics > docs/METRICS.md` makes this page from the code.",
     ]
     for job, metrics in OURS.items():
         lines += ["", f"## {job}", ""]

@@ -15,8 +15,8 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from infra.local.prometheus_query import ask
-from infra.monitoring.dashboard import Panel, Query, panels
+from swiftqueue.infra.local.prometheus_query import ask
+from swiftqueue.infra.monitoring.dashboard import Panel, Query, panels
 
 COLUMNS: Final = 3
 POINTS: Final = 180  # points per series

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from common.atomic import new_folder
-from pipelines.simulators import PROJECT
-from serving.triton.repository import LATENCY
+from swiftqueue.common.atomic import new_folder
+from swiftqueue.pipelines.simulators import PROJECT
+from swiftqueue.serving.triton.repository import LATENCY
 
 MODELS: Final = "models"  # of the laboratory's folder
 
@@ -21,12 +21,12 @@ def champion_folder(output: Path, kind: str = LATENCY) -> Path:
         FileNotFoundError: there is no registry, or no champion in it.
         RegistryError: the registry does not answer.
     """
-    from common.section import read
-    from models.registry.decision import CONTENT_TAG
-    from models.registry.registry import Registry
-    from models.registry.store import registry_exists
-    from serving.deploy.champion import find_champion
-    from serving.deploy.served_models import served_model
+    from swiftqueue.common.section import read
+    from swiftqueue.models.registry.decision import CONTENT_TAG
+    from swiftqueue.models.registry.registry import Registry
+    from swiftqueue.models.registry.store import registry_exists
+    from swiftqueue.serving.deploy.champion import find_champion
+    from swiftqueue.serving.deploy.served_models import served_model
 
     if not registry_exists():
         raise FileNotFoundError("--artifact champion: there is no registry yet; `make run` makes one")

@@ -12,7 +12,7 @@ from typing import Final
 
 import numpy as np
 
-from pipelines.simulators import PROJECT
+from swiftqueue.pipelines.simulators import PROJECT
 
 TRACE: Final = "s1"
 PARAMS: Final = PROJECT / "params.yaml"
@@ -35,15 +35,15 @@ def finetune_round(run: Path, span_ns: tuple[int, int], parent: Path, output: Pa
     """
     import torch
 
-    from common.atomic import new_folder
-    from common.section import read
-    from laboratory.learning.packet_table import packets_of
-    from models.forecasters.forecaster import load
-    from models.forecasters.traces import TracePart, decision_times
-    from models.networks.parameters import ALL
-    from models.sharp import change_of
-    from models.training.head import FinetuneParams
-    from models.training.protocol import Slice
+    from swiftqueue.common.atomic import new_folder
+    from swiftqueue.common.section import read
+    from swiftqueue.laboratory.learning.packet_table import packets_of
+    from swiftqueue.models.forecasters.forecaster import load
+    from swiftqueue.models.forecasters.traces import TracePart, decision_times
+    from swiftqueue.models.networks.parameters import ALL
+    from swiftqueue.models.sharp import change_of
+    from swiftqueue.models.training.head import FinetuneParams
+    from swiftqueue.models.training.protocol import Slice
 
     torch.set_num_threads(1)
     packets = packets_of(run, TRACE)

@@ -8,11 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from laboratory.learning.champion import MODELS, champion_folder
-from laboratory.runs.resolve import Model
-from laboratory.scenarios.files import environment_at
-from laboratory.scenarios.schema import FORMER_PROFILES, PROFILES, Scenario
-from models.registry.registry import CHAMPION
+from swiftqueue.laboratory.learning.champion import MODELS, champion_folder
+from swiftqueue.laboratory.runs.resolve import Model
+from swiftqueue.laboratory.scenarios.files import environment_at
+from swiftqueue.laboratory.scenarios.schema import FORMER_PROFILES, PROFILES, Scenario
+from swiftqueue.models.registry.registry import CHAMPION
 
 ORIGIN: Final = "origin.json"  # beside a model that `lab train` made: what it was trained on
 UNSAID: Final = "unsaid"  # an origin that does not say from which ACKs
@@ -85,9 +85,9 @@ def check_acks(models: Mapping[str, Model], scenarios: Mapping[str, Scenario]) -
 
 
 def _model(folder: Path) -> Model:
-    from models.networks.artifact import load
-    from models.registry.lineage import content_hash
-    from serving.engine import Engine
+    from swiftqueue.models.networks.artifact import load
+    from swiftqueue.models.registry.lineage import content_hash
+    from swiftqueue.serving.engine import Engine
 
     load(folder)
     try:
@@ -104,7 +104,7 @@ def anchor_of(model: Model, output: Path) -> Model | None:
     """
     import torch
 
-    from models.networks.artifact import load, save
+    from swiftqueue.models.networks.artifact import load, save
 
     target = output / MODELS / f"anchor-{model.content[:16]}"
     artifact = load(model.folder)

@@ -11,13 +11,13 @@ from typing import Annotated
 
 import typer
 
-from common.atomic import new_folder
-from feature_store.packets.truth import write_truth
-from laboratory.runs import execution
-from laboratory.runs.resolve import Cell, control_of, resolve
-from laboratory.scenarios.files import load
-from pipelines.simulators import Runs, build_simulator
-from pipelines.stage import Given, run_stage
+from swiftqueue.common.atomic import new_folder
+from swiftqueue.feature_store.packets.truth import write_truth
+from swiftqueue.laboratory.runs import execution
+from swiftqueue.laboratory.runs.resolve import Cell, control_of, resolve
+from swiftqueue.laboratory.scenarios.files import load
+from swiftqueue.pipelines.simulators import Runs, build_simulator
+from swiftqueue.pipelines.stage import Given, run_stage
 
 
 def main(

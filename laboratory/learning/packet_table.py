@@ -14,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from feature_store.packets.schema import PACKET_SCHEMA, queue_column
-from feature_store.packets.truth import TRUTH
-from laboratory.runs.execution import TRACE_METADATA
+from swiftqueue.feature_store.packets.schema import PACKET_SCHEMA, queue_column
+from swiftqueue.feature_store.packets.truth import TRUTH
+from swiftqueue.laboratory.runs.execution import TRACE_METADATA
 
 ECT1, ECT0, NOT_ECT = 1, 2, 0  # RFC 3168 section 5
 LONGEST_PAUSE_S = 10  # of a flow on its own

@@ -18,20 +18,20 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
-from common.atomic import new_file, new_folder
-from feature_store.packets.truth import write_truth
-from laboratory.learning.champion import MODELS
-from laboratory.learning.judged_models import ORIGIN, check_acks, model_at, models_by_profile
-from laboratory.learning.packet_table import write_packets
-from laboratory.runs import execution, programs
-from laboratory.runs.resolve import Cell, Model, check_tables, control_of, identity, resolve
-from laboratory.scenarios.files import environment_at, files_of, load
-from laboratory.scenarios.schema import Scenario
-from models.event_stream.parameters import EventStreamParams
-from models.networks.parameters import MEDIAN, Level
-from pipelines.params.document import load_yaml, save_yaml
-from pipelines.params.override import override
-from pipelines.simulators import PROJECT
+from swiftqueue.common.atomic import new_file, new_folder
+from swiftqueue.feature_store.packets.truth import write_truth
+from swiftqueue.laboratory.learning.champion import MODELS
+from swiftqueue.laboratory.learning.judged_models import ORIGIN, check_acks, model_at, models_by_profile
+from swiftqueue.laboratory.learning.packet_table import write_packets
+from swiftqueue.laboratory.runs import execution, programs
+from swiftqueue.laboratory.runs.resolve import Cell, Model, check_tables, control_of, identity, resolve
+from swiftqueue.laboratory.scenarios.files import environment_at, files_of, load
+from swiftqueue.laboratory.scenarios.schema import Scenario
+from swiftqueue.models.event_stream.parameters import EventStreamParams
+from swiftqueue.models.networks.parameters import MEDIAN, Level
+from swiftqueue.pipelines.params.document import load_yaml, save_yaml
+from swiftqueue.pipelines.params.override import override
+from swiftqueue.pipelines.simulators import PROJECT
 
 PARAMS: Final = PROJECT / "params.yaml"
 SECTION: Final = EventStreamParams.section  # of the one network that the engine in the simulator has
@@ -207,7 +207,7 @@ def _pretrain(folder: Path, runs: dict[str, Path], params: Any, *, flows_apart: 
 
 def _publish(trained: Path, folder: Path, params: Any) -> None:
     """Put what the parameters serve of a training into a folder that is there."""
-    from models.forecasters import forecaster
+    from swiftqueue.models.forecasters import forecaster
 
     level: Level = params[SECTION]["served_level"]
     forecaster.load(trained).export(

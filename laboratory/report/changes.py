@@ -8,7 +8,7 @@ from typing import Final
 
 import polars as pl
 
-from laboratory.report.comparison import (
+from swiftqueue.laboratory.report.comparison import (
     LIMITS,
     Limit,
     Place,
@@ -16,8 +16,8 @@ from laboratory.report.comparison import (
     places,
     why_not_judged,
 )
-from laboratory.report.judging import FEWEST_SEEDS, NO_HARM
-from laboratory.report.measures import (
+from swiftqueue.laboratory.report.judging import FEWEST_SEEDS, NO_HARM
+from swiftqueue.laboratory.report.measures import (
     CLASSIC_SHARE,
     MOVED,
     QUEUEING_MAX,
@@ -27,7 +27,7 @@ from laboratory.report.measures import (
     S1_GOODPUT,
     Measure,
 )
-from laboratory.report.tables import (
+from swiftqueue.laboratory.report.tables import (
     NONE,
     SHARES,
     TIMES,

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 import polars as pl
 
-from laboratory.report.judging import (
+from swiftqueue.laboratory.report.judging import (
     FEWEST_PACKETS,
     FEWEST_SEEDS,
     LEAST_CLASSIC_SHARE,
@@ -24,7 +24,7 @@ from laboratory.report.judging import (
     PACKET_BITS,
     SETTLED,
 )
-from laboratory.report.measures import (
+from swiftqueue.laboratory.report.measures import (
     CLASSIC_SHARE,
     CROSS_GOODPUT,
     CROSS_MESSAGE,
@@ -39,8 +39,8 @@ from laboratory.report.measures import (
     UNFINISHED,
     Measure,
 )
-from laboratory.runs.results import COMPLETE
-from models.scoring.intervals import MOST_SEEDS, Estimate, corrected, estimate, paired_change
+from swiftqueue.laboratory.runs.results import COMPLETE
+from swiftqueue.models.scoring.intervals import MOST_SEEDS, Estimate, corrected, estimate, paired_change
 
 NOT_SETTLED: Final = "not settled"
 FEW_PACKETS: Final = f"rests on fewer than {FEWEST_PACKETS} packets"

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from matplotlib.artist import Artist
 from matplotlib.figure import Figure
 
-from models.scoring.plot_style import INK
+from swiftqueue.models.scoring.plot_style import INK
 
 
 def legend_below(figure: Figure, handles: Sequence[Artist], columns: int) -> None:

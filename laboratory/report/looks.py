@@ -14,12 +14,12 @@ from typing import Any, Final
 
 import polars as pl
 
-from common.atomic import new_file
-from laboratory.report.comparison import FEW_PACKETS, Place, by_seed, compare, places
-from laboratory.report.judging import FEWEST_SEEDS, SETTLED
-from laboratory.report.measures import QUEUEING_P99
-from laboratory.runs.results import COMPLETE, kept_table
-from models.scoring.intervals import paired_change
+from swiftqueue.common.atomic import new_file
+from swiftqueue.laboratory.report.comparison import FEW_PACKETS, Place, by_seed, compare, places
+from swiftqueue.laboratory.report.judging import FEWEST_SEEDS, SETTLED
+from swiftqueue.laboratory.report.measures import QUEUEING_P99
+from swiftqueue.laboratory.runs.results import COMPLETE, kept_table
+from swiftqueue.models.scoring.intervals import paired_change
 
 FILE: Final = "looks.parquet"
 GROWTH: Final = 1.5  # of the seeds from one look to the next

@@ -7,9 +7,9 @@ from typing import Final
 
 import polars as pl
 
-from laboratory.report.tables import NONE, head_of, row_of
-from laboratory.report.verdict import Verdict
-from models.scoring.intervals import estimate
+from swiftqueue.laboratory.report.tables import NONE, head_of, row_of
+from swiftqueue.laboratory.report.verdict import Verdict
+from swiftqueue.models.scoring.intervals import estimate
 
 # Column of the table, its heading here, its unit's factor, digits; times are in ms
 SHOWN: Final = (

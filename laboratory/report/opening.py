@@ -18,7 +18,7 @@ import polars as pl
 from matplotlib.axes import Axes
 from matplotlib.ticker import NullLocator
 
-from laboratory.report.comparison import (
+from swiftqueue.laboratory.report.comparison import (
     FEW_PACKETS,
     LIMITS,
     Comparison,
@@ -32,12 +32,12 @@ from laboratory.report.comparison import (
     seeds_wanted,
     why_not_judged,
 )
-from laboratory.report.judging import FEWEST_PACKETS, JUDGED, SERVED
-from laboratory.report.measures import MESSAGES, PERCENT, QUEUEING_P99
-from laboratory.report.plots import COLOURS, Plot
-from laboratory.report.tables import Verdict, controls_run, head_of, row_of
-from models.scoring.intervals import Estimate
-from models.scoring.plot_style import DPI, grid
+from swiftqueue.laboratory.report.judging import FEWEST_PACKETS, JUDGED, SERVED
+from swiftqueue.laboratory.report.measures import MESSAGES, PERCENT, QUEUEING_P99
+from swiftqueue.laboratory.report.plots import COLOURS, Plot
+from swiftqueue.laboratory.report.tables import Verdict, controls_run, head_of, row_of
+from swiftqueue.models.scoring.intervals import Estimate
+from swiftqueue.models.scoring.plot_style import DPI, grid
 
 QUESTION: Final = "What does choosing the queue packet by packet gain, and when?"
 ANSWERS: Final = ("model", "oracle", "oracle_batched", "last_latency", "random")  # the first that was run

@@ -9,9 +9,9 @@ from typing import Any, Final
 import polars as pl
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from common.atomic import write_file
-from laboratory.report.comparison import Place, by_numbers, places, share
-from laboratory.report.judging import (
+from swiftqueue.common.atomic import write_file
+from swiftqueue.laboratory.report.comparison import Place, by_numbers, places, share
+from swiftqueue.laboratory.report.judging import (
     FEWEST_PACKETS,
     FEWEST_SEEDS,
     JUDGED,
@@ -23,10 +23,10 @@ from laboratory.report.judging import (
     NO_HARM,
     SERVED,
 )
-from laboratory.report.measures import DELAYS, TRAFFIC, Measure
-from laboratory.report.opening import QUESTION, Opening, opening
-from laboratory.report.plots import plots_of
-from laboratory.report.tables import (
+from swiftqueue.laboratory.report.measures import DELAYS, TRAFFIC, Measure
+from swiftqueue.laboratory.report.opening import QUESTION, Opening, opening
+from swiftqueue.laboratory.report.plots import plots_of
+from swiftqueue.laboratory.report.tables import (
     cell,
     chance,
     change,
@@ -36,9 +36,9 @@ from laboratory.report.tables import (
     measured,
     verdict,
 )
-from laboratory.report.targets import remarks, targets
-from laboratory.runs import results
-from laboratory.scenarios.controls import CONTROLS
+from swiftqueue.laboratory.report.targets import remarks, targets
+from swiftqueue.laboratory.runs import results
+from swiftqueue.laboratory.scenarios.controls import CONTROLS
 
 TEMPLATE: Final = "page.html.j2"
 PAGE: Final = "report.html"

@@ -14,9 +14,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator, StrMethodFormatter
 
-from laboratory.report.comparison import Place, mean_of, places
-from laboratory.report.judging import FEWEST_SEEDS
-from laboratory.report.measures import (
+from swiftqueue.laboratory.report.comparison import Place, mean_of, places
+from swiftqueue.laboratory.report.judging import FEWEST_SEEDS
+from swiftqueue.laboratory.report.measures import (
     CLASSIC_SHARE,
     MS,
     QUEUEING_P99,
@@ -25,11 +25,11 @@ from laboratory.report.measures import (
     S1_GOODPUT,
     Measure,
 )
-from laboratory.runs.results import COMPLETE
-from laboratory.scenarios.controls import ALL_CONTROLS
-from laboratory.scenarios.schema import PROFILES
-from models.scoring.intervals import estimate
-from models.scoring.plot_style import DPI, grid
+from swiftqueue.laboratory.runs.results import COMPLETE
+from swiftqueue.laboratory.scenarios.controls import ALL_CONTROLS
+from swiftqueue.laboratory.scenarios.schema import PROFILES
+from swiftqueue.models.scoring.intervals import estimate
+from swiftqueue.models.scoring.plot_style import DPI, grid
 
 COLOURS: Final = {
     "default": "#212529",

@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 
 import polars as pl
 
-from laboratory.report.comparison import (
+from swiftqueue.laboratory.report.comparison import (
     Place,
     against_chance,
     by_seed,
@@ -21,7 +21,7 @@ from laboratory.report.comparison import (
     settled,
     why_not_judged,
 )
-from laboratory.report.measures import (
+from swiftqueue.laboratory.report.measures import (
     CHOICE_RIGHT,
     CLASSIC_SHARE,
     CROSS_GOODPUT,
@@ -38,11 +38,11 @@ from laboratory.report.measures import (
     S1_MESSAGE,
     Measure,
 )
-from laboratory.report.targets import remarks, targets
-from laboratory.runs.results import COMPLETE
-from laboratory.scenarios.controls import ALL_CONTROLS
-from laboratory.scenarios.schema import PROFILES
-from models.scoring.intervals import Estimate
+from swiftqueue.laboratory.report.targets import remarks, targets
+from swiftqueue.laboratory.runs.results import COMPLETE
+from swiftqueue.laboratory.scenarios.controls import ALL_CONTROLS
+from swiftqueue.laboratory.scenarios.schema import PROFILES
+from swiftqueue.models.scoring.intervals import Estimate
 
 NONE: Final = "–"
 WRAPPED: Final[Any] = {"width": 118, "subsequent_indent": "  ", "break_on_hyphens": False}

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 import polars as pl
 
-from laboratory.report.comparison import (
+from swiftqueue.laboratory.report.comparison import (
     NOT_SETTLED,
     Place,
     by_seed,
@@ -25,7 +25,7 @@ from laboratory.report.comparison import (
     share,
     times,
 )
-from laboratory.report.judging import (
+from swiftqueue.laboratory.report.judging import (
     FEWEST_SEEDS,
     JUDGED,
     LEAST_CLASSIC_SHARE,
@@ -39,9 +39,16 @@ from laboratory.report.judging import (
     NO_HARM,
     ORACLE_PART,
 )
-from laboratory.report.measures import CLASSIC_SHARE, CPU, QUEUEING_P99, RTT_P99, S1_GOODPUT, Measure
-from laboratory.runs.results import COMPLETE
-from models.scoring.intervals import Estimate, estimate
+from swiftqueue.laboratory.report.measures import (
+    CLASSIC_SHARE,
+    CPU,
+    QUEUEING_P99,
+    RTT_P99,
+    S1_GOODPUT,
+    Measure,
+)
+from swiftqueue.laboratory.runs.results import COMPLETE
+from swiftqueue.models.scoring.intervals import Estimate, estimate
 
 HELD: Final = "held"
 NOT_HELD: Final = "not held"

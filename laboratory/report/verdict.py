@@ -14,9 +14,9 @@ from typing import Final
 
 import polars as pl
 
-from laboratory.report.judging import FEWEST_SEEDS
-from laboratory.runs import experience
-from models.scoring.intervals import Estimate, estimate
+from swiftqueue.laboratory.report.judging import FEWEST_SEEDS
+from swiftqueue.laboratory.runs import experience
+from swiftqueue.models.scoring.intervals import Estimate, estimate
 
 HELD: Final = "held"
 NOT_HELD: Final = "not held"

@@ -12,11 +12,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from laboratory.runs import execution
-from laboratory.runs.programs import LISTED, Equals, build, hash_of
-from laboratory.runs.resolve import Model, cells, control_of, resolve
-from laboratory.scenarios.files import environment_at, load
-from pipelines.simulators import PROJECT
+from swiftqueue.laboratory.runs import execution
+from swiftqueue.laboratory.runs.programs import LISTED, Equals, build, hash_of
+from swiftqueue.laboratory.runs.resolve import Model, cells, control_of, resolve
+from swiftqueue.laboratory.scenarios.files import environment_at, load
+from swiftqueue.pipelines.simulators import PROJECT
 
 SCENARIO: Final = Path(__file__).with_name("canary.yaml")
 MODEL: Final = PROJECT / "docs" / "laboratory" / "models" / "bed-figure8-flows" / "rfc9332"
@@ -96,7 +96,7 @@ def prove(listed: Path = LISTED) -> int:
 
 def canaries() -> dict[str, execution.Job]:
     """All canary runs by their names; a model's has the name of the kernel that this CPU answers with."""
-    from serving.engine import Engine
+    from swiftqueue.serving.engine import Engine
 
     scenario = load(SCENARIO)
     kernel = Engine(MODEL).isa

@@ -18,12 +18,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from common.program import SWIFTQUEUE
-from laboratory.scenarios.schema import WEIGHTS
-from pipelines.simulators import PROJECT
+from swiftqueue.common.program import SWIFTQUEUE
+from swiftqueue.laboratory.scenarios.schema import WEIGHTS
+from swiftqueue.pipelines.simulators import PROJECT
 
 if TYPE_CHECKING:
-    from common.storage import Storage
+    from swiftqueue.common.storage import Storage
 
 RUNS: Final = "runs"
 SUMMARY: Final = "summary.json"
@@ -191,8 +191,8 @@ def run_all(
     """
     if not jobs:
         return
-    from common.local_ray import ray_cluster
-    from common.storage import storage
+    from swiftqueue.common.local_ray import ray_cluster
+    from swiftqueue.common.storage import storage
 
     (output / RUNS).mkdir(parents=True, exist_ok=True)
     for left in (output / RUNS).glob(".*-*"):  # of a command that was killed: `sole_user` holds the folder

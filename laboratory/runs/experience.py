@@ -18,12 +18,12 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from common.atomic import new_file
-from laboratory.report.judging import FEWEST_PACKETS
-from laboratory.runs.execution import SUMMARY, folder_of
-from laboratory.runs.results import COMPLETE, KEY, kept_table
-from laboratory.runs.results import load as load_results
-from laboratory.scenarios.schema import LARGEST_PACKET_BYTES, Scenario
+from swiftqueue.common.atomic import new_file
+from swiftqueue.laboratory.report.judging import FEWEST_PACKETS
+from swiftqueue.laboratory.runs.execution import SUMMARY, folder_of
+from swiftqueue.laboratory.runs.results import COMPLETE, KEY, kept_table
+from swiftqueue.laboratory.runs.results import load as load_results
+from swiftqueue.laboratory.scenarios.schema import LARGEST_PACKET_BYTES, Scenario
 
 Rows = list[dict[str, Any]]
 RowsOf = Callable[[Mapping[str, Any], Mapping[str, Any]], Rows]

@@ -12,9 +12,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
-from common.atomic import write_file
-from pipelines.simulators import PROJECT, build_simulator
-from pipelines.stage import StageError
+from swiftqueue.common.atomic import write_file
+from swiftqueue.pipelines.simulators import PROJECT, build_simulator
+from swiftqueue.pipelines.stage import StageError
 
 LISTED: Final = PROJECT / "docs" / "laboratory" / "programs.json"
 

@@ -15,13 +15,13 @@ from itertools import count
 from pathlib import Path
 from typing import Any, Final
 
-from common.section import read_all
-from laboratory.scenarios.axis import Point
-from laboratory.scenarios.controls import LADDER, ModelControl
-from laboratory.scenarios.files import environment_at
-from laboratory.scenarios.pages import drawn, rates_of
-from laboratory.scenarios.replay import replayed
-from laboratory.scenarios.schema import (
+from swiftqueue.common.section import read_all
+from swiftqueue.laboratory.scenarios.axis import Point
+from swiftqueue.laboratory.scenarios.controls import LADDER, ModelControl
+from swiftqueue.laboratory.scenarios.files import environment_at
+from swiftqueue.laboratory.scenarios.pages import drawn, rates_of
+from swiftqueue.laboratory.scenarios.replay import replayed
+from swiftqueue.laboratory.scenarios.schema import (
     ACCESS_MS,
     FORMER_PROFILES,
     WEIGHTS,
@@ -31,14 +31,14 @@ from laboratory.scenarios.schema import (
     buffer_bytes,
     check_flows,
 )
-from laboratory.scenarios.traffic import Group, Pages, RealTime, Replay
-from models.limit.weight_file import content_of
-from pipelines.simulators import PROJECT
+from swiftqueue.laboratory.scenarios.traffic import Group, Pages, RealTime, Replay
+from swiftqueue.models.limit.weight_file import content_of
+from swiftqueue.pipelines.simulators import PROJECT
 
 FORMAT: Final = 1
 CONTROL_SEED: Final = 1  # of the draws of control `random`: the traffic's seed varies beside it
 FIRST_VERSION: Final = 1
-ROUND: Final = "laboratory.learning.finetune_round"
+ROUND: Final = "swiftqueue.laboratory.learning.finetune_round"
 ROUND_SECTIONS: Final = ("change", "finetune")
 BATCHING: Final = {"inference_us", "until_decided", "margin_us", "margin_share", "max_moved_unacked"}
 # As published runs have it; the program reads the first key alone.
@@ -264,7 +264,7 @@ def _forecast(environment: Environment, name: str, record: str) -> dict[str, Any
 @cache
 def finetuning_content(params: Path = PROJECT / "params.yaml") -> str:
     """Hash of what a round of fine-tuning does: its code and the sections of params.yaml that it reads."""
-    from common.import_closure import files_of
+    from swiftqueue.common.import_closure import files_of
 
     read = read_all(params)
     sections = {name: read[name] for name in ROUND_SECTIONS}

@@ -8,9 +8,9 @@ from typing import Any, Final
 
 import polars as pl
 
-from common.atomic import new_file
-from common.parquet import read_parquet
-from laboratory.scenarios.schema import FORMER_PROFILES
+from swiftqueue.common.atomic import new_file
+from swiftqueue.common.parquet import read_parquet
+from swiftqueue.laboratory.scenarios.schema import FORMER_PROFILES
 
 FILE: Final = "results.parquet"
 COMPLETE: Final = "complete"

@@ -9,13 +9,13 @@ from typing import Any
 
 import polars as pl
 
-from common.atomic import new_folder
-from laboratory.runs import experience
-from laboratory.runs.execution import COST, ROW, SUMMARY, TRACE_METADATA, folder_of, is_complete
-from laboratory.runs.programs import Equals
-from laboratory.runs.resolve import Asked, identity
-from laboratory.runs.results import COMPLETE, NOT_RUN, load
-from laboratory.scenarios.schema import Scenario
+from swiftqueue.common.atomic import new_folder
+from swiftqueue.laboratory.runs import experience
+from swiftqueue.laboratory.runs.execution import COST, ROW, SUMMARY, TRACE_METADATA, folder_of, is_complete
+from swiftqueue.laboratory.runs.programs import Equals
+from swiftqueue.laboratory.runs.resolve import Asked, identity
+from swiftqueue.laboratory.runs.results import COMPLETE, NOT_RUN, load
+from swiftqueue.laboratory.scenarios.schema import Scenario
 
 
 def not_run(asked: Asked, scenario: Scenario, reason: str) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, model_validator
 
-from laboratory.scenarios.checked import ScenarioPart
+from swiftqueue.laboratory.scenarios.checked import ScenarioPart
 
 
 class Point(ScenarioPart):

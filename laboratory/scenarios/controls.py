@@ -7,7 +7,7 @@ from typing import Annotated, Final, Literal
 
 from pydantic import Field
 
-from laboratory.scenarios.checked import (
+from swiftqueue.laboratory.scenarios.checked import (
     BurstPackets,
     Microseconds,
     Milliseconds,

@@ -11,9 +11,9 @@ from typing import Any, Final
 import yaml
 from pydantic import ValidationError
 
-from common.studies import FOLDER as STUDIES
-from laboratory.scenarios.controls import AGENTS
-from laboratory.scenarios.schema import (
+from swiftqueue.common.studies import FOLDER as STUDIES
+from swiftqueue.laboratory.scenarios.controls import AGENTS
+from swiftqueue.laboratory.scenarios.schema import (
     CONFUCIUS,
     DUAL_PI2,
     Environment,
@@ -22,7 +22,7 @@ from laboratory.scenarios.schema import (
     check_placebo,
     check_times,
 )
-from pipelines.simulators import PROJECT
+from swiftqueue.pipelines.simulators import PROJECT
 
 FOLDER: Final = PROJECT / "simulation" / "scenarios"
 PUBLISHED: Final = Path("docs/laboratory")

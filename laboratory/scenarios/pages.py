@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from laboratory.scenarios.checked import LEAST_LINK_MBPS, MOST_LINK_MBPS
-from laboratory.scenarios.traffic import Lognormal, Pages
-from pipelines.simulators import PROJECT
+from swiftqueue.laboratory.scenarios.checked import LEAST_LINK_MBPS, MOST_LINK_MBPS
+from swiftqueue.laboratory.scenarios.traffic import Lognormal, Pages
+from swiftqueue.pipelines.simulators import PROJECT
 
 
 def drawn(traffic: Pages, seed: int | Sequence[int]) -> list[dict[str, Any]]:

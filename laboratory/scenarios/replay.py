@@ -16,10 +16,10 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from feature_store.packets.schema import read_packets, traces_in
-from laboratory.scenarios.checked import LONGEST_S
-from laboratory.scenarios.traffic import Replay
-from pipelines.simulators import PROJECT
+from swiftqueue.feature_store.packets.schema import read_packets, traces_in
+from swiftqueue.laboratory.scenarios.checked import LONGEST_S
+from swiftqueue.laboratory.scenarios.traffic import Replay
+from swiftqueue.pipelines.simulators import PROJECT
 
 PAUSE_NS: Final = 10_000_000
 HEADER_BYTES: Final = 52  # IPv4 and TCP with timestamps: the table's sizes are IP lengths

@@ -15,8 +15,8 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from laboratory.scenarios.axis import Axis, Point
-from laboratory.scenarios.checked import (
+from swiftqueue.laboratory.scenarios.axis import Axis, Point
+from swiftqueue.laboratory.scenarios.checked import (
     LEAST_LINK_MBPS,
     MOST_LINK_MBPS,
     NAME,
@@ -29,8 +29,8 @@ from laboratory.scenarios.checked import (
     Share,
     check_once,
 )
-from laboratory.scenarios.controls import ControlSettings, check_controls
-from laboratory.scenarios.traffic import Greedy, Group, Pages, RealTime
+from swiftqueue.laboratory.scenarios.controls import ControlSettings, check_controls
+from swiftqueue.laboratory.scenarios.traffic import Greedy, Group, Pages, RealTime
 
 LARGEST_PACKET_BYTES: Final = 1500  # IP length
 LARGEST_BUFFER_BYTES: Final = 2_000_000_000

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from laboratory.scenarios.checked import NotNegative, Positive, Rate, ScenarioPart
+from swiftqueue.laboratory.scenarios.checked import NotNegative, Positive, Rate, ScenarioPart
 
 
 class Messages(ScenarioPart):

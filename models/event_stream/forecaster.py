@@ -10,17 +10,17 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from feature_store.events.event_stream import AS_SENT
-from models.event_stream.parameters import EventStreamParams
-from models.forecasters.network import NetworkForecaster
+from swiftqueue.feature_store.events.event_stream import AS_SENT
+from swiftqueue.models.event_stream.parameters import EventStreamParams
+from swiftqueue.models.forecasters.network import NetworkForecaster
 
 if TYPE_CHECKING:
-    from models.event_stream.network import EventPredictor
-    from models.forecasters.spread import Spread
-    from models.forecasters.traces import Floats, TracePart
-    from models.networks.parameters import Level
-    from models.training.calibration import Doubles
-    from models.training.head import FinetuneParams
+    from swiftqueue.models.event_stream.network import EventPredictor
+    from swiftqueue.models.forecasters.spread import Spread
+    from swiftqueue.models.forecasters.traces import Floats, TracePart
+    from swiftqueue.models.networks.parameters import Level
+    from swiftqueue.models.training.calibration import Doubles
+    from swiftqueue.models.training.head import FinetuneParams
 
 PAST_FILE: Final = "past.safetensors"
 SPLIT_SHARE: Final = 0.2  # share of a slice that calibrates instead of tuning the head
@@ -41,7 +41,7 @@ class EventStreamForecaster(NetworkForecaster):
         past: Sequence[Doubles] = (),
     ) -> None:
         """Take a trained network, and the errors of its levels on slices that it had not learned from."""
-        from models.training.calibration import newest
+        from swiftqueue.models.training.calibration import newest
 
         super().__init__(model, protocol)
         self.calibration, self.past = calibration, newest(past)
@@ -49,7 +49,7 @@ class EventStreamForecaster(NetworkForecaster):
     @staticmethod
     def course() -> type[Any]:
         """Return the class that trains the network."""
-        from models.event_stream.training import EventStreamCourse
+        from swiftqueue.models.event_stream.training import EventStreamCourse
 
         return EventStreamCourse
 
@@ -62,9 +62,9 @@ class EventStreamForecaster(NetworkForecaster):
         """Return what the head reads of a part's decisions; the events are computed once."""
         if self.encoder is not None:
             return self.encoder(part, queue)
-        from models.event_stream.log import encode_log
-        from models.event_stream.training import log_of
-        from models.forecasters.queries import Inputs
+        from swiftqueue.models.event_stream.log import encode_log
+        from swiftqueue.models.event_stream.training import log_of
+        from swiftqueue.models.forecasters.queries import Inputs
 
         events = Inputs.named([each.name for each in self.model.event_inputs])
         queries = Inputs.named([each.name for each in self.model.query_inputs])
@@ -72,19 +72,19 @@ class EventStreamForecaster(NetworkForecaster):
 
     def answer(self, encoded: Any) -> Floats:
         """Return latencies in µs (B, H)."""
-        from models.networks.prediction import latencies
+        from swiftqueue.models.networks.prediction import latencies
 
         return latencies(self._calibrated(), encoded)
 
     def spread(self, encoded: Any) -> Spread | None:
         """Return quantiles, if the network has levels."""
-        from models.forecasters.spread import spread_of
+        from swiftqueue.models.forecasters.spread import spread_of
 
         return spread_of(self._calibrated(), encoded)
 
     def tuned(self, part: TracePart, how: FinetuneParams) -> Self:
         """Tune the head; with `calibration`, also measure the levels' errors."""
-        from models.training.calibration import missed
+        from swiftqueue.models.training.calibration import missed
 
         if not self.calibration:
             return super().tuned(part, how)
@@ -129,7 +129,7 @@ class EventStreamForecaster(NetworkForecaster):
     @classmethod
     def read(cls, folder: Path, described: Mapping[str, Any]) -> Self:
         """Read the artifact and the errors of its levels."""
-        from models.networks import artifact
+        from swiftqueue.models.networks import artifact
 
         found = artifact.load(folder)
         model: Any = found.model
@@ -138,7 +138,7 @@ class EventStreamForecaster(NetworkForecaster):
         return cls(model, found.description.protocol, calibration, past)
 
     def _calibrated(self) -> EventPredictor:
-        from models.training.calibration import calibrated
+        from swiftqueue.models.training.calibration import calibrated
 
         model: EventPredictor = calibrated(self.model, self.past)
         return model

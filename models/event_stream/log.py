@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from models.event_stream.network import EventPredictor
-from models.networks.prediction import HeadInputs
+from swiftqueue.models.event_stream.network import EventPredictor
+from swiftqueue.models.networks.prediction import HeadInputs
 
 PIECE: Final = 2048  # new events in a forward pass
 Floats = NDArray[np.float32]

@@ -25,11 +25,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from feature_store.packets.schema import HORIZON
-from models.event_stream.parameters import BLOCK
-from models.networks.band_attention import BandSpans, attend
-from models.networks.query_network import ROW, QueryNetwork
-from models.networks.scaling import ScaledFeature, TargetScaling
+from swiftqueue.feature_store.packets.schema import HORIZON
+from swiftqueue.models.event_stream.parameters import BLOCK
+from swiftqueue.models.networks.band_attention import BandSpans, attend
+from swiftqueue.models.networks.query_network import ROW, QueryNetwork
+from swiftqueue.models.networks.scaling import ScaledFeature, TargetScaling
 
 ACK: Final = ROW.index("ack")  # marks ACKs in an event's row
 SIZE: Final = ROW.index("size_bytes")

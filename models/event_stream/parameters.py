@@ -6,8 +6,8 @@ from typing import Annotated, ClassVar, Final, Literal, Self
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from common.section import Count
-from models.networks.parameters import QueryNetworkParams, check_heads
+from swiftqueue.common.section import Count
+from swiftqueue.models.networks.parameters import QueryNetworkParams, check_heads
 
 BLOCK: Final = 64  # events that attention takes at once; a band is a whole number of blocks
 

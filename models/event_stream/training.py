@@ -16,18 +16,18 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from feature_store.events.event_stream import AS_SENT
-from feature_store.packets.schema import HORIZON
-from models.event_stream.log import EventLog, encode_log, segment
-from models.event_stream.network import EventArchitecture, EventPredictor
-from models.event_stream.parameters import EventStreamParams
-from models.forecasters.queries import EVENT_INPUTS, QUERY_INPUTS, Inputs, replayed
-from models.forecasters.traces import Floats, TracePart
-from models.networks.scaling import ScaledFeature, fit_features, fit_target
-from models.sharp import sharp_changes
-from models.training.calibration import Doubles, missed
-from models.training.loss import example_weights
-from models.training.query_training import Batch, Course, QueryTrainer, held_out_error
+from swiftqueue.feature_store.events.event_stream import AS_SENT
+from swiftqueue.feature_store.packets.schema import HORIZON
+from swiftqueue.models.event_stream.log import EventLog, encode_log, segment
+from swiftqueue.models.event_stream.network import EventArchitecture, EventPredictor
+from swiftqueue.models.event_stream.parameters import EventStreamParams
+from swiftqueue.models.forecasters.queries import EVENT_INPUTS, QUERY_INPUTS, Inputs, replayed
+from swiftqueue.models.forecasters.traces import Floats, TracePart
+from swiftqueue.models.networks.scaling import ScaledFeature, fit_features, fit_target
+from swiftqueue.models.sharp import sharp_changes
+from swiftqueue.models.training.calibration import Doubles, missed
+from swiftqueue.models.training.loss import example_weights
+from swiftqueue.models.training.query_training import Batch, Course, QueryTrainer, held_out_error
 
 
 @dataclass(frozen=True)

@@ -14,14 +14,14 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from feature_store.events.event_stream import AS_SENT
-from feature_store.packets.schema import HORIZON
-from feature_store.packets.truth import Waits
-from models.forecasters.forecaster import Forecaster, Say, Variant
-from models.forecasters.kept import fit, key_of
-from models.forecasters.queries import column, replayed
-from models.forecasters.traces import Trace, lessons
-from models.forecasters.walk import (
+from swiftqueue.feature_store.events.event_stream import AS_SENT
+from swiftqueue.feature_store.packets.schema import HORIZON
+from swiftqueue.feature_store.packets.truth import Waits
+from swiftqueue.models.forecasters.forecaster import Forecaster, Say, Variant
+from swiftqueue.models.forecasters.kept import fit, key_of
+from swiftqueue.models.forecasters.queries import column, replayed
+from swiftqueue.models.forecasters.traces import Trace, lessons
+from swiftqueue.models.forecasters.walk import (
     PRETRAINED,
     TUNED,
     DecisionForecasts,
@@ -31,12 +31,24 @@ from models.forecasters.walk import (
     learning_from,
     tune_heads,
 )
-from models.scoring.choice import RULED, movable_and_moved, score_choice, score_explored, score_sooner
-from models.scoring.evaluation import TRACE_OFFSET_NS
-from models.scoring.metrics import DRAWN, late_from, score_predictions, score_sharp, score_with_replicates
-from models.sharp import Change
-from models.training.head import FinetuneParams
-from models.training.protocol import Slice
+from swiftqueue.models.scoring.choice import (
+    RULED,
+    movable_and_moved,
+    score_choice,
+    score_explored,
+    score_sooner,
+)
+from swiftqueue.models.scoring.evaluation import TRACE_OFFSET_NS
+from swiftqueue.models.scoring.metrics import (
+    DRAWN,
+    late_from,
+    score_predictions,
+    score_sharp,
+    score_with_replicates,
+)
+from swiftqueue.models.sharp import Change
+from swiftqueue.models.training.head import FinetuneParams
+from swiftqueue.models.training.protocol import Slice
 
 FORMS: Final = (TUNED, PRETRAINED)
 TRACE_FLOWS: Final = 2**32  # more flows than one trace has
@@ -130,7 +142,7 @@ def run(
     """Fit, tune, predict and score one variant with one seed; plain JSON, without NaN.
 
     Packet tables of `also` are learned from besides (`lessons`), and not scored. The folder `kept` holds
-        forecasters that were fitted before and need not be fitted again (`models.forecasters.kept`).
+        forecasters that were fitted before and need not be fitted again (kept.py).
 
     Raises:
         ValueError: there are no training data, or training diverged; the line names the traces.

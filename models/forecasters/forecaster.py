@@ -24,19 +24,19 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Self
 
 from pydantic import AfterValidator, Field
 
-import models
-from common.atomic import new_folder
-from common.json_file import read_object
-from common.section import Section, near, read, read_all
-from feature_store.events.event_stream import AS_SENT
-from models.forecasters.search import Space
+from swiftqueue import models
+from swiftqueue.common.atomic import new_folder
+from swiftqueue.common.json_file import read_object
+from swiftqueue.common.section import Section, near, read, read_all
+from swiftqueue.feature_store.events.event_stream import AS_SENT
+from swiftqueue.models.forecasters.search import Space
 
 if TYPE_CHECKING:
-    from models.forecasters.spread import Spread
-    from models.forecasters.traces import Floats, TracePart
-    from models.networks.parameters import Level
-    from models.sharp import Change
-    from models.training.head import FinetuneParams, TuningReport
+    from swiftqueue.models.forecasters.spread import Spread
+    from swiftqueue.models.forecasters.traces import Floats, TracePart
+    from swiftqueue.models.networks.parameters import Level
+    from swiftqueue.models.sharp import Change
+    from swiftqueue.models.training.head import FinetuneParams, TuningReport
 
 FORMAT: Final = "swiftqueue-forecaster/2"
 DESCRIPTION_FILE: Final = "forecaster.json"
@@ -172,7 +172,7 @@ def kinds() -> dict[str, type[Forecaster]]:
 
 def _kinds_in(folder: str) -> dict[str, type[Forecaster]]:
     found: dict[str, type[Forecaster]] = getattr(
-        importlib.import_module(f"models.{folder}.forecaster"), "FORECASTERS", {}
+        importlib.import_module(f"swiftqueue.models.{folder}.forecaster"), "FORECASTERS", {}
     )
     return found
 
@@ -323,7 +323,7 @@ def load(folder: Path) -> Forecaster:
 
 
 def _load_artifact(folder: Path) -> Forecaster:
-    from models.networks import artifact, files
+    from swiftqueue.models.networks import artifact, files
 
     if not (folder / files.DESCRIPTION_FILE).is_file():
         raise FileNotFoundError(f"{folder / DESCRIPTION_FILE}: no such file; not a forecaster, or incomplete")

@@ -12,17 +12,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from common.import_closure import code_hash
-from models.forecasters import forecaster as door
-from models.forecasters.forecaster import Forecaster, Variant, kind_named
-from models.forecasters.network import NetworkForecaster
-from models.forecasters.traces import Trace, about, fingerprint, lessons, read_traces
-from models.forecasters.walk import tune_heads
-from models.sharp import Change
-from models.training.epochs import best_of, resumed_line, run_in_job
-from models.training.head import FinetuneParams
-from models.training.query_training import epoch_line
-from models.training.ray_job import report_progress, run_job
+from swiftqueue.common.import_closure import code_hash
+from swiftqueue.models.forecasters import forecaster as door
+from swiftqueue.models.forecasters.forecaster import Forecaster, Variant, kind_named
+from swiftqueue.models.forecasters.network import NetworkForecaster
+from swiftqueue.models.forecasters.traces import Trace, about, fingerprint, lessons, read_traces
+from swiftqueue.models.forecasters.walk import tune_heads
+from swiftqueue.models.sharp import Change
+from swiftqueue.models.training.epochs import best_of, resumed_line, run_in_job
+from swiftqueue.models.training.head import FinetuneParams
+from swiftqueue.models.training.query_training import epoch_line
+from swiftqueue.models.training.ray_job import report_progress, run_job
 
 READ: Final = ("packets", "split")  # folders that a worker reads
 Say = Callable[[dict[str, Any]], None]

@@ -11,10 +11,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from common.import_closure import code_hash
-from common.json_file import read_object
-from models.forecasters.forecaster import DESCRIPTION_FILE, Forecaster, Say, Variant, load, save
-from models.forecasters.traces import TracePart, fingerprint
+from swiftqueue.common.import_closure import code_hash
+from swiftqueue.common.json_file import read_object
+from swiftqueue.models.forecasters.forecaster import DESCRIPTION_FILE, Forecaster, Say, Variant, load, save
+from swiftqueue.models.forecasters.traces import TracePart, fingerprint
 
 
 def fit(

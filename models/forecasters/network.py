@@ -12,16 +12,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from models.forecasters.forecaster import Forecaster, Say
-from models.forecasters.search import LogRange, Space
-from models.networks.parameters import ALL, Level, QueryNetworkParams
+from swiftqueue.models.forecasters.forecaster import Forecaster, Say
+from swiftqueue.models.forecasters.search import LogRange, Space
+from swiftqueue.models.networks.parameters import ALL, Level, QueryNetworkParams
 
 if TYPE_CHECKING:
-    from models.forecasters.spread import Spread
-    from models.forecasters.traces import Floats, TracePart
-    from models.networks.query_network import QueryNetwork
-    from models.sharp import Change
-    from models.training.head import FinetuneParams, TuningReport
+    from swiftqueue.models.forecasters.spread import Spread
+    from swiftqueue.models.forecasters.traces import Floats, TracePart
+    from swiftqueue.models.networks.query_network import QueryNetwork
+    from swiftqueue.models.sharp import Change
+    from swiftqueue.models.training.head import FinetuneParams, TuningReport
 
 
 class NetworkForecaster(Forecaster):
@@ -48,7 +48,7 @@ class NetworkForecaster(Forecaster):
     @classmethod
     def fit(cls, parts: Sequence[TracePart], params: Any, seed: int, say: Say) -> Self:
         """Train in this process on the earlier part of each slice; the last tenth chooses the epoch."""
-        from models.training.query_training import epoch_line
+        from swiftqueue.models.training.query_training import epoch_line
 
         course = cls.course()(parts, params, seed)
         course.trainer.run(lambda record: say(epoch_line(record, params.epochs)))
@@ -67,13 +67,13 @@ class NetworkForecaster(Forecaster):
 
     def answer(self, encoded: Any) -> Floats:
         """Return latencies in µs (B, H)."""
-        from models.networks.prediction import latencies
+        from swiftqueue.models.networks.prediction import latencies
 
         return latencies(self.model, encoded)
 
     def spread(self, encoded: Any) -> Spread | None:
         """Return quantiles, if the network has levels."""
-        from models.forecasters.spread import spread_of
+        from swiftqueue.models.forecasters.spread import spread_of
 
         return spread_of(self.model, encoded)
 
@@ -81,26 +81,26 @@ class NetworkForecaster(Forecaster):
         self, encoded: Any, came_BH: Floats, change: Change, how: FinetuneParams, starts: Sequence[int] = ()
     ) -> Self:
         """Train the head alone on what the frozen network gives, computed once."""
-        from models.training.head import with_tuned_head
+        from swiftqueue.models.training.head import with_tuned_head
 
         return with_tuned_head(self, encoded, came_BH, change, how, starts)
 
     def same_but_head(self, other: Forecaster) -> bool:
         """Return whether the two have one encoder, one scaling and one form."""
-        from models.networks.artifact import same_but_head
+        from swiftqueue.models.networks.artifact import same_but_head
 
         return isinstance(other, type(self)) and same_but_head(self.model, other.model)
 
     def write(self, folder: Path) -> dict[str, Any]:
         """Write the network as an artifact, with all its quantiles."""
-        from models.networks import artifact
+        from swiftqueue.models.networks import artifact
 
         artifact.write(folder, self.model, self.protocol)
         return {}
 
     def export(self, folder: Path, level: Level = None) -> None:
         """Write the network for serving: with one of its quantiles, or all."""
-        from models.networks import artifact
+        from swiftqueue.models.networks import artifact
 
         artifact.write(
             folder, self.model if level == ALL else artifact.of_level(self.model, level), self.protocol
@@ -109,7 +109,7 @@ class NetworkForecaster(Forecaster):
     @classmethod
     def read(cls, folder: Path, described: Mapping[str, Any]) -> Self:
         """Read the artifact."""
-        from models.networks import artifact
+        from swiftqueue.models.networks import artifact
 
         found = artifact.load(folder)
         return cls(found.model, found.description.protocol)

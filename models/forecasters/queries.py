@@ -12,8 +12,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from feature_store.events.event_stream import AS_SENT, INPUTS, EventInput, Events, replay_events
-from models.forecasters.traces import Floats, TracePart
+from swiftqueue.feature_store.events.event_stream import AS_SENT, INPUTS, EventInput, Events, replay_events
+from swiftqueue.models.forecasters.traces import Floats, TracePart
 
 QUERY_INPUTS: Final = tuple(each for each in INPUTS if each.rows != "events")
 EVENT_INPUTS: Final = tuple(each for each in INPUTS if each.rows != "queries")

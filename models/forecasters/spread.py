@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from models.networks.parameters import MEDIAN
-from models.networks.prediction import HeadedNetwork, HeadInputs, quantiles
-from models.networks.scaling import MIN_LATENCY_US
+from swiftqueue.models.networks.parameters import MEDIAN
+from swiftqueue.models.networks.prediction import HeadedNetwork, HeadInputs, quantiles
+from swiftqueue.models.networks.scaling import MIN_LATENCY_US
 
 POINTS = 40  # points of the other's distribution that a latency is compared with
 LEAST_SLOPE = 1e-3  # least slope of a tail in log-latency: quantiles may coincide

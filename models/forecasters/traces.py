@@ -18,12 +18,12 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from common.json_file import read_object
-from feature_store.events.beginning import NOTHING, Beginning
-from feature_store.packets.schema import HORIZON, read_packets
-from feature_store.packets.truth import Waits
-from models.sharp import PAPERS, Change
-from models.training.protocol import Round, Slice, TraceSlices, together
+from swiftqueue.common.json_file import read_object
+from swiftqueue.feature_store.events.beginning import NOTHING, Beginning
+from swiftqueue.feature_store.packets.schema import HORIZON, read_packets
+from swiftqueue.feature_store.packets.truth import Waits
+from swiftqueue.models.sharp import PAPERS, Change
+from swiftqueue.models.training.protocol import Round, Slice, TraceSlices, together
 
 VALIDATION_SHARE: Final = 0.1  # the last tenth, in time, of a training slice chooses the epoch
 Floats = NDArray[np.float32]

@@ -16,16 +16,16 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from feature_store.events.event_stream import AS_SENT, INPUTS
-from feature_store.packets.schema import HORIZON, QUEUES
-from models.forecasters.forecaster import Forecaster
-from models.forecasters.queries import column, replayed
-from models.forecasters.spread import Spread
-from models.forecasters.traces import Trace, TracePart, decision_times
-from models.scoring.baselines import Candidates, send_gap_direction
-from models.scoring.predictions import TracePredictions
-from models.training.head import FinetuneParams
-from models.training.protocol import SlicePiece, answered
+from swiftqueue.feature_store.events.event_stream import AS_SENT, INPUTS
+from swiftqueue.feature_store.packets.schema import HORIZON, QUEUES
+from swiftqueue.models.forecasters.forecaster import Forecaster
+from swiftqueue.models.forecasters.queries import column, replayed
+from swiftqueue.models.forecasters.spread import Spread
+from swiftqueue.models.forecasters.traces import Trace, TracePart, decision_times
+from swiftqueue.models.scoring.baselines import Candidates, send_gap_direction
+from swiftqueue.models.scoring.predictions import TracePredictions
+from swiftqueue.models.training.head import FinetuneParams
+from swiftqueue.models.training.protocol import SlicePiece, answered
 
 TUNED, AT_ONCE, PRETRAINED = FORMS = ("tuned", "at_once", "pretrained")
 Floats = NDArray[np.float64]

@@ -15,9 +15,9 @@ from typing import Final
 
 import numpy as np
 
-from models.registry import bars
-from models.registry.bars import Floats, Gain
-from models.scoring.metrics import SECOND_NS, block_draws
+from swiftqueue.models.registry import bars
+from swiftqueue.models.registry.bars import Floats, Gain
+from swiftqueue.models.scoring.metrics import SECOND_NS, block_draws
 
 FIGURE: Final = "part of the best limit's reward"
 MARGIN: Final = 0.01

@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 from safetensors.numpy import save as packed
 from torch import Tensor, nn
 
-from common.atomic import new_file, new_folder
-from common.json_file import read_object
-from models.limit.weight_file import (
+from swiftqueue.common.atomic import new_file, new_folder
+from swiftqueue.common.json_file import read_object
+from swiftqueue.models.limit.weight_file import (
     AVERAGES,
     INPUTS,
     LEAST_LIMIT,
@@ -32,8 +32,8 @@ from models.limit.weight_file import (
     content_of,
     said_of,
 )
-from models.networks.files import DESCRIPTION_FILE, WEIGHTS_FILE, load_weights, write_onnx
-from models.networks.scaling import ScaledFeature
+from swiftqueue.models.networks.files import DESCRIPTION_FILE, WEIGHTS_FILE, load_weights, write_onnx
+from swiftqueue.models.networks.scaling import ScaledFeature
 
 FORMAT: Final = "swiftqueue-lfq/1"
 OUTPUT: Final = "limit_packets"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from models.registry.register_params import RegisteredParams
+from swiftqueue.models.registry.register_params import RegisteredParams
 
 
 class LfqRegisterParams(RegisteredParams):

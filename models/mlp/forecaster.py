@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from feature_store.events.event_stream import AS_SENT
-from models.forecasters.network import NetworkForecaster
-from models.forecasters.traces import TracePart
-from models.mlp.parameters import MlpParams
+from swiftqueue.feature_store.events.event_stream import AS_SENT
+from swiftqueue.models.forecasters.network import NetworkForecaster
+from swiftqueue.models.forecasters.traces import TracePart
+from swiftqueue.models.mlp.parameters import MlpParams
 
 if TYPE_CHECKING:
-    from models.mlp.network import QueryMlp
+    from swiftqueue.models.mlp.network import QueryMlp
 
 
 class Mlp(NetworkForecaster):
@@ -22,14 +22,14 @@ class Mlp(NetworkForecaster):
     @staticmethod
     def course() -> type[Any]:
         """Return the class that trains the network."""
-        from models.mlp.training import MlpCourse
+        from swiftqueue.models.mlp.training import MlpCourse
 
         return MlpCourse
 
     def encode(self, part: TracePart, queue: int = AS_SENT) -> Any:
         """Return the head's inputs for a part's decisions."""
-        from models.forecasters.queries import Inputs
-        from models.mlp.training import encode_queries, queries
+        from swiftqueue.models.forecasters.queries import Inputs
+        from swiftqueue.models.mlp.training import encode_queries, queries
 
         inputs = Inputs.named([each.name for each in self.model.query_inputs])
         return encode_queries(self.model, queries(part, inputs, queue))

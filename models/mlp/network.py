@@ -12,8 +12,8 @@ from typing import Final
 
 from torch import Tensor, nn
 
-from models.networks.query_network import QueryNetwork
-from models.networks.scaling import ScaledFeature, TargetScaling
+from swiftqueue.models.networks.query_network import QueryNetwork
+from swiftqueue.models.networks.scaling import ScaledFeature, TargetScaling
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ from typing import Annotated, ClassVar, Self
 
 from pydantic import Field, model_validator
 
-from common.section import Count
-from models.networks.parameters import ALL, QueryNetworkParams
+from swiftqueue.common.section import Count
+from swiftqueue.models.networks.parameters import ALL, QueryNetworkParams
 
 
 class MlpParams(QueryNetworkParams):

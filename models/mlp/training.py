@@ -11,17 +11,17 @@ from typing import ClassVar, Final
 import numpy as np
 import torch
 
-from feature_store.events.event_stream import AS_SENT
-from feature_store.packets.schema import HORIZON
-from models.forecasters.queries import QUERY_INPUTS, Inputs, replayed
-from models.forecasters.traces import Floats, TracePart
-from models.mlp.network import MlpArchitecture, QueryMlp
-from models.mlp.parameters import MlpParams
-from models.networks.prediction import HeadInputs
-from models.networks.scaling import fit_features, fit_target
-from models.sharp import sharp_changes
-from models.training.loss import example_weights
-from models.training.query_training import Batch, Course, QueryTrainer, held_out_error
+from swiftqueue.feature_store.events.event_stream import AS_SENT
+from swiftqueue.feature_store.packets.schema import HORIZON
+from swiftqueue.models.forecasters.queries import QUERY_INPUTS, Inputs, replayed
+from swiftqueue.models.forecasters.traces import Floats, TracePart
+from swiftqueue.models.mlp.network import MlpArchitecture, QueryMlp
+from swiftqueue.models.mlp.parameters import MlpParams
+from swiftqueue.models.networks.prediction import HeadInputs
+from swiftqueue.models.networks.scaling import fit_features, fit_target
+from swiftqueue.models.sharp import sharp_changes
+from swiftqueue.models.training.loss import example_weights
+from swiftqueue.models.training.query_training import Batch, Course, QueryTrainer, held_out_error
 
 PHASES: Final = HORIZON  # decisions begin at each packet, so every SEND has each place in a batch
 

@@ -20,12 +20,12 @@ from safetensors import SafetensorError
 from safetensors.torch import load as parse_tensors
 from safetensors.torch import save_file
 
-import models
-from common.atomic import new_folder
-from common.json_file import read_object
-from feature_store.events.definition import EVENTS
-from feature_store.events.event_stream import INPUTS
-from models.networks.files import (
+from swiftqueue import models
+from swiftqueue.common.atomic import new_folder
+from swiftqueue.common.json_file import read_object
+from swiftqueue.feature_store.events.definition import EVENTS
+from swiftqueue.feature_store.events.event_stream import INPUTS
+from swiftqueue.models.networks.files import (
     DESCRIPTION_FILE,
     ONNX_OUTPUT,
     WEIGHTS_FILE,
@@ -33,9 +33,9 @@ from models.networks.files import (
     check_state,
     write_onnx,
 )
-from models.networks.parameters import MEDIAN, MOST_LEVELS, OLD_SCHEMA_HASH, why_old
-from models.networks.query_network import QueryNetwork
-from models.networks.scaling import ScaledFeature, TargetScaling
+from swiftqueue.models.networks.parameters import MEDIAN, MOST_LEVELS, OLD_SCHEMA_HASH, why_old
+from swiftqueue.models.networks.query_network import QueryNetwork
+from swiftqueue.models.networks.scaling import ScaledFeature, TargetScaling
 
 FORMAT: Final = "swiftqueue-artifact/2"
 VISIBILITY: Final = "acked"  # visibility of the latencies that served networks learned from
@@ -205,7 +205,7 @@ def _networks() -> dict[str, tuple[type[Any], type[Any]]]:
     """
     found = {}
     for path in sorted(each for place in models.__path__ for each in Path(place).parent.glob(NETWORKS)):
-        module = importlib.import_module(f"models.{path.parent.name}.network")
+        module = importlib.import_module(f"swiftqueue.models.{path.parent.name}.network")
         if hasattr(module, "NETWORK"):
             found[path.parent.name.replace("_", "-")] = module.NETWORK
     return found

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from common import native
+from swiftqueue.common import native
 
 SOURCES: Final = ("band_attention.cc", "Makefile")
 

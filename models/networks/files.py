@@ -16,7 +16,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load as parse_tensors
 
-from common.atomic import new_file
+from swiftqueue.common.atomic import new_file
 
 WEIGHTS_FILE: Final = "model.safetensors"
 DESCRIPTION_FILE: Final = "model.json"

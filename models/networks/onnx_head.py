@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from common.atomic import new_file
-from models.networks import artifact
-from models.networks.files import ONNX_FILE
+from swiftqueue.common.atomic import new_file
+from swiftqueue.models.networks import artifact
+from swiftqueue.models.networks.files import ONNX_FILE
 
 if TYPE_CHECKING:
-    from models.networks.artifact import Artifact
+    from swiftqueue.models.networks.artifact import Artifact
 
 HEAD: Final = "head."
 

@@ -6,8 +6,8 @@ from typing import Annotated, Final, Literal, Self
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
-from common.section import Above0, Count, Section, near
-from feature_store.events.event_library import INPUTS
+from swiftqueue.common.section import Above0, Count, Section, near
+from swiftqueue.feature_store.events.event_library import INPUTS
 
 MEDIAN = 0.5
 ALL: Final = "all"  # serves every quantile

@@ -18,9 +18,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from models.networks.parameters import MEDIAN
-from models.networks.scaling import TargetScaling
-from models.networks.torch_scaling import anchored
+from swiftqueue.models.networks.parameters import MEDIAN
+from swiftqueue.models.networks.scaling import TargetScaling
+from swiftqueue.models.networks.torch_scaling import anchored
 
 BATCH: Final = 512  # windows per forward pass
 Floats = NDArray[np.float32]

@@ -21,11 +21,11 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from feature_store.events.definition import EVENTS
-from feature_store.packets.schema import HORIZON
-from models.networks.parameters import ANCHOR_FALLBACK
-from models.networks.scaling import ScaledFeature, TargetScaling
-from models.networks.torch_scaling import Scaling, anchored, scaled_latency, to_us
+from swiftqueue.feature_store.events.definition import EVENTS
+from swiftqueue.feature_store.packets.schema import HORIZON
+from swiftqueue.models.networks.parameters import ANCHOR_FALLBACK
+from swiftqueue.models.networks.scaling import ScaledFeature, TargetScaling
+from swiftqueue.models.networks.torch_scaling import Scaling, anchored, scaled_latency, to_us
 
 ROW: Final = tuple(feature.name for feature in EVENTS.features)
 

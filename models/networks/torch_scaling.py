@@ -12,7 +12,7 @@ from typing import Final
 import torch
 from torch import Tensor, nn
 
-from models.networks.scaling import MIN_LATENCY_US, ScaledFeature, TargetScaling
+from swiftqueue.models.networks.scaling import MIN_LATENCY_US, ScaledFeature, TargetScaling
 
 PADDING_FEATURE: Final = "size_bytes"  # no packet has size 0, so such a row is padding
 MAX_LATENCY_US: Final = 60e6  # nothing above a minute is predicted, which keeps exp() finite

@@ -15,8 +15,8 @@ import stat
 from collections.abc import Mapping
 from typing import Final
 
-from common.settings import settings, variable
-from common.state import secret, state_dir
+from swiftqueue.common.settings import settings, variable
+from swiftqueue.common.state import secret, state_dir
 
 KEY_VARIABLE: Final = variable("gate_key")
 SHORTEST_KEY: Final = 32  # bytes

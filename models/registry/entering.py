@@ -12,11 +12,18 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
-from models.registry.bars import NO_CHAMPION, Verdict
-from models.registry.decision import REFERENCE_TAG
-from models.registry.lineage import RETRAIN, DataSet, content_hash, dvc_hashes, git_commit
-from models.registry.registry import CHALLENGER, CHAMPION, ITSELF, REPLACED_TAG, GateDecision, Registry
-from models.registry.store import RegistryError
+from swiftqueue.models.registry.bars import NO_CHAMPION, Verdict
+from swiftqueue.models.registry.decision import REFERENCE_TAG
+from swiftqueue.models.registry.lineage import RETRAIN, DataSet, content_hash, dvc_hashes, git_commit
+from swiftqueue.models.registry.registry import (
+    CHALLENGER,
+    CHAMPION,
+    ITSELF,
+    REPLACED_TAG,
+    GateDecision,
+    Registry,
+)
+from swiftqueue.models.registry.store import RegistryError
 
 ScoreTable = TypeVar("ScoreTable")
 _Scored = TypeVar("_Scored", contravariant=True)

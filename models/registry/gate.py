@@ -22,10 +22,10 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from models.registry import bars
-from models.registry.bars import Gain, Verdict
-from models.scoring.baselines import LAST_VISIBLE, Candidates, last_visible
-from models.scoring.metrics import (
+from swiftqueue.models.registry import bars
+from swiftqueue.models.registry.bars import Gain, Verdict
+from swiftqueue.models.scoring.baselines import LAST_VISIBLE, Candidates, last_visible
+from swiftqueue.models.scoring.metrics import (
     Bools,
     Floats,
     Ints,
@@ -34,7 +34,7 @@ from models.scoring.metrics import (
     late_margin,
     precision_recall,
 )
-from models.sharp import PAPERS, Change
+from swiftqueue.models.sharp import PAPERS, Change
 
 AP_MARGIN: Final = 0.02  # absolute margin of average precision
 LOG_MARGIN: Final = 0.02  # relative margin of the log-error

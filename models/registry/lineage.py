@@ -122,7 +122,7 @@ def dvc_hashes(lock: Path) -> dict[str, str]:
 def content_hash(artifact: Path) -> str:
     """Return the SHA-256 of an artifact's description and weights: one hash means one model."""
     # Imported here, because it brings PyTorch, which `swiftqueue status` does not need.
-    from models.networks.files import DESCRIPTION_FILE, WEIGHTS_FILE
+    from swiftqueue.models.networks.files import DESCRIPTION_FILE, WEIGHTS_FILE
 
     digest = hashlib.sha256()
     for name in (DESCRIPTION_FILE, WEIGHTS_FILE):

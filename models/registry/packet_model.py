@@ -64,9 +64,9 @@ def read_model(folder: Path) -> Model:
         FileNotFoundError: a file is missing.
         ValueError: a file is damaged or of another format; the line says which.
     """
-    from common.json_file import read_object
-    from models.forecasters import forecaster
-    from models.networks.files import DESCRIPTION_FILE
+    from swiftqueue.common.json_file import read_object
+    from swiftqueue.models.forecasters import forecaster
+    from swiftqueue.models.networks.files import DESCRIPTION_FILE
 
     fitted = forecaster.load(folder)
     described: dict[str, Any] = {}
@@ -78,9 +78,9 @@ def read_model(folder: Path) -> Model:
     def predicted(packets: pl.DataFrame) -> Floats:
         import numpy as np
 
-        from feature_store.packets.schema import HORIZON
-        from models.forecasters.traces import TracePart
-        from models.training.protocol import Slice
+        from swiftqueue.feature_store.packets.schema import HORIZON
+        from swiftqueue.models.forecasters.traces import TracePart
+        from swiftqueue.models.training.protocol import Slice
 
         part = TracePart("trace", packets, Slice(0, packets.height // HORIZON), **knows)
         return fitted.predict(part).ravel() if len(part) else np.empty(0, np.float32)
@@ -106,7 +106,7 @@ class PacketTableModel:
         """
         import polars as pl
 
-        from feature_store.packets.schema import PACKET_SCHEMA
+        from swiftqueue.feature_store.packets.schema import PACKET_SCHEMA
 
         try:
             table = (
@@ -127,7 +127,7 @@ def example() -> pd.DataFrame:
     import pandas as pd
     import polars as pl
 
-    from feature_store.packets.schema import PACKET_SCHEMA, QUEUES
+    from swiftqueue.feature_store.packets.schema import PACKET_SCHEMA, QUEUES
 
     sent_ns = [1_000_000 * packet for packet in range(EXAMPLE_PACKETS)]
     acked_ns = [one + EXAMPLE_RTT_NS for one in sent_ns]

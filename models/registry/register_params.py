@@ -6,8 +6,8 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from common.section import Section
-from common.state import experiment_name
+from swiftqueue.common.section import Section
+from swiftqueue.common.state import experiment_name
 
 
 class RegisteredParams(Section):

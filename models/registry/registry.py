@@ -19,12 +19,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from common.redaction import redacted
-from models.registry import decision
-from models.registry.decision import CONTENT_TAG, FILES_TAG, REFERENCE_TAG
-from models.registry.lineage import DataSet, origin
-from models.registry.saving import hashes, save_model, sha256
-from models.registry.store import (
+from swiftqueue.common.redaction import redacted
+from swiftqueue.models.registry import decision
+from swiftqueue.models.registry.decision import CONTENT_TAG, FILES_TAG, REFERENCE_TAG
+from swiftqueue.models.registry.lineage import DataSet, origin
+from swiftqueue.models.registry.saving import hashes, save_model, sha256
+from swiftqueue.models.registry.store import (
     RegistryError,
     clear_errors,
     connect,

@@ -10,11 +10,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Final
 
-from common.redaction import redacted
-from models.registry.decision import REFERENCE_TAG
-from models.registry.lineage import origin
-from models.registry.registry import CHAMPION, ITSELF, REPLACED_TAG, Registry
-from models.registry.store import RegistryError, clear_errors, local_store, tracking_uri
+from swiftqueue.common.redaction import redacted
+from swiftqueue.models.registry.decision import REFERENCE_TAG
+from swiftqueue.models.registry.lineage import origin
+from swiftqueue.models.registry.registry import CHAMPION, ITSELF, REPLACED_TAG, Registry
+from swiftqueue.models.registry.store import RegistryError, clear_errors, local_store, tracking_uri
 
 BUDGET_S: Final = 10.0  # seconds of one pruning; the next round continues
 GRACE: Final = "1d"  # time in which deleted versions can be restored, on MLflow's page too

@@ -15,11 +15,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from common.settings import settings
-from common.state import experiment_name
-from models.forecasters.forecaster import sections_of_choice
-from models.registry.lineage import DataSet, git_commit
-from models.registry.store import (
+from swiftqueue.common.settings import settings
+from swiftqueue.common.state import experiment_name
+from swiftqueue.models.forecasters.forecaster import sections_of_choice
+from swiftqueue.models.registry.lineage import DataSet, git_commit
+from swiftqueue.models.registry.store import (
     TRAINING,
     clear_errors,
     connect,

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from models.registry import packet_model
-from models.registry.decision import CONTENT_TAG, FILES_TAG
-from models.registry.lineage import content_hash
+from swiftqueue.models.registry import packet_model
+from swiftqueue.models.registry.decision import CONTENT_TAG, FILES_TAG
+from swiftqueue.models.registry.lineage import content_hash
 
 ARTIFACT_FILES: Final = ("model.safetensors", "model.json", "model.onnx")
 INPUTS_FILE: Final = "inputs.npy"  # a sample (N, F) of the inputs that the encoder was trained on
@@ -73,8 +73,8 @@ def save_model(artifact: Path, folder: Path, model: Any, run_id: str, tags: Mapp
 
 def predicts_packets(artifact: Path) -> bool:
     """Return whether an artifact belongs to a forecaster, which predicts from a packet table."""
-    from models.forecasters.forecaster import kind_named
-    from models.networks.artifact import architecture_in
+    from swiftqueue.models.forecasters.forecaster import kind_named
+    from swiftqueue.models.networks.artifact import architecture_in
 
     try:
         kind_named(architecture_in(artifact))

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit, urlunsplit
 
-from common.redaction import redacted
-from common.settings import settings
-from common.state import private_dir, private_file, secret, state_dir, stranger_listens
-from models.registry.lineage import DataSet
+from swiftqueue.common.redaction import redacted
+from swiftqueue.common.settings import settings
+from swiftqueue.common.state import private_dir, private_file, secret, state_dir, stranger_listens
+from swiftqueue.models.registry.lineage import DataSet
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

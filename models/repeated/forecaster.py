@@ -12,12 +12,12 @@ from typing import Annotated, Any, ClassVar, Final, Self
 import numpy as np
 from pydantic import Field, field_validator
 
-from common.section import Section, near
-from feature_store.events.event_stream import AS_SENT, INPUTS, event_schema_hash
-from models.forecasters.forecaster import Forecaster, Say, check_made_for
-from models.forecasters.queries import QUERY_INPUTS, replayed
-from models.forecasters.traces import Floats, TracePart
-from models.scoring.baselines import SENDER, Candidates, repeated
+from swiftqueue.common.section import Section, near
+from swiftqueue.feature_store.events.event_stream import AS_SENT, INPUTS, event_schema_hash
+from swiftqueue.models.forecasters.forecaster import Forecaster, Say, check_made_for
+from swiftqueue.models.forecasters.queries import QUERY_INPUTS, replayed
+from swiftqueue.models.forecasters.traces import Floats, TracePart
+from swiftqueue.models.scoring.baselines import SENDER, Candidates, repeated
 
 LATENCIES: Final = tuple(
     each.name for each in QUERY_INPUTS if each.name.split("_")[0] in SENDER and "_latency_" in each.name

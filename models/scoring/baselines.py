@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from models.scoring.metrics import Floats
+from swiftqueue.models.scoring.metrics import Floats
 
 LAST_VISIBLE: Final = {
     "last_sender": "last_latency_us",

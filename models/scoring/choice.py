@@ -11,9 +11,9 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from feature_store.packets.schema import QUEUES
-from models.scoring.intervals import over_time
-from models.scoring.metrics import EPISODE_NS, Bools, Floats, Ints, block_draws, mae_draws
+from swiftqueue.feature_store.packets.schema import QUEUES
+from swiftqueue.models.scoring.intervals import over_time
+from swiftqueue.models.scoring.metrics import EPISODE_NS, Bools, Floats, Ints, block_draws, mae_draws
 
 RULES = (0.25, 0.4, 0.5, 0.6, 0.75)  # least probabilities at which the rules move a packet
 PACKET_US = 480.0  # time of 1,500 bytes at 25 Mbit/s; a smaller difference between the queues does not count

@@ -12,9 +12,9 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from models.scoring.choice import score_choice
-from models.scoring.intervals import over_time
-from models.scoring.metrics import (
+from swiftqueue.models.scoring.choice import score_choice
+from swiftqueue.models.scoring.intervals import over_time
+from swiftqueue.models.scoring.metrics import (
     DRAWN,
     Floats,
     Ints,
@@ -25,9 +25,16 @@ from models.scoring.metrics import (
     score_with_replicates,
     successive,
 )
-from models.scoring.predictions import FINETUNED, METHODS, PRETRAINED, SEND_GAP, TREES, TracePredictions
-from models.sharp import change_direction
-from models.training.protocol import together
+from swiftqueue.models.scoring.predictions import (
+    FINETUNED,
+    METHODS,
+    PRETRAINED,
+    SEND_GAP,
+    TREES,
+    TracePredictions,
+)
+from swiftqueue.models.sharp import change_direction
+from swiftqueue.models.training.protocol import together
 
 HEADLINE_METHODS: Final = (FINETUNED, PRETRAINED, TREES, "last_flow")
 HEADLINE_LATE: Final = ("average_precision", "recall_at_false_alarms")

@@ -12,8 +12,8 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from models.scoring.intervals import over_time
-from models.sharp import PAPERS, Change, change_direction
+from swiftqueue.models.scoring.intervals import over_time
+from swiftqueue.models.sharp import PAPERS, Change, change_direction
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]

@@ -12,9 +12,9 @@ from typing import Final, NamedTuple
 import numpy as np
 import polars as pl
 
-from models.scoring.metrics import Floats, Ints, late_margin, precision_recall
-from models.scoring.predictions import FINETUNED, METHODS, TREES, TracePredictions
-from models.sharp import change_direction
+from swiftqueue.models.scoring.metrics import Floats, Ints, late_margin, precision_recall
+from swiftqueue.models.scoring.predictions import FINETUNED, METHODS, TREES, TracePredictions
+from swiftqueue.models.sharp import change_direction
 
 RECALL_POINTS: Final = np.linspace(0.01, 1, 100)
 AROUND: Final = 40  # packets shown before and after a sharp change

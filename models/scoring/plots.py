@@ -10,9 +10,9 @@ import polars as pl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from models.scoring.plot_style import DPI, grid
-from models.scoring.plot_tables import AROUND, SHOWN, SharpChange
-from models.scoring.predictions import FINETUNED, METHODS
+from swiftqueue.models.scoring.plot_style import DPI, grid
+from swiftqueue.models.scoring.plot_tables import AROUND, SHOWN, SharpChange
+from swiftqueue.models.scoring.predictions import FINETUNED, METHODS
 
 COLOURS: Final = {
     "finetuned": "#c2255c",

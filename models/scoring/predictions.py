@@ -14,11 +14,11 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from feature_store.packets.truth import Waits
-from models.scoring import baselines
-from models.scoring.metrics import Bools, Floats, Ints
-from models.sharp import PAPERS, Change
-from models.training.protocol import EvaluationProtocol
+from swiftqueue.feature_store.packets.truth import Waits
+from swiftqueue.models.scoring import baselines
+from swiftqueue.models.scoring.metrics import Bools, Floats, Ints
+from swiftqueue.models.sharp import PAPERS, Change
+from swiftqueue.models.training.protocol import EvaluationProtocol
 
 FINETUNED, PRETRAINED = "finetuned", "pretrained"  # the model, and the model without fine-tuning (ablation)
 AT_ONCE: Final = "finetuned_at_once"  # the model as if a round took no time

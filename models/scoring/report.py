@@ -9,10 +9,10 @@ from typing import Any, Final
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from models.scoring.evaluation import SHARP, VARIANTS
-from models.scoring.predictions import METHODS, SEND_GAP
-from models.scoring.verdict import CHOICE, ERROR, LATE, HeadlineFigure, verdict, verdict_by_trace
-from models.sharp import Change
+from swiftqueue.models.scoring.evaluation import SHARP, VARIANTS
+from swiftqueue.models.scoring.predictions import METHODS, SEND_GAP
+from swiftqueue.models.scoring.verdict import CHOICE, ERROR, LATE, HeadlineFigure, verdict, verdict_by_trace
+from swiftqueue.models.sharp import Change
 
 TEMPLATE: Final = "report.html.j2"
 BEFORE: Final = {"sharp": "sender", "sharp_by_flow": "flow"}  # owner of the packet before

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from models.scoring.predictions import BASELINES, FINETUNED, PRETRAINED
+from swiftqueue.models.scoring.predictions import BASELINES, FINETUNED, PRETRAINED
 
 
 class HeadlineFigure(NamedTuple):

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from models.networks.prediction import HeadedNetwork, HeadInputs, answers
+from swiftqueue.models.networks.prediction import HeadedNetwork, HeadInputs, answers
 
 SLICES: Final = 6  # newest slices that count: a minute of rounds of ten seconds, chosen on web pages alone
 Doubles = NDArray[np.float64]

@@ -16,8 +16,8 @@ import torch.distributed
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from models.training import checkpoint
-from models.training.ray_job import report_progress
+from swiftqueue.models.training import checkpoint
+from swiftqueue.models.training.ray_job import report_progress
 
 if TYPE_CHECKING:
     from ray.train import Result

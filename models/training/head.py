@@ -19,10 +19,10 @@ import torch
 from numpy.typing import NDArray
 from pydantic import Field
 
-from common.section import Above0, Count, Section
-from models.networks.prediction import HeadedNetwork, HeadInputs
-from models.sharp import Change, sharp_changes
-from models.training.loss import example_weights, weighted_error
+from swiftqueue.common.section import Above0, Count, Section
+from swiftqueue.models.networks.prediction import HeadedNetwork, HeadInputs
+from swiftqueue.models.sharp import Change, sharp_changes
+from swiftqueue.models.training.loss import example_weights, weighted_error
 
 ADAM_BETAS = (0.9, 0.98)  # as in pre-training
 ADAM_EPSILON = 1e-9

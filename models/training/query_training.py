@@ -20,13 +20,13 @@ import torch.distributed
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from models.networks.parameters import QueryNetworkParams
-from models.networks.prediction import HeadedNetwork, HeadInputs, latencies, quantiles
-from models.networks.query_network import QueryNetwork
-from models.networks.scaling import MIN_LATENCY_US
-from models.training.epochs import SPEED, Trainer, all_sum
-from models.training.head import ADAM_BETAS
-from models.training.loss import weighted_error
+from swiftqueue.models.networks.parameters import QueryNetworkParams
+from swiftqueue.models.networks.prediction import HeadedNetwork, HeadInputs, latencies, quantiles
+from swiftqueue.models.networks.query_network import QueryNetwork
+from swiftqueue.models.networks.scaling import MIN_LATENCY_US
+from swiftqueue.models.training.epochs import SPEED, Trainer, all_sum
+from swiftqueue.models.training.head import ADAM_BETAS
+from swiftqueue.models.training.loss import weighted_error
 
 LEAST_RATE: Final = 0.02  # share of the learning rate at the cosine's end
 MOST_GRADIENT: Final = 1.0  # largest norm: one batch within a congestion episode must not undo the epoch

@@ -15,10 +15,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from common.local_ray import LOOPBACK, ray_cluster
-from common.state import private_dir
-from common.storage import Storage
-from common.storage import storage as storage_in_use
+from swiftqueue.common.local_ray import LOOPBACK, ray_cluster
+from swiftqueue.common.state import private_dir
+from swiftqueue.common.storage import Storage
+from swiftqueue.common.storage import storage as storage_in_use
 
 if TYPE_CHECKING:
     from ray.train import Result

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
-from common.local_ray import ray_cluster
+from swiftqueue.common.local_ray import ray_cluster
 
 RESTART_ALWAYS: Final = -1
 RETRIES: Final = 1  # retries of work that a worker had begun when it died

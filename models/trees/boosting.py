@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from models.scoring.metrics import Bools, Floats
+from swiftqueue.models.scoring.metrics import Bools, Floats
 
 if TYPE_CHECKING:
     import xgboost

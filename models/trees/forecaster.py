@@ -12,17 +12,17 @@ from typing import Annotated, Any, ClassVar, Final, Self
 import numpy as np
 from pydantic import Field
 
-from common.section import Count, Section
-from feature_store.events.event_stream import AS_SENT, event_schema_hash
-from feature_store.packets.schema import HORIZON
-from models.forecasters.forecaster import Forecaster, Say, check_made_for
-from models.forecasters.queries import QUERY_INPUTS, Inputs, replayed
-from models.forecasters.search import LogRange, Space
-from models.forecasters.traces import Floats, TracePart
-from models.networks.parameters import LeftOut
-from models.sharp import Change
-from models.training.head import FinetuneParams
-from models.trees.boosting import BoostedTrees, Growth
+from swiftqueue.common.section import Count, Section
+from swiftqueue.feature_store.events.event_stream import AS_SENT, event_schema_hash
+from swiftqueue.feature_store.packets.schema import HORIZON
+from swiftqueue.models.forecasters.forecaster import Forecaster, Say, check_made_for
+from swiftqueue.models.forecasters.queries import QUERY_INPUTS, Inputs, replayed
+from swiftqueue.models.forecasters.search import LogRange, Space
+from swiftqueue.models.forecasters.traces import Floats, TracePart
+from swiftqueue.models.networks.parameters import LeftOut
+from swiftqueue.models.sharp import Change
+from swiftqueue.models.training.head import FinetuneParams
+from swiftqueue.models.trees.boosting import BoostedTrees, Growth
 
 FILE: Final = "trees.ubj"
 # The age of a flow and the codes of flow and receiver let trees memorise the time and the flow of an episode

@@ -17,20 +17,26 @@ from pydantic import Field, model_validator
 from safetensors.torch import save_file
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from feature_store.events.event_stream import AS_SENT
-from models.forecasters.forecaster import Forecaster, Say, check_made_for
-from models.forecasters.search import LogRange
-from models.forecasters.traces import Floats, TracePart
-from models.networks.files import WEIGHTS_FILE, check_finite, load_weights, quiet
-from models.networks.parameters import check_heads
-from models.networks.prediction import HeadInputs, latencies
-from models.networks.scaling import ScaledFeature, TargetScaling, TargetTransform, fit_features, fit_target
-from models.sharp import Change
-from models.training.head import FinetuneParams, with_tuned_head
-from models.window.network import Architecture, BiLstm, Readout, Transformer
-from models.window.training import Examples, TrainingParams, encoded, train
-from models.window.trees import WindowTrees
-from models.window.windows import (
+from swiftqueue.feature_store.events.event_stream import AS_SENT
+from swiftqueue.models.forecasters.forecaster import Forecaster, Say, check_made_for
+from swiftqueue.models.forecasters.search import LogRange
+from swiftqueue.models.forecasters.traces import Floats, TracePart
+from swiftqueue.models.networks.files import WEIGHTS_FILE, check_finite, load_weights, quiet
+from swiftqueue.models.networks.parameters import check_heads
+from swiftqueue.models.networks.prediction import HeadInputs, latencies
+from swiftqueue.models.networks.scaling import (
+    ScaledFeature,
+    TargetScaling,
+    TargetTransform,
+    fit_features,
+    fit_target,
+)
+from swiftqueue.models.sharp import Change
+from swiftqueue.models.training.head import FinetuneParams, with_tuned_head
+from swiftqueue.models.window.network import Architecture, BiLstm, Readout, Transformer
+from swiftqueue.models.window.training import Examples, TrainingParams, encoded, train
+from swiftqueue.models.window.trees import WindowTrees
+from swiftqueue.models.window.windows import (
     UNITS,
     Windows,
     bdp_packets,

@@ -23,10 +23,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from feature_store.packets.schema import HORIZON
-from models.networks.parameters import ANCHOR_FALLBACK, NEEDED
-from models.networks.scaling import ScaledFeature, TargetScaling
-from models.networks.torch_scaling import Scaling, anchored, scaled_latency, to_us
+from swiftqueue.feature_store.packets.schema import HORIZON
+from swiftqueue.models.networks.parameters import ANCHOR_FALLBACK, NEEDED
+from swiftqueue.models.networks.scaling import ScaledFeature, TargetScaling
+from swiftqueue.models.networks.torch_scaling import Scaling, anchored, scaled_latency, to_us
 
 Readout = Literal["last", "candidates"]
 

@@ -19,14 +19,14 @@ import torch
 from numpy.typing import NDArray
 from pydantic import Field
 
-from common.section import Above0, Count, Section
-from models.forecasters.traces import Floats
-from models.networks.prediction import HeadInputs, RawWindows, encode, predict
-from models.networks.scaling import MIN_LATENCY_US
-from models.sharp import Change, sharp_changes
-from models.training.loss import example_weights, weighted_squared_error
-from models.window.network import Transformer
-from models.window.windows import Windows
+from swiftqueue.common.section import Above0, Count, Section
+from swiftqueue.models.forecasters.traces import Floats
+from swiftqueue.models.networks.prediction import HeadInputs, RawWindows, encode, predict
+from swiftqueue.models.networks.scaling import MIN_LATENCY_US
+from swiftqueue.models.sharp import Change, sharp_changes
+from swiftqueue.models.training.loss import example_weights, weighted_squared_error
+from swiftqueue.models.window.network import Transformer
+from swiftqueue.models.window.windows import Windows
 
 ADAM_BETAS: Final = (0.9, 0.98)  # Vaswani et al. 2017, section 5.3, as the paper
 ADAM_EPSILON: Final = 1e-9

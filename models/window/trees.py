@@ -12,16 +12,16 @@ from typing import Annotated, Any, ClassVar, Final, Self
 import numpy as np
 from pydantic import Field, model_validator
 
-from common.section import Count
-from feature_store.events.event_stream import AS_SENT
-from feature_store.packets.schema import HORIZON
-from models.forecasters.forecaster import Forecaster, Say, check_made_for
-from models.forecasters.traces import Floats, TracePart
-from models.sharp import Change
-from models.training.head import FinetuneParams
-from models.trees.boosting import BoostedTrees
-from models.trees.forecaster import FILE, SEARCH, BoostingParams
-from models.window.windows import Windows, input_names, schema_hash, windows_of
+from swiftqueue.common.section import Count
+from swiftqueue.feature_store.events.event_stream import AS_SENT
+from swiftqueue.feature_store.packets.schema import HORIZON
+from swiftqueue.models.forecasters.forecaster import Forecaster, Say, check_made_for
+from swiftqueue.models.forecasters.traces import Floats, TracePart
+from swiftqueue.models.sharp import Change
+from swiftqueue.models.training.head import FinetuneParams
+from swiftqueue.models.trees.boosting import BoostedTrees
+from swiftqueue.models.trees.forecaster import FILE, SEARCH, BoostingParams
+from swiftqueue.models.window.windows import Windows, input_names, schema_hash, windows_of
 
 ASKED_AT_ONCE: Final = 2048  # decisions whose rows are held together: a row is a whole window
 

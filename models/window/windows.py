@@ -44,17 +44,17 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from common.section import near
-from feature_store.events.event_stream import (
+from swiftqueue.common.section import near
+from swiftqueue.feature_store.events.event_stream import (
     AS_SENT,
     INPUTS,
     VISIBILITIES,
     event_schema_hash,
     packet_columns,
 )
-from feature_store.packets.schema import HORIZON
-from models.forecasters.queries import QUERY_INPUTS, replayed
-from models.forecasters.traces import Floats, TracePart
+from swiftqueue.feature_store.packets.schema import HORIZON
+from swiftqueue.models.forecasters.queries import QUERY_INPUTS, replayed
+from swiftqueue.models.forecasters.traces import Floats, TracePart
 
 LAYOUT: Final = 1  # version of tokens and rules
 GIVE_UP_NS: Final = 2_000_000_000  # twice the initial RTO of RFC 6298

@@ -9,9 +9,9 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from common import usage_reporting
-from common.redaction import redacted
-from common.state import users_umask
+from swiftqueue.common import usage_reporting
+from swiftqueue.common.redaction import redacted
+from swiftqueue.common.state import users_umask
 
 
 def dvc_environment() -> dict[str, str]:

@@ -19,22 +19,22 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from common.atomic import write_file
-from common.json_file import read_object
-from common.say import say
-from common.section import near, read, read_all
-from feature_store.packets.schema import read_packets, traces_in
-from feature_store.packets.truth import read_waits
-from models.forecasters.comparison import FORMS, HeldOutPackets, JudgingParams, key_of_run, run
-from models.forecasters.forecaster import Variant, variants
-from models.forecasters.traces import Trace, decision_times, name_of, within_training
-from models.scoring.choice import EVEN, RULED
-from models.scoring.intervals import Estimate, estimate, over_all
-from models.sharp import change_of
-from models.training.head import FinetuneParams
-from models.training.protocol import TEACH, divide, protocol_named
-from pipelines.evaluate import EvaluateParams
-from pipelines.split import own_protocols
+from swiftqueue.common.atomic import write_file
+from swiftqueue.common.json_file import read_object
+from swiftqueue.common.say import say
+from swiftqueue.common.section import near, read, read_all
+from swiftqueue.feature_store.packets.schema import read_packets, traces_in
+from swiftqueue.feature_store.packets.truth import read_waits
+from swiftqueue.models.forecasters.comparison import FORMS, HeldOutPackets, JudgingParams, key_of_run, run
+from swiftqueue.models.forecasters.forecaster import Variant, variants
+from swiftqueue.models.forecasters.traces import Trace, decision_times, name_of, within_training
+from swiftqueue.models.scoring.choice import EVEN, RULED
+from swiftqueue.models.scoring.intervals import Estimate, estimate, over_all
+from swiftqueue.models.sharp import change_of
+from swiftqueue.models.training.head import FinetuneParams
+from swiftqueue.models.training.protocol import TEACH, divide, protocol_named
+from swiftqueue.pipelines.evaluate import EvaluateParams
+from swiftqueue.pipelines.split import own_protocols
 
 SUMMARY: Final = "scores.json"
 FITTED: Final = "fitted"  # folder of the fitted forecasters

@@ -14,14 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from common.atomic import new_file, write_file
-from common.given import check_folder
-from common.settings import variable
-from common.state import state_dir
-from pipelines.experiments.dvc_command import call_dvc, run_dvc
-from pipelines.experiments.traces import TRACES, check_name
-from pipelines.params.document import load_yaml, save_yaml, trace_entry
-from pipelines.params.override import override
+from swiftqueue.common.atomic import new_file, write_file
+from swiftqueue.common.given import check_folder
+from swiftqueue.common.settings import variable
+from swiftqueue.common.state import state_dir
+from swiftqueue.pipelines.experiments.dvc_command import call_dvc, run_dvc
+from swiftqueue.pipelines.experiments.traces import TRACES, check_name
+from swiftqueue.pipelines.params.document import load_yaml, save_yaml, trace_entry
+from swiftqueue.pipelines.params.override import override
 
 PROJECT: Final = Path(__file__).resolve().parents[2]
 SETTINGS: Final = "study.json"  # the study's options; other options make another study
@@ -103,7 +103,7 @@ def study_params(params: Any, study: Study) -> Any:
         ValueError: the protocol is unknown, or an override names no parameter or has the wrong type.
 
     """
-    from models.training.protocol import protocol_named
+    from swiftqueue.models.training.protocol import protocol_named
 
     least = protocol_named(study.protocol)
     enough_s = least.pretrain_s + SIMULATED_ROUNDS * least.test_s + 2  # flows start in the first second
@@ -139,7 +139,7 @@ def study_params(params: Any, study: Study) -> Any:
 
 def _named(captures: list[Path]) -> dict[str, Path]:
     """Return the name each capture after its file."""
-    from feature_store.packets.captures import check_capture, trace_name
+    from swiftqueue.feature_store.packets.captures import check_capture, trace_name
 
     named: dict[str, Path] = {}
     for path in captures:

@@ -11,15 +11,15 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from common.atomic import new_file, write_file
-from pipelines.experiments.dvc_command import call_dvc
-from pipelines.params.document import load_yaml, save_yaml, trace_entry
+from swiftqueue.common.atomic import new_file, write_file
+from swiftqueue.pipelines.experiments.dvc_command import call_dvc
+from swiftqueue.pipelines.params.document import load_yaml, save_yaml, trace_entry
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from models.training.protocol import TraceSlices
+    from swiftqueue.models.training.protocol import TraceSlices
 
 TRACES: Final = Path("data/traces")
 # A trace's name becomes a folder (trace=NAME) and a key of params.yaml.
@@ -50,7 +50,7 @@ def add_trace(
         OSError: the capture cannot be read or copied; nothing was changed.
 
     """
-    from feature_store.packets.captures import check_capture, trace_name
+    from swiftqueue.feature_store.packets.captures import check_capture, trace_name
 
     root = project or Path.cwd()
     params_path = root / "params.yaml"
@@ -101,7 +101,7 @@ def remove_trace(name: str, *, project: Path | None = None) -> None:
         OSError: a file cannot be deleted.
 
     """
-    from common.section import near
+    from swiftqueue.common.section import near
 
     root = project or Path.cwd()
     params_path = root / "params.yaml"
@@ -145,8 +145,8 @@ def simulate_trace(output: Path, *, seed: int, seconds: float) -> int:
         OSError: `output` cannot be written.
 
     """
-    from feature_store.packets.extract_many import run_extract
-    from pipelines.simulate import SimulateParams
+    from swiftqueue.feature_store.packets.extract_many import run_extract
+    from swiftqueue.pipelines.simulate import SimulateParams
 
     params = load_yaml(Path("params.yaml"))
     if f"dumbbell-{seed}" in params["extract"]["traces"]:
@@ -160,7 +160,7 @@ def simulate_trace(output: Path, *, seed: int, seconds: float) -> int:
     with tempfile.TemporaryDirectory(dir=output, prefix=".simulated-") as scratch:
         changed, captures = Path(scratch) / "params.yaml", Path(scratch) / "captures"
         save_yaml(changed, params)
-        stage = [sys.executable, "-m", "pipelines.simulate", "--params", str(changed)]
+        stage = [sys.executable, "-m", "swiftqueue.pipelines.simulate", "--params", str(changed)]
         stage += ["--output", str(captures)]
         if code := subprocess.run(stage, check=False).returncode:
             return code
@@ -189,10 +189,10 @@ def _check(
     """Extract the capture into a temporary folder and divide it; return its slices and summary line."""
     from rich.console import Console
 
-    from feature_store.packets.extract import ExtractJob, extract_trace, summary_line
-    from feature_store.packets.schema import read_packets
-    from models.forecasters.traces import decision_times
-    from pipelines.split import check_known
+    from swiftqueue.feature_store.packets.extract import ExtractJob, extract_trace, summary_line
+    from swiftqueue.feature_store.packets.schema import read_packets
+    from swiftqueue.models.forecasters.traces import decision_times
+    from swiftqueue.pipelines.split import check_known
 
     with tempfile.TemporaryDirectory(prefix="swiftqueue-") as scratch:
         with Console(stderr=True).status(f"reading {file.name}"):
@@ -216,7 +216,7 @@ def _divided(decision_ns_B: NDArray[np.int64], trace: str, asked: str | None, pr
     Raises:
         ValueError: the trace cannot be divided that way.
     """
-    from models.training.protocol import OF_A_TRACE, PROTOCOLS, divide, protocol_named
+    from swiftqueue.models.training.protocol import OF_A_TRACE, PROTOCOLS, divide, protocol_named
 
     chosen = protocol_named(asked or projects, OF_A_TRACE)
     seconds = int(decision_ns_B[-1] - decision_ns_B[0]) / 1e9 if len(decision_ns_B) else 0.0
@@ -254,8 +254,8 @@ def list_traces(*, project: Path | None = None) -> None:
     Raises:
         ValueError: there is no params.yaml, or stage `extract` would refuse its traces.
     """
-    from common.section import read
-    from pipelines.extract import ExtractParams
+    from swiftqueue.common.section import read
+    from swiftqueue.pipelines.extract import ExtractParams
 
     root = project or Path.cwd()
     projects = load_yaml(root / "params.yaml")["split"]["protocol"]

@@ -27,18 +27,18 @@ import numpy as np
 import polars as pl
 import yaml
 
-from common.atomic import write_file
-from common.json_file import read_object
-from common.local_ray import ray_cluster
-from common.say import say
-from common.section import read_all
-from common.usage_reporting import switch_off
-from models.forecasters.comparison import HeldOutPackets, JudgingParams, key_of_run, run
-from models.forecasters.forecaster import Variant, variants
-from models.forecasters.search import LogRange
-from models.forecasters.traces import Trace, name_of, within_training
-from models.sharp import change_of
-from pipelines.experiments.forecasts import fingerprint, judging_of, traces_of
+from swiftqueue.common.atomic import write_file
+from swiftqueue.common.json_file import read_object
+from swiftqueue.common.local_ray import ray_cluster
+from swiftqueue.common.say import say
+from swiftqueue.common.section import read_all
+from swiftqueue.common.usage_reporting import switch_off
+from swiftqueue.models.forecasters.comparison import HeldOutPackets, JudgingParams, key_of_run, run
+from swiftqueue.models.forecasters.forecaster import Variant, variants
+from swiftqueue.models.forecasters.search import LogRange
+from swiftqueue.models.forecasters.traces import Trace, name_of, within_training
+from swiftqueue.models.sharp import change_of
+from swiftqueue.pipelines.experiments.forecasts import fingerprint, judging_of, traces_of
 
 SUMMARY: Final = "tuning.json"
 SECTIONS: Final = "tuned.yaml"

@@ -7,15 +7,15 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
-from models.networks import artifact, onnx_head
-from models.registry.decision import REFERENCE_TAG
-from models.registry.entering import inherited
-from models.registry.lineage import content_hash, git_commit
-from models.registry.registry import CHALLENGER, ITSELF, LIVE, GateDecision, Registry
-from models.registry.saving import INPUTS_FILE
-from models.training.head import FinetuneParams
-from pipelines.live.minute import TuningResult
-from pipelines.live.retrain import RetrainingResult
+from swiftqueue.models.networks import artifact, onnx_head
+from swiftqueue.models.registry.decision import REFERENCE_TAG
+from swiftqueue.models.registry.entering import inherited
+from swiftqueue.models.registry.lineage import content_hash, git_commit
+from swiftqueue.models.registry.registry import CHALLENGER, ITSELF, LIVE, GateDecision, Registry
+from swiftqueue.models.registry.saving import INPUTS_FILE
+from swiftqueue.models.training.head import FinetuneParams
+from swiftqueue.pipelines.live.minute import TuningResult
+from swiftqueue.pipelines.live.retrain import RetrainingResult
 
 
 def register(

@@ -6,24 +6,29 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from common import heartbeat
-from common.say import say
-from common.section import read, read_all
-from common.settings import settings
-from feature_store.telemetry.recent import RecentPackets, latest_minutes, next_sender, sender_weights
-from models.registry.register_params import RegisterParams
-from models.sharp import PAPERS, Change, change_of
-from models.training.head import FinetuneParams
-from models.training.warm_worker import WarmWorkerError
-from pipelines.live import DRIFT
-from pipelines.live.metrics import Metrics
-from pipelines.live.reservoir import memory_windows
-from pipelines.live.retrain import Retraining
-from pipelines.live.rounds import RoundParams, Rounds
-from pipelines.live.runner import alone
-from pipelines.live.scheduler import Scheduler, stop_on_signals
-from pipelines.validate import ValidateParams
-from serving.ingest.server import telemetry_dir
+from swiftqueue.common import heartbeat
+from swiftqueue.common.say import say
+from swiftqueue.common.section import read, read_all
+from swiftqueue.common.settings import settings
+from swiftqueue.feature_store.telemetry.recent import (
+    RecentPackets,
+    latest_minutes,
+    next_sender,
+    sender_weights,
+)
+from swiftqueue.models.registry.register_params import RegisterParams
+from swiftqueue.models.sharp import PAPERS, Change, change_of
+from swiftqueue.models.training.head import FinetuneParams
+from swiftqueue.models.training.warm_worker import WarmWorkerError
+from swiftqueue.pipelines.live import DRIFT
+from swiftqueue.pipelines.live.metrics import Metrics
+from swiftqueue.pipelines.live.reservoir import memory_windows
+from swiftqueue.pipelines.live.retrain import Retraining
+from swiftqueue.pipelines.live.rounds import RoundParams, Rounds
+from swiftqueue.pipelines.live.runner import alone
+from swiftqueue.pipelines.live.scheduler import Scheduler, stop_on_signals
+from swiftqueue.pipelines.validate import ValidateParams
+from swiftqueue.serving.ingest.server import telemetry_dir
 
 PARAMS_FILE: Final = Path("params.yaml")
 LEAD_IN_S: Final = 5.0  # several times the history of a window, at any supported rate

@@ -21,19 +21,19 @@ import polars as pl
 import torch
 from numpy.typing import NDArray
 
-from common.say import say
-from feature_store.events.beginning import NOTHING, Beginning
-from feature_store.events.definition import EVENTS
-from feature_store.events.event_stream import Events, replay_events
-from feature_store.packets.schema import HORIZON
-from feature_store.quality.distribution_shift import as_rows
-from models.event_stream.forecaster import EventStreamForecaster
-from models.forecasters import forecaster
-from models.forecasters.network import NetworkForecaster
-from models.forecasters.queries import replayed
-from models.forecasters.traces import TracePart
-from models.networks.prediction import HeadInputs
-from serving.engine import Engine
+from swiftqueue.common.say import say
+from swiftqueue.feature_store.events.beginning import NOTHING, Beginning
+from swiftqueue.feature_store.events.definition import EVENTS
+from swiftqueue.feature_store.events.event_stream import Events, replay_events
+from swiftqueue.feature_store.packets.schema import HORIZON
+from swiftqueue.feature_store.quality.distribution_shift import as_rows
+from swiftqueue.models.event_stream.forecaster import EventStreamForecaster
+from swiftqueue.models.forecasters import forecaster
+from swiftqueue.models.forecasters.network import NetworkForecaster
+from swiftqueue.models.forecasters.queries import replayed
+from swiftqueue.models.forecasters.traces import TracePart
+from swiftqueue.models.networks.prediction import HeadInputs
+from swiftqueue.serving.engine import Engine
 
 CHUNK: Final = 256  # decisions that one thread encodes at once
 ASIDE: Final = ".unreadable"  # suffix of a file of arrays that cannot be read, and is put aside

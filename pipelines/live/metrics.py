@@ -8,13 +8,13 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, ProcessCollecto
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from common import metrics_page
-from common.settings import settings
-from feature_store.quality.claims import KINDS
-from pipelines.live.rounds_log import OUTCOMES, RETRAINING, RoundRecord
-from serving.deploy.log import age_s
-from serving.triton.endpoint import Triton
-from serving.triton.servers import connected, each
+from swiftqueue.common import metrics_page
+from swiftqueue.common.settings import settings
+from swiftqueue.feature_store.quality.claims import KINDS
+from swiftqueue.pipelines.live.rounds_log import OUTCOMES, RETRAINING, RoundRecord
+from swiftqueue.serving.deploy.log import age_s
+from swiftqueue.serving.triton.endpoint import Triton
+from swiftqueue.serving.triton.servers import connected, each
 
 SKIPPED = "skipped"  # outcome of a round whose time came while another was running
 SCRAPE_S = 1.5  # seconds for each of two questions to a server; Prometheus gives a scrape 4 s

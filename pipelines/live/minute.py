@@ -23,24 +23,24 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from feature_store.events import event_stream
-from feature_store.events.beginning import Beginning
-from feature_store.events.definition import EVENTS
-from feature_store.packets.schema import HORIZON
-from feature_store.quality.distribution_shift import input_shift, sample_inputs
-from models.forecasters.network import NetworkForecaster
-from models.forecasters.traces import TracePart
-from models.networks import artifact
-from models.registry import gate
-from models.registry.bars import Verdict
-from models.scoring.baselines import Candidates, last_visible
-from models.sharp import PAPERS, Change
-from models.training.head import FinetuneParams, TuningReport
-from models.training.protocol import Slice
-from pipelines.live.encoding import Decisions, load
-from pipelines.live.reservoir import EMPTY, PastWindows, Reservoir, stretches
-from pipelines.live.rounds_log import DeclinedError
-from pipelines.live.slices import JudgingSlice, due, encoder_of, usable
+from swiftqueue.feature_store.events import event_stream
+from swiftqueue.feature_store.events.beginning import Beginning
+from swiftqueue.feature_store.events.definition import EVENTS
+from swiftqueue.feature_store.packets.schema import HORIZON
+from swiftqueue.feature_store.quality.distribution_shift import input_shift, sample_inputs
+from swiftqueue.models.forecasters.network import NetworkForecaster
+from swiftqueue.models.forecasters.traces import TracePart
+from swiftqueue.models.networks import artifact
+from swiftqueue.models.registry import gate
+from swiftqueue.models.registry.bars import Verdict
+from swiftqueue.models.scoring.baselines import Candidates, last_visible
+from swiftqueue.models.sharp import PAPERS, Change
+from swiftqueue.models.training.head import FinetuneParams, TuningReport
+from swiftqueue.models.training.protocol import Slice
+from swiftqueue.pipelines.live.encoding import Decisions, load
+from swiftqueue.pipelines.live.reservoir import EMPTY, PastWindows, Reservoir, stretches
+from swiftqueue.pipelines.live.rounds_log import DeclinedError
+from swiftqueue.pipelines.live.slices import JudgingSlice, due, encoder_of, usable
 
 LEAD_IN_NS: Final = 5_000_000_000  # lead-in of a kept slice: more than the lead-in of docs/EVENTS.md
 

@@ -11,22 +11,22 @@ from typing import Final
 
 import polars as pl
 
-from common.say import say
-from common.settings import settings
-from feature_store.quality.claims import believed
-from feature_store.telemetry.recent import RecentPackets
-from models.networks.artifact import read_files
-from models.registry.registry import Registry
-from models.sharp import PAPERS, Change
-from models.training.warm_worker import WarmWorkerError
-from pipelines.live.rounds_log import RoundRecord, newest_first
-from pipelines.live.watch import HeadComparison, HeadPair
-from pipelines.live.worker import Worker
-from serving.deploy import log as deploy_log
-from serving.deploy.champion import find_champion
-from serving.deploy.deployment import rollback_champion
-from serving.deploy.hold import held
-from serving.triton.endpoint import first_line
+from swiftqueue.common.say import say
+from swiftqueue.common.settings import settings
+from swiftqueue.feature_store.quality.claims import believed
+from swiftqueue.feature_store.telemetry.recent import RecentPackets
+from swiftqueue.models.networks.artifact import read_files
+from swiftqueue.models.registry.registry import Registry
+from swiftqueue.models.sharp import PAPERS, Change
+from swiftqueue.models.training.warm_worker import WarmWorkerError
+from swiftqueue.pipelines.live.rounds_log import RoundRecord, newest_first
+from swiftqueue.pipelines.live.watch import HeadComparison, HeadPair
+from swiftqueue.pipelines.live.worker import Worker
+from swiftqueue.serving.deploy import log as deploy_log
+from swiftqueue.serving.deploy.champion import find_champion
+from swiftqueue.serving.deploy.deployment import rollback_champion
+from swiftqueue.serving.deploy.hold import held
+from swiftqueue.serving.triton.endpoint import first_line
 
 SHADOW_WAIT_S: Final = 30.0  # for a shadow's batches; a sender that stopped delays no round for longer
 SHADOW_LOOK_S: Final = 1.0

@@ -23,10 +23,10 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from common.atomic import write_file
-from common.say import say
-from common.section import Section, read, read_all
-from pipelines.live.encoding import ASIDE, NOT_READ, Decisions
+from swiftqueue.common.atomic import write_file
+from swiftqueue.common.say import say
+from swiftqueue.common.section import Section, read, read_all
+from swiftqueue.pipelines.live.encoding import ASIDE, NOT_READ, Decisions
 
 STRETCH_NS: Final = 1_000_000_000
 MOST_WINDOWS: Final = 128  # most of a stretch; of more, every second or third is taken: they are alike

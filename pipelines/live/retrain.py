@@ -1,6 +1,6 @@
 """A full re-train in the background: the project's stages on recent telemetry, at the lowest priority.
 
-    python -m pipelines.live.retrain FOLDER      # runs the stages; the scheduler starts it, one at a time
+    python -m swiftqueue.pipelines.live.retrain FOLDER  # runs the stages; the scheduler starts it
 
 FOLDER holds `params.yaml` and `packets/`. The stages `split`, `validate` and `pretrain` run in it, and then
 `candidate/` appears: the artifact, and `inputs.npy` with the inputs that its encoder was trained on. A round
@@ -28,23 +28,23 @@ import typer
 import yaml
 from numpy.typing import NDArray
 
-from common import program
-from common.atomic import new_folder
-from common.section import read_all
-from common.settings import settings
-from common.state import make_scratch, private_dir, state_dir
-from common.state import scratch as loop_scratch
-from feature_store.quality.distribution_shift import as_rows, sample_inputs
-from feature_store.telemetry.recent import RecentPackets, write_trace
-from models.forecasters.forecaster import load, sections_of_choice
-from models.forecasters.queries import replayed
-from models.forecasters.traces import about, decision_times, read_traces
-from models.networks import artifact
-from models.registry.saving import INPUTS_FILE
-from models.sharp import PAPERS
-from models.training.protocol import PROTOCOLS
-from pipelines.live.encoding import NOT_READ
-from pipelines.register import served_level
+from swiftqueue.common import program
+from swiftqueue.common.atomic import new_folder
+from swiftqueue.common.section import read_all
+from swiftqueue.common.settings import settings
+from swiftqueue.common.state import make_scratch, private_dir, state_dir
+from swiftqueue.common.state import scratch as loop_scratch
+from swiftqueue.feature_store.quality.distribution_shift import as_rows, sample_inputs
+from swiftqueue.feature_store.telemetry.recent import RecentPackets, write_trace
+from swiftqueue.models.forecasters.forecaster import load, sections_of_choice
+from swiftqueue.models.forecasters.queries import replayed
+from swiftqueue.models.forecasters.traces import about, decision_times, read_traces
+from swiftqueue.models.networks import artifact
+from swiftqueue.models.registry.saving import INPUTS_FILE
+from swiftqueue.models.sharp import PAPERS
+from swiftqueue.models.training.protocol import PROTOCOLS
+from swiftqueue.pipelines.live.encoding import NOT_READ
+from swiftqueue.pipelines.register import served_level
 
 SECONDS: Final = 600.0  # seconds of telemetry; protocol `paper` needs 450
 MOST_PACKETS: Final = 1_500_000  # their events and queries take some 3 GB of memory
@@ -119,7 +119,15 @@ class Retraining:
         if (settings().ray_address or "").startswith(LOCAL_PREFIXES):
             # It has a Ray of its own: on the rounds' Ray its workers would get their priority and cores.
             environment["RAY_ADDRESS"] = ""
-        command = ["nice", "-n", NICENESS, sys.executable, "-m", "pipelines.live.retrain", str(self._folder)]
+        command = [
+            "nice",
+            "-n",
+            NICENESS,
+            sys.executable,
+            "-m",
+            "swiftqueue.pipelines.live.retrain",
+            str(self._folder),
+        ]
         with self.log.open("wb") as log:
             self._process = subprocess.Popen(
                 ["setpriv", "--pdeathsig", "KILL", *command], stdout=log, stderr=log, env=environment

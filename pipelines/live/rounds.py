@@ -23,31 +23,37 @@ from typing import Final
 import numpy as np
 import polars as pl
 
-from common.say import say
-from feature_store.quality import expectations as ex
-from feature_store.quality.claims import believed
-from feature_store.telemetry.recent import RecentPackets
-from models.networks.artifact import read_files
-from models.registry.registry import GateDecision, Registry
-from models.registry.saving import INPUTS_FILE
-from models.registry.store import RegistryError
-from models.sharp import PAPERS, Change
-from models.training.head import FinetuneParams
-from models.training.warm_worker import WarmWorkerError
-from pipelines.live import challenger
-from pipelines.live.minute import Minute, TuningResult
-from pipelines.live.probation import Probation, Telemetry, files_of, rolled_back_since_last
-from pipelines.live.reservoir import EMPTY, ReservoirFile
-from pipelines.live.reservoir import FILE as RESERVOIR
-from pipelines.live.retrain import MOST_PACKETS, SECONDS, RetrainError, Retraining, RetrainingResult
-from pipelines.live.rounds_log import LOG_FILE, DeclinedError, RoundRecord
-from pipelines.live.runner import LEARNED, Runner
-from pipelines.live.runner import timed as _timed
-from pipelines.live.slices import SliceFolder
-from pipelines.live.worker import Worker
-from serving.deploy.deployment import deploy_version
-from serving.triton.endpoint import first_line
-from serving.triton.repository import LATENCY
+from swiftqueue.common.say import say
+from swiftqueue.feature_store.quality import expectations as ex
+from swiftqueue.feature_store.quality.claims import believed
+from swiftqueue.feature_store.telemetry.recent import RecentPackets
+from swiftqueue.models.networks.artifact import read_files
+from swiftqueue.models.registry.registry import GateDecision, Registry
+from swiftqueue.models.registry.saving import INPUTS_FILE
+from swiftqueue.models.registry.store import RegistryError
+from swiftqueue.models.sharp import PAPERS, Change
+from swiftqueue.models.training.head import FinetuneParams
+from swiftqueue.models.training.warm_worker import WarmWorkerError
+from swiftqueue.pipelines.live import challenger
+from swiftqueue.pipelines.live.minute import Minute, TuningResult
+from swiftqueue.pipelines.live.probation import Probation, Telemetry, files_of, rolled_back_since_last
+from swiftqueue.pipelines.live.reservoir import EMPTY, ReservoirFile
+from swiftqueue.pipelines.live.reservoir import FILE as RESERVOIR
+from swiftqueue.pipelines.live.retrain import (
+    MOST_PACKETS,
+    SECONDS,
+    RetrainError,
+    Retraining,
+    RetrainingResult,
+)
+from swiftqueue.pipelines.live.rounds_log import LOG_FILE, DeclinedError, RoundRecord
+from swiftqueue.pipelines.live.runner import LEARNED, Runner
+from swiftqueue.pipelines.live.runner import timed as _timed
+from swiftqueue.pipelines.live.slices import SliceFolder
+from swiftqueue.pipelines.live.worker import Worker
+from swiftqueue.serving.deploy.deployment import deploy_version
+from swiftqueue.serving.triton.endpoint import first_line
+from swiftqueue.serving.triton.repository import LATENCY
 
 
 @dataclass(frozen=True)

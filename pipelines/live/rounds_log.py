@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from common import json_lines
+from swiftqueue.common import json_lines
 
 LOG_FILE: Final = "rounds.jsonl"
 OUTCOMES: Final = ("pushed", "kept", "declined", "failed")

@@ -11,17 +11,17 @@ from typing import Any, Final, Generic, TypeVar
 
 import polars as pl
 
-from common import json_lines, lock
-from common.say import say
-from common.settings import settings
-from common.state import private_dir, state_dir
-from models.registry.registry import Registry
-from models.registry.retention import collect_garbage
-from pipelines.live.rounds_log import DeclinedError, RoundRecord, newest_first, read
-from serving.deploy.champion import find_champion
-from serving.deploy.deployment import ChampionChangedError, prune_registry, serve_champion
-from serving.deploy.hold import HeldVersionError, held
-from serving.triton.endpoint import first_line
+from swiftqueue.common import json_lines, lock
+from swiftqueue.common.say import say
+from swiftqueue.common.settings import settings
+from swiftqueue.common.state import private_dir, state_dir
+from swiftqueue.models.registry.registry import Registry
+from swiftqueue.models.registry.retention import collect_garbage
+from swiftqueue.pipelines.live.rounds_log import DeclinedError, RoundRecord, newest_first, read
+from swiftqueue.serving.deploy.champion import find_champion
+from swiftqueue.serving.deploy.deployment import ChampionChangedError, prune_registry, serve_champion
+from swiftqueue.serving.deploy.hold import HeldVersionError, held
+from swiftqueue.serving.triton.endpoint import first_line
 
 LEARNED: Final = ("pushed", "kept")
 COLLECT_EVERY_S: Final = 3600.0

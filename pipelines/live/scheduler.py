@@ -10,9 +10,9 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any, Final
 
-from pipelines.live.metrics import Metrics
-from pipelines.live.rounds_log import RoundRecord
-from pipelines.live.runner import Runner
+from swiftqueue.pipelines.live.metrics import Metrics
+from swiftqueue.pipelines.live.rounds_log import RoundRecord
+from swiftqueue.pipelines.live.runner import Runner
 
 WATCH_EVERY_S: Final = 15.0
 WATCH_TAKES_S: Final = 5.0  # no look begins that would delay a round

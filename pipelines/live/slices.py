@@ -22,15 +22,15 @@ import polars as pl
 from numpy.typing import NDArray
 from pydantic import TypeAdapter
 
-from common.atomic import write_file
-from common.say import say
-from common.state import private_dir
-from feature_store.events import event_stream
-from feature_store.events.beginning import Beginning
-from models.forecasters.network import NetworkForecaster
-from models.forecasters.traces import TracePart
-from models.training.protocol import Slice
-from pipelines.live.encoding import ASIDE, NOT_READ, Decisions
+from swiftqueue.common.atomic import write_file
+from swiftqueue.common.say import say
+from swiftqueue.common.state import private_dir
+from swiftqueue.feature_store.events import event_stream
+from swiftqueue.feature_store.events.beginning import Beginning
+from swiftqueue.models.forecasters.network import NetworkForecaster
+from swiftqueue.models.forecasters.traces import TracePart
+from swiftqueue.models.training.protocol import Slice
+from swiftqueue.pipelines.live.encoding import ASIDE, NOT_READ, Decisions
 
 KEPT: Final = 11  # slices that are kept: with the newest ten seconds, two minutes judge
 MOST_WINDOWS: Final = 2048  # most windows of a slice; of more, every second or third is taken: they are alike

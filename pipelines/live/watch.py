@@ -15,16 +15,16 @@ from typing import Any, Final
 import numpy as np
 import polars as pl
 
-from feature_store.events import event_stream
-from feature_store.events.beginning import Beginning
-from feature_store.events.definition import EVENTS
-from models.forecasters.traces import TracePart
-from models.registry import gate
-from models.sharp import PAPERS, Change
-from models.training.protocol import Slice
-from pipelines.live.encoding import Decisions, load
-from pipelines.live.minute import Minute, TuningResult, aligned, tune
-from pipelines.live.slices import encoder_of
+from swiftqueue.feature_store.events import event_stream
+from swiftqueue.feature_store.events.beginning import Beginning
+from swiftqueue.feature_store.events.definition import EVENTS
+from swiftqueue.models.forecasters.traces import TracePart
+from swiftqueue.models.registry import gate
+from swiftqueue.models.sharp import PAPERS, Change
+from swiftqueue.models.training.protocol import Slice
+from swiftqueue.pipelines.live.encoding import Decisions, load
+from swiftqueue.pipelines.live.minute import Minute, TuningResult, aligned, tune
+from swiftqueue.pipelines.live.slices import encoder_of
 
 MOST_WINDOWS: Final = 2048
 

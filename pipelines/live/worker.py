@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from models.training.warm_worker import WarmWorker
-from pipelines.live.minute import Minute
-from pipelines.live.watch import HeadPair, work
+from swiftqueue.models.training.warm_worker import WarmWorker
+from swiftqueue.pipelines.live.minute import Minute
+from swiftqueue.pipelines.live.watch import HeadPair, work
 
 WORK_TIMEOUT_S: Final = 120.0
 WARM_START_TIMEOUT_S: Final = 300.0

@@ -11,7 +11,7 @@ from ruamel.yaml.error import YAMLError
 from ruamel.yaml.nodes import ScalarNode
 from ruamel.yaml.representer import RoundTripRepresenter
 
-from common.atomic import new_file
+from swiftqueue.common.atomic import new_file
 
 
 class _Representer(RoundTripRepresenter):

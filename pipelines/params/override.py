@@ -6,8 +6,8 @@ import json
 from collections.abc import Sequence
 from typing import Any, Final
 
-from common.section import near
-from pipelines.params.document import parse_value
+from swiftqueue.common.section import near
+from swiftqueue.pipelines.params.document import parse_value
 
 # Parameters that the command's own arguments set; `--set` would contradict them.
 OWN_ARGUMENTS: Final = {
@@ -28,8 +28,8 @@ def override(params: Any, protocol: str, overrides: Sequence[str]) -> None:
     Raises:
         ValueError: the protocol is unknown, or an override names no parameter or has an invalid value.
     """
-    from models.training.protocol import protocol_named
-    from pipelines.params.sections import check
+    from swiftqueue.models.training.protocol import protocol_named
+    from swiftqueue.pipelines.params.sections import check
 
     protocol_named(protocol)
     params["split"]["protocol"] = protocol

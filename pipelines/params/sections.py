@@ -1,6 +1,6 @@
 """All sections of params.yaml: where each is defined, and the reference page made from them.
 
-`python -m pipelines.params.sections > docs/PARAMETERS.md`
+`python -m swiftqueue.pipelines.params.sections > docs/PARAMETERS.md`
 """
 
 from __future__ import annotations
@@ -12,23 +12,23 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, cast
 
-from common.allowed_values import in_signs
-from common.section import Section, near, read_all, schema_at
-from models.forecasters.forecaster import kinds
+from swiftqueue.common.allowed_values import in_signs
+from swiftqueue.common.section import Section, near, read_all, schema_at
+from swiftqueue.models.forecasters.forecaster import kinds
 
 # Classes are named, not imported: some modules import PyTorch.
 _OF_STAGES: Final = {
-    "simulate": "pipelines.simulate:SimulateParams",
-    "extract": "pipelines.extract:ExtractParams",
-    "split": "pipelines.split:SplitParams",
-    "validate": "pipelines.validate:ValidateParams",
-    "change": "models.sharp:Change",
-    "architecture": "models.forecasters.forecaster:ArchitectureParams",
-    "finetune": "models.training.head:FinetuneParams",
-    "live": "pipelines.live.reservoir:LiveParams",
-    "evaluate": "pipelines.evaluate:EvaluateParams",
-    "register": "models.registry.register_params:RegisterParams",
-    "lfq_register": "models.limit.register_params:LfqRegisterParams",
+    "simulate": "swiftqueue.pipelines.simulate:SimulateParams",
+    "extract": "swiftqueue.pipelines.extract:ExtractParams",
+    "split": "swiftqueue.pipelines.split:SplitParams",
+    "validate": "swiftqueue.pipelines.validate:ValidateParams",
+    "change": "swiftqueue.models.sharp:Change",
+    "architecture": "swiftqueue.models.forecasters.forecaster:ArchitectureParams",
+    "finetune": "swiftqueue.models.training.head:FinetuneParams",
+    "live": "swiftqueue.pipelines.live.reservoir:LiveParams",
+    "evaluate": "swiftqueue.pipelines.evaluate:EvaluateParams",
+    "register": "swiftqueue.models.registry.register_params:RegisterParams",
+    "lfq_register": "swiftqueue.models.limit.register_params:LfqRegisterParams",
 }
 
 
@@ -74,7 +74,7 @@ def reference(project: Path) -> str:
         "",
         "The sections of `params.yaml`: each parameter with the project's value, the values that it takes,",
         "and its meaning. A stage checks its section before it does any work, and refuses other parameters.",
-        "`python -m pipelines.params.sections > docs/PARAMETERS.md` makes this page.",
+        "`python -m swiftqueue.pipelines.params.sections > docs/PARAMETERS.md` makes this page.",
     ]
     for name in own:
         section = section_of(name)

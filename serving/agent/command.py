@@ -12,19 +12,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from common import lock
-from common.atomic import new_folder
-from common.settings import settings
-from common.state import private_dir, state_dir
-from models.registry.decision import FILES_TAG
-from models.registry.registry import Registry
-from models.registry.saving import sha256
-from models.registry.store import RegistryError
-from serving.agent import process as agent_process
-from serving.deploy.champion import find_champion
-from serving.deploy.served_models import served_model
-from serving.triton.endpoint import grpc_addresses
-from serving.triton.repository import LATENCY
+from swiftqueue.common import lock
+from swiftqueue.common.atomic import new_folder
+from swiftqueue.common.settings import settings
+from swiftqueue.common.state import private_dir, state_dir
+from swiftqueue.models.registry.decision import FILES_TAG
+from swiftqueue.models.registry.registry import Registry
+from swiftqueue.models.registry.saving import sha256
+from swiftqueue.models.registry.store import RegistryError
+from swiftqueue.serving.agent import process as agent_process
+from swiftqueue.serving.deploy.champion import find_champion
+from swiftqueue.serving.deploy.served_models import served_model
+from swiftqueue.serving.triton.endpoint import grpc_addresses
+from swiftqueue.serving.triton.repository import LATENCY
 
 PARAMS_FILE: Final = Path("params.yaml")
 REFRESH_S: Final = 2.0  # seconds between looks at the registry

@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, Final
 
-from common.settings import settings
-from serving.triton.endpoint import pem_file
+from swiftqueue.common.settings import settings
+from swiftqueue.serving.triton.endpoint import pem_file
 
 BINARY: Final = Path(__file__).parent / "_build" / "swiftqueue-agent"
 STOP_S: Final = 5.0  # from asking it to end to ending it

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from serving.agent.io import frames
+from swiftqueue.serving.agent.io import frames
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class RateClient:
         Args:
             connection: the caller's number of it.
             sample: counted from 0, which begins the connection anew.
-            raw_F: as `feature_store.rate.definition` names them.
+            raw_F: as `swiftqueue.feature_store.rate.definition` names them.
             ask: whether a forecast is wanted, which `take` then gives.
             last: nothing more comes of this connection.
         """

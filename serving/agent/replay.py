@@ -21,15 +21,15 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from common.atomic import new_file
-from common.state import private_dir, state_dir
-from feature_store.packets.schema import HORIZON, QUEUES
-from serving.agent import process as agent_process
-from serving.agent.io import frames
-from serving.agent.io.packet_log import PacketLog, open_log
-from serving.agent.predictors.reference_client import AgentDecision, DecisionCounts, SenderAgent
-from serving.agent.replay_view import SHOWN_BATCHES, View
-from serving.triton.endpoint import grpc_addresses
+from swiftqueue.common.atomic import new_file
+from swiftqueue.common.state import private_dir, state_dir
+from swiftqueue.feature_store.packets.schema import HORIZON, QUEUES
+from swiftqueue.serving.agent import process as agent_process
+from swiftqueue.serving.agent.io import frames
+from swiftqueue.serving.agent.io.packet_log import PacketLog, open_log
+from swiftqueue.serving.agent.predictors.reference_client import AgentDecision, DecisionCounts, SenderAgent
+from swiftqueue.serving.agent.replay_view import SHOWN_BATCHES, View
+from swiftqueue.serving.triton.endpoint import grpc_addresses
 
 FIRST_MODEL_S: Final = 5.0  # seconds to look for a served model before the first packet
 BEHIND_NS: Final = 5_000_000  # lateness against its schedule from which on a batch counts as behind

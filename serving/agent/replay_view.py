@@ -13,8 +13,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from feature_store.packets.schema import HORIZON
-from serving.agent.predictors.reference_client import DecisionCounts
+from swiftqueue.feature_store.packets.schema import HORIZON
+from swiftqueue.serving.agent.predictors.reference_client import DecisionCounts
 
 BARS: Final = "▁▂▃▄▅▆▇█"
 SHOWN_BATCHES: Final = 60

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from common import json_lines
-from models.registry.decision import CONTENT_TAG
-from models.registry.registry import CHAMPION, Registry
-from models.registry.store import RegistryError
-from serving.deploy import log as deploy_log
-from serving.triton.repository import LATENCY
+from swiftqueue.common import json_lines
+from swiftqueue.models.registry.decision import CONTENT_TAG
+from swiftqueue.models.registry.registry import CHAMPION, Registry
+from swiftqueue.models.registry.store import RegistryError
+from swiftqueue.serving.deploy import log as deploy_log
+from swiftqueue.serving.triton.repository import LATENCY
 
 
 @dataclass(frozen=True)

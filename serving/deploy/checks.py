@@ -13,13 +13,13 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from feature_store.events.definition import EVENTS
-from models.limit import network as limits
-from models.networks import artifact
-from models.networks.prediction import predict
-from models.networks.scaling import ScaledFeature
-from models.networks.torch_scaling import PADDING_FEATURE
-from serving.triton.limits import limits_of
+from swiftqueue.feature_store.events.definition import EVENTS
+from swiftqueue.models.limit import network as limits
+from swiftqueue.models.networks import artifact
+from swiftqueue.models.networks.prediction import predict
+from swiftqueue.models.networks.scaling import ScaledFeature
+from swiftqueue.models.networks.torch_scaling import PADDING_FEATURE
+from swiftqueue.serving.triton.limits import limits_of
 
 TOLERANCE: Final = 1e-4  # relative; two float32 implementations of one network differ by less
 SMOKE_WINDOWS: Final = 16

@@ -14,21 +14,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from common import lock
-from common.state import private_dir, state_dir
-from models.registry import retention
-from models.registry.decision import CONTENT_TAG
-from models.registry.lineage import content_hash, git_commit
-from models.registry.registry import CHALLENGER, CHAMPION, REPLACED_TAG, Registry
-from models.registry.store import RegistryError, registry_exists
-from serving.deploy import log as deploy_log
-from serving.deploy.champion import Champion, find_champion
-from serving.deploy.hold import HeldVersionError, held, hold
-from serving.deploy.served_models import served_model
-from serving.triton.config import Backend
-from serving.triton.endpoint import Triton
-from serving.triton.repository import LATENCY, ModelRepository
-from serving.triton.servers import connected, each
+from swiftqueue.common import lock
+from swiftqueue.common.state import private_dir, state_dir
+from swiftqueue.models.registry import retention
+from swiftqueue.models.registry.decision import CONTENT_TAG
+from swiftqueue.models.registry.lineage import content_hash, git_commit
+from swiftqueue.models.registry.registry import CHALLENGER, CHAMPION, REPLACED_TAG, Registry
+from swiftqueue.models.registry.store import RegistryError, registry_exists
+from swiftqueue.serving.deploy import log as deploy_log
+from swiftqueue.serving.deploy.champion import Champion, find_champion
+from swiftqueue.serving.deploy.hold import HeldVersionError, held, hold
+from swiftqueue.serving.deploy.served_models import served_model
+from swiftqueue.serving.triton.config import Backend
+from swiftqueue.serving.triton.endpoint import Triton
+from swiftqueue.serving.triton.repository import LATENCY, ModelRepository
+from swiftqueue.serving.triton.servers import connected, each
 
 NONE: Final = "none"
 SHOWN: Final = 20  # versions in a message
@@ -253,7 +253,7 @@ class _Deployment:
 
     def ensure_served(self, version: int) -> None:
         """Serve the champion again where it is not served: after a restart, or in an emptied repository."""
-        from serving.deploy.push import served_content
+        from swiftqueue.serving.deploy.push import served_content
 
         content = self.registry.tags(version).get(CONTENT_TAG)
 
@@ -276,7 +276,7 @@ class _Deployment:
 
         Where the registry does not take the alias, the servers go back, so that it names what they serve.
         """
-        from serving.deploy.push import push
+        from swiftqueue.serving.deploy.push import push
 
         begin = time.monotonic()
         registry, servers, repository = self.registry, self.servers, self.repository

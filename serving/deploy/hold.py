@@ -10,10 +10,10 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from common.atomic import write_durably
-from common.json_file import read_object
-from common.state import state_dir
-from serving.triton.repository import LATENCY
+from swiftqueue.common.atomic import write_durably
+from swiftqueue.common.json_file import read_object
+from swiftqueue.common.state import state_dir
+from swiftqueue.serving.triton.repository import LATENCY
 
 
 class HeldVersionError(ValueError):

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from common import json_lines
-from common.redaction import redacted
-from common.state import private_dir, state_dir
-from serving.triton.repository import LATENCY
+from swiftqueue.common import json_lines
+from swiftqueue.common.redaction import redacted
+from swiftqueue.common.state import private_dir, state_dir
+from swiftqueue.serving.triton.repository import LATENCY
 
 
 def log_file() -> Path:

@@ -25,13 +25,13 @@ from typing import Final
 import numpy as np
 import torch
 
-from models.networks.files import ONNX_FILE, ONNX_INPUT
-from serving.deploy.checks import DeployError, SmokeWindows
-from serving.deploy.served_models import served_model
-from serving.triton.config import Backend, backend_of
-from serving.triton.endpoint import CALL_TIMEOUT_S, Triton, TritonError, first_line
-from serving.triton.repository import MODEL, ModelRepository
-from serving.triton.servers import each, try_each
+from swiftqueue.models.networks.files import ONNX_FILE, ONNX_INPUT
+from swiftqueue.serving.deploy.checks import DeployError, SmokeWindows
+from swiftqueue.serving.deploy.served_models import served_model
+from swiftqueue.serving.triton.config import Backend, backend_of
+from swiftqueue.serving.triton.endpoint import CALL_TIMEOUT_S, Triton, TritonError, first_line
+from swiftqueue.serving.triton.repository import MODEL, ModelRepository
+from swiftqueue.serving.triton.servers import each, try_each
 
 LOWEST_PRIORITY: Final = 19  # nice(2)
 WATCH_S: Final = 1.0  # seconds after which a load is watched

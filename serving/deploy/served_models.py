@@ -11,12 +11,12 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
-from common import studies
-from common.section import read
-from models.limit.register_params import LfqRegisterParams
-from models.registry.register_params import RegisteredParams, RegisterParams
-from serving.deploy.checks import ServableArtifact, check_latency, check_limit
-from serving.triton.repository import LATENCY, LIMIT
+from swiftqueue.common import studies
+from swiftqueue.common.section import read
+from swiftqueue.models.limit.register_params import LfqRegisterParams
+from swiftqueue.models.registry.register_params import RegisteredParams, RegisterParams
+from swiftqueue.serving.deploy.checks import ServableArtifact, check_latency, check_limit
+from swiftqueue.serving.triton.repository import LATENCY, LIMIT
 
 PARAMS_FILE: Final = Path("params.yaml")
 

@@ -12,8 +12,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from feature_store.rate.definition import FIELDS, HORIZONS
-from serving.engine import NATIVE, FloatArray, Isa, call
+from swiftqueue.feature_store.rate.definition import FIELDS, HORIZONS
+from swiftqueue.serving.engine import NATIVE, FloatArray, Isa, call
 
 _FIELDS: Final = len(FIELDS)
 

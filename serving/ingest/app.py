@@ -20,14 +20,14 @@ from ray import serve
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from common.atomic import write_durably
-from common.state import private_dir, secret
-from feature_store.telemetry.compact import Compactor
-from feature_store.telemetry.events import ACK, MAX_BODY_BYTES, RefusedError, checked
-from feature_store.telemetry.sessions import check_session, open_session, read_asked
-from serving.ingest.bounds import Allowance, Bounds, LaterError, Limits
-from serving.ingest.log import SERVE, keep_log
-from serving.ingest.senders import INSTALLATION, hashed, may_speak
+from swiftqueue.common.atomic import write_durably
+from swiftqueue.common.state import private_dir, secret
+from swiftqueue.feature_store.telemetry.compact import Compactor
+from swiftqueue.feature_store.telemetry.events import ACK, MAX_BODY_BYTES, RefusedError, checked
+from swiftqueue.feature_store.telemetry.sessions import check_session, open_session, read_asked
+from swiftqueue.serving.ingest.bounds import Allowance, Bounds, LaterError, Limits
+from swiftqueue.serving.ingest.log import SERVE, keep_log
+from swiftqueue.serving.ingest.senders import INSTALLATION, hashed, may_speak
 
 if TYPE_CHECKING:
     from ray.serve import Application
@@ -56,8 +56,10 @@ class Ingest:
     """One replica."""
 
     def __init__(self, root: str, log: str, installation: str, limits: Limits, _compaction: Any) -> None:
-        from serving.ingest import metrics  # imported once the replica's environment names the metrics folder
-        from serving.ingest.committer import BusyError, Committer
+        from swiftqueue.serving.ingest import (
+            metrics,  # imported once the replica's environment names the metrics folder
+        )
+        from swiftqueue.serving.ingest.committer import BusyError, Committer
 
         keep_log(log, "a replica")
         self._root, self._installation, self._limits = Path(root), installation, limits
@@ -205,7 +207,7 @@ class Compaction:
     """The one process that compacts; if it is killed, Serve starts another, which goes on."""
 
     def __init__(self, root: str, log: str, keep: dict[str, int]) -> None:
-        from serving.ingest import metrics
+        from swiftqueue.serving.ingest import metrics
 
         keep_log(log, "the compaction")
         self._root, self._metrics = Path(root), metrics

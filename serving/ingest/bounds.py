@@ -17,8 +17,8 @@ from typing import Final
 
 import numpy as np
 
-from feature_store.telemetry.events import MINUTE_NS, BatchKey, Events, RefusedError
-from feature_store.telemetry.manifest import load_manifest
+from swiftqueue.feature_store.telemetry.events import MINUTE_NS, BatchKey, Events, RefusedError
+from swiftqueue.feature_store.telemetry.manifest import load_manifest
 
 IN_FLIGHT: Final = 8  # most requests of one sender; a client sends its batches one after the other
 SEQUENCE_JUMP: Final = 1 << 20  # three days of batches of a quarter of a second that never came

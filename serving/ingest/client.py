@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from common.state import stranger_listens
-from feature_store.telemetry.events import EVENT, REASONS, SENDER_NAME, BatchKey, Events, encode
+from swiftqueue.common.state import stranger_listens
+from swiftqueue.feature_store.telemetry.events import EVENT, REASONS, SENDER_NAME, BatchKey, Events, encode
 
 BUFFER_BATCHES: Final = 256  # a minute of batches of a quarter of a second
 TIMEOUT_S: Final = 10.0

@@ -10,9 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
-from feature_store.telemetry.events import BatchKey
-from feature_store.telemetry.log import SEGMENT_S, SegmentWriter
-from serving.ingest import metrics
+from swiftqueue.feature_store.telemetry.events import BatchKey
+from swiftqueue.feature_store.telemetry.log import SEGMENT_S, SegmentWriter
+from swiftqueue.serving.ingest import metrics
 
 GROUP_BYTES: Final = 16 << 20  # most bytes of one append
 WAITING_BATCHES: Final = 64

@@ -26,11 +26,11 @@ import numpy as np
 import typer
 from numpy.typing import NDArray
 
-from common.heartbeat import Heartbeat
-from common.say import say
-from common.settings import settings
-from common.state import secret
-from feature_store.telemetry.events import (
+from swiftqueue.common.heartbeat import Heartbeat
+from swiftqueue.common.say import say
+from swiftqueue.common.settings import settings
+from swiftqueue.common.state import secret
+from swiftqueue.feature_store.telemetry.events import (
     ACK,
     EVENT,
     MAX_EVENTS,
@@ -40,10 +40,10 @@ from feature_store.telemetry.events import (
     SEND_COLUMNS,
     UNKNOWN_US,
 )
-from serving.agent.io import frames
-from serving.ingest.client import IngestClient, SenderRefusedError, read_token
-from serving.ingest.own_socket import listening, stranger
-from serving.ingest.senders import INSTALLATION
+from swiftqueue.serving.agent.io import frames
+from swiftqueue.serving.ingest.client import IngestClient, SenderRefusedError, read_token
+from swiftqueue.serving.ingest.own_socket import listening, stranger
+from swiftqueue.serving.ingest.senders import INSTALLATION
 
 BATCH_S: Final = 0.25  # seconds that events wait for company: a request costs the ingest some milliseconds
 COMPLAINT_S: Final = 10.0  # seconds between two lines about the same fault

@@ -9,7 +9,7 @@ import logging
 from pathlib import Path
 from typing import Final
 
-from common.json_lines import turn_over
+from swiftqueue.common.json_lines import turn_over
 
 LOG_NAME: Final = "replicas.log"  # file in `var/ingest`, beside the log of the program that started them
 LOG_BYTES: Final = 4 << 20  # size at which it becomes `replicas.log.1`

@@ -21,8 +21,8 @@ from prometheus_client import values
 from prometheus_client.mmap_dict import MmapedDict
 from prometheus_client.multiprocess import MultiProcessCollector
 
-from common.atomic import new_file
-from feature_store.telemetry.events import REASONS
+from swiftqueue.common.atomic import new_file
+from swiftqueue.feature_store.telemetry.events import REASONS
 
 NODE: Final = socket.gethostname().replace("_", "-")  # the collector splits names at underscores
 

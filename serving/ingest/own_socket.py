@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from common.state import private_dir
+from swiftqueue.common.state import private_dir
 
 BACKLOG: Final = 16
 _PEER: Final = struct.Struct("3i")  # pid, uid and gid: unix(7), SO_PEERCRED

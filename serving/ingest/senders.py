@@ -1,7 +1,7 @@
 """The tokens of senders: a sender's token speaks for it, and the store keeps only its SHA-256.
 
 `tokens/NAME` in the telemetry store has the hash of sender NAME's token. The installation's token speaks for
-every name without a token of its own (`common.state.secret("ingest")`); this machine's forwarder has it.
+every name without a token of its own (the secret `ingest` of the state); this machine's forwarder has it.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import secrets
 from pathlib import Path
 from typing import Final
 
-from common.atomic import sync_dir, write_durably
-from common.state import private_dir
-from feature_store.telemetry.events import SENDER_NAME, check_sender
+from swiftqueue.common.atomic import sync_dir, write_durably
+from swiftqueue.common.state import private_dir
+from swiftqueue.feature_store.telemetry.events import SENDER_NAME, check_sender
 
 INSTALLATION: Final = "ingest"  # name of the secret
 _SCHEME: Final = "Bearer "

@@ -12,16 +12,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from common.local_ray import LOOPBACK, ray_cluster
-from common.say import say
-from common.settings import settings, variable
-from common.state import private_dir, private_file, state_dir
-from feature_store.telemetry.log import check_format
-from serving.ingest.client import host_and_port
-from serving.ingest.log import LOG_NAME
+from swiftqueue.common.local_ray import LOOPBACK, ray_cluster
+from swiftqueue.common.say import say
+from swiftqueue.common.settings import settings, variable
+from swiftqueue.common.state import private_dir, private_file, state_dir
+from swiftqueue.feature_store.telemetry.log import check_format
+from swiftqueue.serving.ingest.client import host_and_port
+from swiftqueue.serving.ingest.log import LOG_NAME
 
 if TYPE_CHECKING:
-    from serving.ingest.bounds import Limits
+    from swiftqueue.serving.ingest.bounds import Limits
 
 ADDRESS_VARIABLE: Final = variable("ingest")
 HOST_VARIABLE, CERT_VARIABLE, KEY_VARIABLE = map(variable, ("ingest_host", "ingest_cert", "ingest_key"))
@@ -90,14 +90,14 @@ def listen_at() -> tuple[str, Tls | None]:
 
 def limits() -> Limits:
     """Return the limits of a sender, by the settings."""
-    from serving.ingest.bounds import Limits
+    from swiftqueue.serving.ingest.bounds import Limits
 
     return Limits(senders=settings().ingest_senders, bytes_s=float(settings().ingest_rate_mb << 20))
 
 
 def keep() -> dict[str, int]:
     """Return the retention of the compaction (the arguments of `Compactor`), by the settings."""
-    from feature_store.telemetry import compact
+    from swiftqueue.feature_store.telemetry import compact
 
     return {
         "keep_minutes": compact.KEEP_MINUTES,
@@ -124,7 +124,7 @@ def serve_ingest(
     from ray import serve
     from ray.exceptions import RayError
 
-    from serving.ingest.app import application
+    from swiftqueue.serving.ingest.app import application
 
     check_format(root)
     http: dict[str, str | int] = {"host": host, "port": port}

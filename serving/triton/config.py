@@ -12,8 +12,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
-from common.json_file import read_object
-from feature_store.events.definition import EVENTS
+from swiftqueue.common.json_file import read_object
+from swiftqueue.feature_store.events.definition import EVENTS
 
 MAX_BATCH: Final = 64  # windows computed at once: 32 senders asking for both queues
 LATENCY_OUTPUT: Final = "latency_us"  # output of artifacts, which name none

@@ -13,10 +13,10 @@ import numpy as np
 import tritonclient.grpc as triton
 from numpy.typing import NDArray
 
-from common.json_file import read_object
-from common.settings import settings, variable
-from common.state import secret_file, state_dir, stranger_listens
-from serving.triton.repository import MODEL
+from swiftqueue.common.json_file import read_object
+from swiftqueue.common.settings import settings, variable
+from swiftqueue.common.state import secret_file, state_dir, stranger_listens
+from swiftqueue.serving.triton.repository import MODEL
 
 LOOPBACK: Final = "127.0.0.1"
 SERVERS: Final = variable("triton_servers")

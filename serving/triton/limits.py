@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from feature_store.events.definition import Feature
-from models.networks.scaling import ScaledFeature
+from swiftqueue.feature_store.events.definition import Feature
+from swiftqueue.models.networks.scaling import ScaledFeature
 
 YEAR_US: Final = 365 * 86_400e6
 # unit: (lowest, highest)

@@ -22,11 +22,11 @@ import shutil
 from pathlib import Path
 from typing import Final
 
-from common import studies
-from common.atomic import write_file
-from common.state import state_dir
-from models.registry.lineage import content_hash
-from serving.triton.config import CONTENT_FILE, MODEL_SCRIPT, Backend, config_text, gpu_config_text
+from swiftqueue.common import studies
+from swiftqueue.common.atomic import write_file
+from swiftqueue.common.state import state_dir
+from swiftqueue.models.registry.lineage import content_hash
+from swiftqueue.serving.triton.config import CONTENT_FILE, MODEL_SCRIPT, Backend, config_text, gpu_config_text
 
 LATENCY: Final = "latency"
 LIMIT: Final = "limit"

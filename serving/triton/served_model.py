@@ -9,10 +9,10 @@ from typing import Any, Final
 
 from tritonclient.grpc.model_config_pb2 import TYPE_FP32
 
-from feature_store.events.definition import EVENTS
-from feature_store.events.event_window import check_tokens
-from feature_store.packets.schema import HORIZON
-from models.networks.parameters import why_old
+from swiftqueue.feature_store.events.definition import EVENTS
+from swiftqueue.feature_store.events.event_window import check_tokens
+from swiftqueue.feature_store.packets.schema import HORIZON
+from swiftqueue.models.networks.parameters import why_old
 
 WINDOWS: Final = 2  # windows of a question: one for each candidate queue
 

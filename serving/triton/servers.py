@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from typing import TypeVar
 
-from serving.triton.endpoint import CALL_TIMEOUT_S, Triton, grpc_addresses
+from swiftqueue.serving.triton.endpoint import CALL_TIMEOUT_S, Triton, grpc_addresses
 
 T = TypeVar("T")
 

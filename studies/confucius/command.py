@@ -18,7 +18,7 @@ def verdict(
 
     Example: swiftqueue confucius verdict confucius-web --output studies/confucius/data
     """
-    from laboratory.report.verdict import print_verdicts
-    from studies.confucius.judges import of_scenario
+    from swiftqueue.laboratory.report.verdict import print_verdicts
+    from swiftqueue.studies.confucius.judges import of_scenario
 
     sys.exit(print_verdicts(of_scenario(scenario, output), as_json=as_json))

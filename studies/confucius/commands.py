@@ -6,4 +6,4 @@ from typing import Final
 
 NAME: Final = "confucius"
 HELP: Final = "Confucius, a router's rule by occupancy and age, after its paper's evaluation."
-FUNCTIONS: Final = {"verdict": "studies.confucius.command:verdict"}
+FUNCTIONS: Final = {"verdict": "swiftqueue.studies.confucius.command:verdict"}

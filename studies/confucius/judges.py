@@ -9,9 +9,9 @@ from typing import Final
 
 import polars as pl
 
-from laboratory.report.noticed import fairness
-from laboratory.report.verdict import Judges, Values, Verdict, at, judge_scenario, judged, ratio
-from laboratory.runs import experience
+from swiftqueue.laboratory.report.noticed import fairness
+from swiftqueue.laboratory.report.verdict import Judges, Values, Verdict, at, judge_scenario, judged, ratio
+from swiftqueue.laboratory.runs import experience
 
 CONFUCIUS: Final = "Confucius"
 FAIR: Final = "FQ+FIFO"  # what load times are compared with

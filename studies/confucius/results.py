@@ -9,9 +9,9 @@ from typing import Final
 
 import polars as pl
 
-from laboratory.runs import experience
-from models.scoring.plot_style import svg
-from studies.confucius import tables, web_pages
+from swiftqueue.laboratory.runs import experience
+from swiftqueue.models.scoring.plot_style import svg
+from swiftqueue.studies.confucius import tables, web_pages
 
 DATA: Final = Path("studies/confucius/data")
 

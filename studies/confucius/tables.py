@@ -7,10 +7,10 @@ from typing import Final
 
 import polars as pl
 
-from laboratory.report import tables as lab
-from laboratory.report.noticed import CALL, SHOWN, interval, measured, runs_table, wanted
-from laboratory.runs import experience
-from studies.confucius.judges import (
+from swiftqueue.laboratory.report import tables as lab
+from swiftqueue.laboratory.report.noticed import CALL, SHOWN, interval, measured, runs_table, wanted
+from swiftqueue.laboratory.runs import experience
+from swiftqueue.studies.confucius.judges import (
     CONFUCIUS,
     JUDGES,
     MOST_LONGER_S,
@@ -20,7 +20,7 @@ from studies.confucius.judges import (
     longer_than_fair,
     with_classes,
 )
-from studies.confucius.judges import web as judge_web
+from swiftqueue.studies.confucius.judges import web as judge_web
 
 WEB: Final = "confucius-web"  # judged in a table of its own
 FLOWS: Final = "confucius-flows"

@@ -10,11 +10,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from laboratory.report import tables as lab
-from laboratory.report.legend import legend_below
-from models.scoring.plot_style import INK, grid
-from studies.confucius.judges import CONFUCIUS, FAIR, FQ_CODEL
-from studies.confucius.tables import WEB
+from swiftqueue.laboratory.report import tables as lab
+from swiftqueue.laboratory.report.legend import legend_below
+from swiftqueue.models.scoring.plot_style import INK, grid
+from swiftqueue.studies.confucius.judges import CONFUCIUS, FAIR, FQ_CODEL
+from swiftqueue.studies.confucius.tables import WEB
 
 LONG_S: Final = 0.5  # the paper's mark in figures 12a and 12c
 RULES: Final = {  # that are drawn: colour

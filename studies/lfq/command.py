@@ -20,7 +20,7 @@ def train(set_: Keys = None, output: Output = VAR) -> None:
 
     Example: swiftqueue lfq train --set environments=100
     """
-    from studies.lfq.learning import train as run
+    from swiftqueue.studies.lfq.learning import train as run
 
     sys.exit(run(set_ or [], output))
 
@@ -37,7 +37,7 @@ def table(
 
     Example: swiftqueue lfq table --artifact var/lab/models/lfq
     """
-    from studies.lfq.table import run_table
+    from swiftqueue.studies.lfq.table import run_table
 
     sys.exit(run_table(artifact, None if controls is None else controls.split(","), set_ or [], output))
 
@@ -54,7 +54,7 @@ def register(
 
     Example: swiftqueue lfq register var/lab/models/lfq/counterfactual-10.safetensors
     """
-    from studies.lfq.registering import register as run
+    from swiftqueue.studies.lfq.registering import register as run
 
     sys.exit(run(weights, set_ or [], output))
 
@@ -68,8 +68,8 @@ def verdict(
 
     Example: swiftqueue lfq verdict lfq-400 --output studies/lfq/data
     """
-    from laboratory.report.verdict import print_verdicts
-    from studies.lfq.verdicts import of_study
+    from swiftqueue.laboratory.report.verdict import print_verdicts
+    from swiftqueue.studies.lfq.verdicts import of_study
 
     sys.exit(print_verdicts(of_study(study, output), as_json=as_json))
 
@@ -81,6 +81,6 @@ def publish(
 
     Example: swiftqueue lfq publish var/lab
     """
-    from studies.lfq.queues import take
+    from swiftqueue.studies.lfq.queues import take
 
     take(folder)

@@ -7,9 +7,9 @@ from typing import Final
 NAME: Final = "lfq"
 HELP: Final = "LFQ, a router that learns how long each flow's queue may be."
 FUNCTIONS: Final = {
-    "publish": "studies.lfq.command:publish",
-    "register": "studies.lfq.command:register",
-    "table": "studies.lfq.command:table",
-    "train": "studies.lfq.command:train",
-    "verdict": "studies.lfq.command:verdict",
+    "publish": "swiftqueue.studies.lfq.command:publish",
+    "register": "swiftqueue.studies.lfq.command:register",
+    "table": "swiftqueue.studies.lfq.command:table",
+    "train": "swiftqueue.studies.lfq.command:train",
+    "verdict": "swiftqueue.studies.lfq.command:verdict",
 }

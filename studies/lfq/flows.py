@@ -18,11 +18,11 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from common.atomic import new_folder
-from laboratory.runs.programs import hash_of
-from models.limit.weight_file import INPUTS, LEAST_LIMIT, MOST_LIMIT, content_of
-from pipelines.simulators import Runs, build_simulator, cores
-from pipelines.stage import StageError
+from swiftqueue.common.atomic import new_folder
+from swiftqueue.laboratory.runs.programs import hash_of
+from swiftqueue.models.limit.weight_file import INPUTS, LEAST_LIMIT, MOST_LIMIT, content_of
+from swiftqueue.pipelines.simulators import Runs, build_simulator, cores
+from swiftqueue.pipelines.stage import StageError
 
 LFQ: Final = "swiftqueue::LfqQueueDisc"
 SEGMENT_BYTES: Final = 1446

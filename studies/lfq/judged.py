@@ -8,8 +8,8 @@ from typing import Final
 import numpy as np
 import polars as pl
 
-from studies.lfq.flows import BYTES_PER_MBIT, reward
-from studies.lfq.table import STATIC
+from swiftqueue.studies.lfq.flows import BYTES_PER_MBIT, reward
+from swiftqueue.studies.lfq.table import STATIC
 
 Values = dict[int, float]  # by group
 TABLE_TARGETS: Final = ((0.01, 0.97, 0.6), (10.0, 0.90, 0.3))  # alpha, throughput and queue over FqCoDel's

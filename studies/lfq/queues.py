@@ -8,12 +8,12 @@ from typing import Final
 import polars as pl
 from matplotlib.figure import Figure
 
-from common.atomic import new_file
-from laboratory.report import tables as lab
-from laboratory.report.legend import legend_below
-from laboratory.report.plots import COLOURS as LAB_COLOURS
-from models.scoring.plot_style import INK, grid
-from studies.lfq import traces
+from swiftqueue.common.atomic import new_file
+from swiftqueue.laboratory.report import tables as lab
+from swiftqueue.laboratory.report.legend import legend_below
+from swiftqueue.laboratory.report.plots import COLOURS as LAB_COLOURS
+from swiftqueue.models.scoring.plot_style import INK, grid
+from swiftqueue.studies.lfq import traces
 
 FOLDER: Final = Path("studies/lfq/data")
 JOIN: Final = "; "  # of the scenario's axis: rule, TCP, path

@@ -10,20 +10,20 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from common.section import read
-from laboratory.runs import execution
-from models.limit.register_params import LfqRegisterParams
-from models.limit.weight_file import said_of
-from models.networks.files import WEIGHTS_FILE
-from pipelines.simulators import PROJECT
-from studies.lfq.flows import Disc, Flow, Simulator, reward
-from studies.lfq.learning import KEPT
-from studies.lfq.settings import Settings, load
-from studies.lfq.table import best_environments, learned, static
+from swiftqueue.common.section import read
+from swiftqueue.laboratory.runs import execution
+from swiftqueue.models.limit.register_params import LfqRegisterParams
+from swiftqueue.models.limit.weight_file import said_of
+from swiftqueue.models.networks.files import WEIGHTS_FILE
+from swiftqueue.pipelines.simulators import PROJECT
+from swiftqueue.studies.lfq.flows import Disc, Flow, Simulator, reward
+from swiftqueue.studies.lfq.learning import KEPT
+from swiftqueue.studies.lfq.settings import Settings, load
+from swiftqueue.studies.lfq.table import best_environments, learned, static
 
 if TYPE_CHECKING:
-    from models.limit.gate import Scored
-    from models.registry.bars import Verdict
+    from swiftqueue.models.limit.gate import Scored
+    from swiftqueue.models.registry.bars import Verdict
 
 ONE_LIMIT: Final = "one limit for all"
 
@@ -59,8 +59,8 @@ class Judged:
         Raises:
             ValueError: it is no such network, or learned with another alpha.
         """
-        from models.limit.gate import Scored
-        from models.limit.network import load as load_network
+        from swiftqueue.models.limit.gate import Scored
+        from swiftqueue.models.limit.network import load as load_network
 
         _, about = load_network(artifact)
         if float(about["alpha"]) != self.alpha:
@@ -75,12 +75,12 @@ def register(weights: Path, overrides: list[str], output: Path) -> int:
         OSError: the registry does not answer.
         ValueError: a key is wrong, nothing says how the network learned, or it cannot be judged.
     """
-    from models.limit import gate
-    from models.limit.network import export_onnx, schema_hash, to_artifact
-    from models.registry.bars import decide
-    from models.registry.entering import enter, told
-    from models.registry.registry import Registry
-    from models.registry.store import texts
+    from swiftqueue.models.limit import gate
+    from swiftqueue.models.limit.network import export_onnx, schema_hash, to_artifact
+    from swiftqueue.models.registry.bars import decide
+    from swiftqueue.models.registry.entering import enter, told
+    from swiftqueue.models.registry.registry import Registry
+    from swiftqueue.models.registry.store import texts
 
     settings, said = load(overrides), said_of(weights)
     section = read(PROJECT / "params.yaml", LfqRegisterParams)

@@ -9,9 +9,9 @@ from typing import Final
 
 import polars as pl
 
-from laboratory.runs import experience
-from models.scoring.plot_style import svg
-from studies.lfq import queues, table, tables, traces
+from swiftqueue.laboratory.runs import experience
+from swiftqueue.models.scoring.plot_style import svg
+from swiftqueue.studies.lfq import queues, table, tables, traces
 
 DATA: Final = Path("studies/lfq/data")
 

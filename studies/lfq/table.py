@@ -15,16 +15,16 @@ from typing import Any, Final
 import numpy as np
 import polars as pl
 
-from common.atomic import new_file
-from laboratory.learning.champion import champion_folder
-from laboratory.runs import execution
-from laboratory.runs.results import kept_table
-from models.limit.weight_file import content_of, said_of
-from models.registry.registry import CHAMPION
-from serving.triton.repository import LIMIT
-from studies.lfq.flows import LFQ, NO_LIMIT, Disc, Environment, Flow, Simulator, drawn
-from studies.lfq.learning import KEPT, LITERAL
-from studies.lfq.settings import TCPS, Settings, load
+from swiftqueue.common.atomic import new_file
+from swiftqueue.laboratory.learning.champion import champion_folder
+from swiftqueue.laboratory.runs import execution
+from swiftqueue.laboratory.runs.results import kept_table
+from swiftqueue.models.limit.weight_file import content_of, said_of
+from swiftqueue.models.registry.registry import CHAMPION
+from swiftqueue.serving.triton.repository import LIMIT
+from swiftqueue.studies.lfq.flows import LFQ, NO_LIMIT, Disc, Environment, Flow, Simulator, drawn
+from swiftqueue.studies.lfq.learning import KEPT, LITERAL
+from swiftqueue.studies.lfq.settings import TCPS, Settings, load
 
 TABLE: Final = "lfq-400"
 BEST: Final = "lfq-best"

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 
-from laboratory.report import tables as lab
-from laboratory.report.noticed import fairness, interval, measured, wanted
-from studies.lfq import judged, table
-from studies.lfq.flows import BYTES_PER_MBIT, reward
-from studies.lfq.verdicts import LFQ
+from swiftqueue.laboratory.report import tables as lab
+from swiftqueue.laboratory.report.noticed import fairness, interval, measured, wanted
+from swiftqueue.studies.lfq import judged, table
+from swiftqueue.studies.lfq.flows import BYTES_PER_MBIT, reward
+from swiftqueue.studies.lfq.verdicts import LFQ
 
 SLIDES = {  # Mbit/s, queue max, mean: means of 400 runs without intervals, in ns-3.30
     "LFQ counterfactual 0.01": (13.4, 23.9, 7.7),

@@ -9,10 +9,10 @@ from typing import Any, Final
 import numpy as np
 import polars as pl
 
-from common.parquet import read_parquet
-from laboratory.runs import execution
-from laboratory.runs.results import COMPLETE, kept_table
-from laboratory.runs.results import load as load_runs
+from swiftqueue.common.parquet import read_parquet
+from swiftqueue.laboratory.runs import execution
+from swiftqueue.laboratory.runs.results import COMPLETE, kept_table
+from swiftqueue.laboratory.runs.results import load as load_runs
 
 NAME: Final = "lfq-traces"
 FILE: Final = "queue-traces.parquet"

@@ -8,8 +8,8 @@ from typing import Final
 
 import polars as pl
 
-from laboratory.report.verdict import Verdict, judged
-from studies.lfq.judged import (
+from swiftqueue.laboratory.report.verdict import Verdict, judged
+from swiftqueue.studies.lfq.judged import (
     LEAST_CORRELATION,
     LEAST_OF_BEST,
     TABLE_TARGETS,
@@ -20,7 +20,7 @@ from studies.lfq.judged import (
     ratios,
     rules_of,
 )
-from studies.lfq.table import BEST, FQ_CODEL, TABLE, read
+from swiftqueue.studies.lfq.table import BEST, FQ_CODEL, TABLE, read
 
 
 def _lfq_400(table: pl.DataFrame) -> list[Verdict]:

@@ -31,12 +31,12 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.rows import Row, UnsupportedMachineError
+from swiftqueue.benchmarks.rows import Row, UnsupportedMachineError
 
 if TYPE_CHECKING:
-    from models.networks.scaling import ScaledFeature
-    from serving.engine.rate import RateEngine
-    from studies.rate.model.network import RateNetwork
+    from swiftqueue.models.networks.scaling import ScaledFeature
+    from swiftqueue.serving.engine.rate import RateEngine
+    from swiftqueue.studies.rate.model.network import RateNetwork
 
 CALLS: Final = 400  # calls per round and contestant
 FLOWS: Final = 64  # flows on which agreement is measured
@@ -66,9 +66,9 @@ def measure(rounds: int) -> list[Row]:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     import torch
 
-    from feature_store.rate.definition import PREFIXES
-    from serving.engine.rate import RateEngine
-    from studies.rate.model import networks
+    from swiftqueue.feature_store.rate.definition import PREFIXES
+    from swiftqueue.serving.engine.rate import RateEngine
+    from swiftqueue.studies.rate.model import networks
 
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -90,7 +90,7 @@ def measure(rounds: int) -> list[Row]:
 
 def made_up_flows() -> list[Raw]:
     """Return the samples (S, F) of flows whose packets come one behind the other, then in doubled bursts."""
-    from feature_store.rate.definition import MOST_SAMPLES, NAMES
+    from swiftqueue.feature_store.rate.definition import MOST_SAMPLES, NAMES
 
     draw, flows, size = np.random.default_rng(SEED), [], 1440
     for _ in range(FLOWS):
@@ -115,9 +115,9 @@ def make_network(flows: list[Raw]) -> RateNetwork:
     """Return our Transformer in its default sizes, with random weights everywhere."""
     import torch
 
-    from feature_store.rate.definition import inputs
-    from studies.rate.model.network import fit_scaling
-    from studies.rate.model.transformer import RateTransformer
+    from swiftqueue.feature_store.rate.definition import inputs
+    from swiftqueue.studies.rate.model.network import fit_scaling
+    from swiftqueue.studies.rate.model.transformer import RateTransformer
 
     torch.manual_seed(SEED)
     network = RateTransformer(fit_scaling(np.concatenate([inputs(flow) for flow in flows])))
@@ -129,7 +129,7 @@ def _agreement(engine: RateEngine, network: RateNetwork, flows: list[Raw]) -> Ro
     """Return the largest relative difference to PyTorch in float64, and that of PyTorch in float32."""
     import torch
 
-    from feature_store.rate.definition import inputs
+    from swiftqueue.feature_store.rate.definition import inputs
 
     def said(dtype: torch.dtype) -> npt.NDArray[np.float64]:
         network.to(dtype)
@@ -154,8 +154,8 @@ def _latencies(
     flows: list[Raw],
     rounds: int,
 ) -> list[Row]:
-    from feature_store.rate.definition import inputs
-    from studies.rate.model import networks
+    from swiftqueue.feature_store.rate.definition import inputs
+    from swiftqueue.studies.rate.model import networks
 
     n = len(flows[0])
     expected = np.stack([networks.forecast(network, flow) for flow in flows])
@@ -187,11 +187,11 @@ def _doors(
     Raises:
         UnsupportedMachineError: the agent or Triton is not built here.
     """
-    from benchmarks.marker import MODEL
-    from benchmarks.served_models import served, write_model
-    from serving.agent import process as agent_process
-    from serving.triton.config import Backend
-    from studies.rate.commands import MODEL as SERVED
+    from swiftqueue.benchmarks.marker import MODEL
+    from swiftqueue.benchmarks.served_models import served, write_model
+    from swiftqueue.serving.agent import process as agent_process
+    from swiftqueue.serving.triton.config import Backend
+    from swiftqueue.studies.rate.commands import MODEL as SERVED
 
     if reason := agent_process.why_not_built():
         raise UnsupportedMachineError(reason)
@@ -220,12 +220,12 @@ def _wanted(what: str, us: float, share: float, rounds: int) -> list[Row]:
 
 def kernel_rows(root: Path, network: Path, rounds: int) -> list[Row]:
     """ACK to map of a kernel's downloads on the bed; none, and a line, where this machine has no bed."""
-    from studies.rate.testbed.flows import CONTROL, why_not
-    from studies.rate.testbed.follow import following
-    from testbed.host import tcp_traffic
-    from testbed.host.hosts import ADDRESS_B, Bed
-    from testbed.host.selfcheck import NO_AQM
-    from testbed.host.tcp import PORT, running, summary, urgent
+    from swiftqueue.studies.rate.testbed.flows import CONTROL, why_not
+    from swiftqueue.studies.rate.testbed.follow import following
+    from swiftqueue.testbed.host import tcp_traffic
+    from swiftqueue.testbed.host.hosts import ADDRESS_B, Bed
+    from swiftqueue.testbed.host.selfcheck import NO_AQM
+    from swiftqueue.testbed.host.tcp import PORT, running, summary, urgent
 
     if reason := why_not():
         print(f"ACK to map is left out: {reason}", file=sys.stderr)
@@ -248,9 +248,9 @@ def kernel_rows(root: Path, network: Path, rounds: int) -> list[Row]:
 
 def _asked(path: Path, options: list[str], flows: list[Raw], rounds: int) -> tuple[float, float]:
     """Return the agent's own p50 in us, and the share of answers within their flow's least round trip."""
-    from feature_store.rate.definition import NAMES
-    from serving.agent import process as agent_process
-    from serving.agent.rate_client import RateClient
+    from swiftqueue.feature_store.rate.definition import NAMES
+    from swiftqueue.serving.agent import process as agent_process
+    from swiftqueue.serving.agent.rate_client import RateClient
 
     trip, in_time, calls = NAMES.index("min_rtt"), 0, rounds * AGENT_CALLS
     command = [str(agent_process.BINARY), f"--listen={path}", *options]
@@ -279,7 +279,7 @@ def _asked(path: Path, options: list[str], flows: list[Raw], rounds: int) -> tup
 
 
 def _onnx_runtime(file: Path) -> Callable[[npt.NDArray[np.float32]], npt.NDArray[np.float32]]:
-    from benchmarks.inference_references import onnx_runtime
+    from swiftqueue.benchmarks.inference_references import onnx_runtime
 
     call = onnx_runtime(file)
     return lambda x_1SF: np.asarray(call(x_1SF), np.float32)

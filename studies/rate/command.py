@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from studies.rate.commands import NAME, PARAMS_FILE
+from swiftqueue.studies.rate.commands import NAME, PARAMS_FILE
 
 Flows = Annotated[Path, typer.Argument(help="folder of the flows")]
 Params = Annotated[Path, typer.Option(help="parameter file; its rate_* sections are read")]
@@ -25,10 +25,10 @@ def simulate(output: Flows = FLOWS, params: Params = PARAMS_FILE) -> None:
     """
     from rich.progress import Progress
 
-    from common.section import read
-    from pipelines.simulators import build_simulator
-    from studies.rate.stages.simulate import RateSimulateParams
-    from studies.rate.stages.simulate import simulate as make
+    from swiftqueue.common.section import read
+    from swiftqueue.pipelines.simulators import build_simulator
+    from swiftqueue.studies.rate.stages.simulate import RateSimulateParams
+    from swiftqueue.studies.rate.stages.simulate import simulate as make
 
     section = read(params, RateSimulateParams)
     wanted = len(section.paths())
@@ -54,7 +54,7 @@ def add(
 
     Example: swiftqueue rate add trace.csv --name office --held-out
     """
-    from feature_store.rate.traces import add as make
+    from swiftqueue.feature_store.rate.traces import add as make
 
     called = name or f"added-{file.stem}"
     made = make(file, output, called, "held-out" if held_out else "train")
@@ -76,8 +76,8 @@ def forecast(
 
     Example: swiftqueue rate forecast data/rate/flows --samples 15
     """
-    from feature_store.rate.definition import HORIZONS, NAMES
-    from feature_store.rate.tables import paths_in, read_path
+    from swiftqueue.feature_store.rate.definition import HORIZONS, NAMES
+    from swiftqueue.feature_store.rate.tables import paths_in, read_path
 
     predict, found = _forecaster(artifact), []
     for name in paths_in(flows):
@@ -107,12 +107,12 @@ def forecast(
 
 def _forecaster(artifact: Path) -> Callable[[Any], Any]:
     """The engine's forecasts; where it does not take a network PyTorch's, and a line says why."""
-    from studies.rate.experiments.feedback import network_at
-    from studies.rate.model import networks
+    from swiftqueue.studies.rate.experiments.feedback import network_at
+    from swiftqueue.studies.rate.model import networks
 
     network = network_at(artifact)
     try:
-        from serving.engine.rate import RateEngine
+        from swiftqueue.serving.engine.rate import RateEngine
 
         return RateEngine(artifact).forecast
     except (ImportError, ValueError) as error:
@@ -135,9 +135,9 @@ def study(
 
     Example: swiftqueue rate study data/rate/flows --seeds 3 --json
     """
-    from common.section import read
-    from studies.rate.stages.evaluate import RateEvaluateParams, evaluate, said
-    from studies.rate.stages.train import RateTrainParams, train_all
+    from swiftqueue.common.section import read
+    from swiftqueue.studies.rate.stages.evaluate import RateEvaluateParams, evaluate, said
+    from swiftqueue.studies.rate.stages.train import RateTrainParams, train_all
 
     section, judged = read(params, RateTrainParams), read(params, RateEvaluateParams)
     if seeds is not None:
@@ -158,7 +158,7 @@ def plain(
 
     Example: swiftqueue rate plain data/rate/flows && swiftqueue rate results var/rate/plain.json
     """
-    from studies.rate.model.plain import lines, plain
+    from swiftqueue.studies.rate.model.plain import lines, plain
 
     _keep(output, {"plain": plain(flows or [FLOWS])}, lambda found: lines(found["plain"]), json)
 
@@ -167,7 +167,7 @@ def _keep(
     file: Path, found: dict[str, Any], lines: Callable[[dict[str, Any]], list[str]], json: bool
 ) -> None:
     """Write what was found, and print it: one object, or lines and where the rest is."""
-    from common.atomic import write_file
+    from swiftqueue.common.atomic import write_file
 
     text = json_.dumps(found, indent=1) + "\n"
     write_file(file, text)
@@ -184,7 +184,7 @@ def rounds(
 
     Example: swiftqueue rate round var/rate/kernel --every 900
     """
-    from studies.rate.stages.rounds import schedule
+    from swiftqueue.studies.rate.stages.rounds import schedule
 
     sys.exit(schedule(flows, every))
 
@@ -210,8 +210,15 @@ def feedback(
     from rich.console import Console
     from rich.progress import Progress
 
-    from pipelines.simulators import build_simulator
-    from studies.rate.experiments.feedback import RTTS_MS, VARIANTS, lines, measure, network_at, summary
+    from swiftqueue.pipelines.simulators import build_simulator
+    from swiftqueue.studies.rate.experiments.feedback import (
+        RTTS_MS,
+        VARIANTS,
+        lines,
+        measure,
+        network_at,
+        summary,
+    )
 
     network_at(artifact)  # names what is wrong with it
     with Progress(console=Console(stderr=True)) as progress:
@@ -247,9 +254,9 @@ def exchange(
     from rich.console import Console
     from rich.progress import Progress
 
-    from pipelines.simulators import build_simulator
-    from studies.rate.experiments.exchange import compare, lines
-    from studies.rate.experiments.exchange_runs import DOWNLOAD_BYTES, PROFILES, make
+    from swiftqueue.pipelines.simulators import build_simulator
+    from swiftqueue.studies.rate.experiments.exchange import compare, lines
+    from swiftqueue.studies.rate.experiments.exchange_runs import DOWNLOAD_BYTES, PROFILES, make
 
     profiles = list(dict.fromkeys(profile or PROFILES))
     if unknown := [name for name in profiles if name not in PROFILES]:
@@ -296,9 +303,9 @@ def collect(
     from dataclasses import asdict
     from itertools import product
 
-    from feature_store.rate.tables import KERNEL, described, paths_in, source_of
-    from studies.rate.testbed.flows import KernelPath
-    from studies.rate.testbed.flows import collect as make
+    from swiftqueue.feature_store.rate.tables import KERNEL, described, paths_in, source_of
+    from swiftqueue.studies.rate.testbed.flows import KernelPath
+    from swiftqueue.studies.rate.testbed.flows import collect as make
 
     begin, kind = time.monotonic(), "held-out" if held_out else "train"
     each_seed = range(seed, seed + seeds)
@@ -333,7 +340,7 @@ def collect(
 
 def _check_same(place: Path, asked: dict[str, Any]) -> None:
     """Refuse a path's folder that was made with other options, most of which its name does not tell."""
-    from feature_store.rate.tables import described
+    from swiftqueue.feature_store.rate.tables import described
 
     if not place.is_dir():
         return
@@ -355,8 +362,8 @@ def results(
 
     Example: swiftqueue rate results var/rate/study.json
     """
-    from benchmarks.results.pages import rewrite
-    from studies.rate.results import pages, published
+    from swiftqueue.benchmarks.results.pages import rewrite
+    from swiftqueue.studies.rate.results import pages, published
 
     for file in files or []:
         published.take(file)
@@ -373,11 +380,11 @@ def bench(
 
     Example: swiftqueue rate bench --rounds 3
     """
-    from benchmarks import published
-    from benchmarks.rows import UnsupportedMachineError, print_rows
-    from infra.local.under_way import leaving_at_sigterm
-    from studies.rate.benchmark import measure
-    from studies.rate.results.pages import BENCHMARKS
+    from swiftqueue.benchmarks import published
+    from swiftqueue.benchmarks.rows import UnsupportedMachineError, print_rows
+    from swiftqueue.infra.local.under_way import leaving_at_sigterm
+    from swiftqueue.studies.rate.benchmark import measure
+    from swiftqueue.studies.rate.results.pages import BENCHMARKS
 
     if publish:
         published.load(BENCHMARKS)  # before the minutes that a benchmark takes

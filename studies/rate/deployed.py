@@ -8,13 +8,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from feature_store.rate.definition import MOST_SAMPLES, PREFIXES
-from serving.deploy.checks import ServableArtifact, SmokeWindows, smoke_windows
-from serving.deploy.served_models import ServedModel
-from serving.triton.limits import limits_of
-from studies.rate.commands import PARAMS_FILE
-from studies.rate.model import networks
-from studies.rate.stages.register import RateRegisterParams
+from swiftqueue.feature_store.rate.definition import MOST_SAMPLES, PREFIXES
+from swiftqueue.serving.deploy.checks import ServableArtifact, SmokeWindows, smoke_windows
+from swiftqueue.serving.deploy.served_models import ServedModel
+from swiftqueue.serving.triton.limits import limits_of
+from swiftqueue.studies.rate.commands import PARAMS_FILE
+from swiftqueue.studies.rate.model import networks
+from swiftqueue.studies.rate.stages.register import RateRegisterParams
 
 
 def check(source: Path) -> ServableArtifact:

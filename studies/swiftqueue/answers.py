@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from studies.swiftqueue.asked import BATCHES, LAST, LSTM, OURS, PREVIOUS, SHOWN
-from studies.swiftqueue.exhibits import BASELINES, PLAIN, Exhibit, Form
-from studies.swiftqueue.verdicts import Answer, answer
+from swiftqueue.studies.swiftqueue.asked import BATCHES, LAST, LSTM, OURS, PREVIOUS, SHOWN
+from swiftqueue.studies.swiftqueue.exhibits import BASELINES, PLAIN, Exhibit, Form
+from swiftqueue.studies.swiftqueue.verdicts import Answer, answer
 
 SCORE: Final = "f1_truth_change"  # of the paper's protocol; the other variant stands beside it
 MEDIAN_MS: Final = {"video-wifi": 70, "web-wifi": 66, "video-eth": 74, "web-eth": 57}  # the paper's table 1

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from common.given import check_folder
+from swiftqueue.common.given import check_folder
 
 Output = Annotated[Path, typer.Option("--output", "-o", help="folder of traces, rows and their summary")]
 
@@ -39,8 +39,8 @@ def forecasts(
 
     Examples: swiftqueue paper forecasts --small --seeds 10, and swiftqueue paper forecasts figure-7a
     """
-    from studies.swiftqueue.exhibits import FULL, SMALL
-    from studies.swiftqueue.run import run_paper
+    from swiftqueue.studies.swiftqueue.exhibits import FULL, SMALL
+    from swiftqueue.studies.swiftqueue.run import run_paper
 
     check_folder(output, "paper")
     form = SMALL if small else FULL
@@ -63,7 +63,7 @@ def waits(
 
     Examples: swiftqueue paper waits --small, and swiftqueue paper waits figure-7b
     """
-    from studies.swiftqueue.waits import run_waits
+    from swiftqueue.studies.swiftqueue.waits import run_waits
 
     sys.exit(run_waits(exhibits or [], artifact, output, small=small))
 
@@ -75,6 +75,6 @@ def publish(
 
     Example: swiftqueue paper publish var/paper/small.json
     """
-    from studies.swiftqueue.paper import take
+    from swiftqueue.studies.swiftqueue.paper import take
 
     take(summary)

@@ -7,7 +7,7 @@ from typing import Final
 NAME: Final = "paper"
 HELP: Final = "The SwiftQueue paper exhibit by exhibit, each with a verdict."
 FUNCTIONS: Final = {
-    "forecasts": "studies.swiftqueue.command:forecasts",
-    "publish": "studies.swiftqueue.command:publish",
-    "waits": "studies.swiftqueue.command:waits",
+    "forecasts": "swiftqueue.studies.swiftqueue.command:forecasts",
+    "publish": "swiftqueue.studies.swiftqueue.command:publish",
+    "waits": "swiftqueue.studies.swiftqueue.command:waits",
 }

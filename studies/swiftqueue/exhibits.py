@@ -9,9 +9,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from common.section import near
-from models.training.protocol import PAPER, EvaluationProtocol
-from studies.swiftqueue.asked import ACKED, LAST, LSTM, OURS, PREVIOUS, SHOWN, Asked
+from swiftqueue.common.section import near
+from swiftqueue.models.training.protocol import PAPER, EvaluationProtocol
+from swiftqueue.studies.swiftqueue.asked import ACKED, LAST, LSTM, OURS, PREVIOUS, SHOWN, Asked
 
 TREES: Final = "paper-xgboost"  # sections of forecasters.yaml
 PLAIN: Final = "paper-mse"

@@ -6,11 +6,11 @@ from typing import Final
 
 import polars as pl
 
-from laboratory.report.comparison import Place, change_of, percent
-from laboratory.report.judging import LEAST_GAIN_KEPT
-from laboratory.report.measures import QUEUEING_P99
-from laboratory.report.tables import NONE, head_of, row_of
-from models.scoring.intervals import Estimate
+from swiftqueue.laboratory.report.comparison import Place, change_of, percent
+from swiftqueue.laboratory.report.judging import LEAST_GAIN_KEPT
+from swiftqueue.laboratory.report.measures import QUEUEING_P99
+from swiftqueue.laboratory.report.tables import NONE, head_of, row_of
+from swiftqueue.models.scoring.intervals import Estimate
 
 SHIPPED: Final = "shipped-guard-"
 FRESH: Final = "fresh-guard-"  # with the network that the loop serves

@@ -7,9 +7,17 @@ from typing import Final, NamedTuple
 
 import polars as pl
 
-from laboratory.report.comparison import NOT_SETTLED, Place, by_seed, change_of, compare, percent, rests_on
-from laboratory.report.judging import FEWEST_PACKETS, FEWEST_SEEDS, SETTLED
-from laboratory.report.measures import (
+from swiftqueue.laboratory.report.comparison import (
+    NOT_SETTLED,
+    Place,
+    by_seed,
+    change_of,
+    compare,
+    percent,
+    rests_on,
+)
+from swiftqueue.laboratory.report.judging import FEWEST_PACKETS, FEWEST_SEEDS, SETTLED
+from swiftqueue.laboratory.report.measures import (
     CHOICE_RIGHT,
     MOVED,
     QUEUEING_MAX,
@@ -19,8 +27,17 @@ from laboratory.report.measures import (
     REORDERED,
     Measure,
 )
-from laboratory.report.tables import NONE, WRAPPED, beyond_limits, cell, head_of, in_a_word, row_of, sample
-from models.scoring.intervals import Estimate, corrected
+from swiftqueue.laboratory.report.tables import (
+    NONE,
+    WRAPPED,
+    beyond_limits,
+    cell,
+    head_of,
+    in_a_word,
+    row_of,
+    sample,
+)
+from swiftqueue.models.scoring.intervals import Estimate, corrected
 
 SCENARIO: Final = "ladder"
 LONG: Final = "ladder-long"  # under `uncoupled`, in runs that are long enough for P99.9

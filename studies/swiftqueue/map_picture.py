@@ -10,9 +10,9 @@ from matplotlib.colors import to_rgba
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 
-from laboratory.report.legend import legend_below
-from models.scoring.plot_style import INK, grid
-from studies.swiftqueue.premise_map import SHOWN, Setting, Square, default_ms, settings_of, square
+from swiftqueue.laboratory.report.legend import legend_below
+from swiftqueue.models.scoring.plot_style import INK, grid
+from swiftqueue.studies.swiftqueue.premise_map import SHOWN, Setting, Square, default_ms, settings_of, square
 
 PAYS: Final = "#2f9e44"
 HARMS: Final = "#e03131"

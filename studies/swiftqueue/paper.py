@@ -11,15 +11,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.published import check, entries_of, origin
-from common.atomic import write_file
-from common.json_file import read_object
-from laboratory.report import tables as lab
-from models.scoring.intervals import Estimate, estimate
-from studies.swiftqueue.answers import MEDIAN_MS, Rows, answers, f1
-from studies.swiftqueue.asked import LAST, OURS, SHOWN
-from studies.swiftqueue.exhibits import EXHIBITS, FORMS, Exhibit, Form, command
-from studies.swiftqueue.verdicts import NOT_RUN, Answer, verdict
+from swiftqueue.benchmarks.published import check, entries_of, origin
+from swiftqueue.common.atomic import write_file
+from swiftqueue.common.json_file import read_object
+from swiftqueue.laboratory.report import tables as lab
+from swiftqueue.models.scoring.intervals import Estimate, estimate
+from swiftqueue.studies.swiftqueue.answers import MEDIAN_MS, Rows, answers, f1
+from swiftqueue.studies.swiftqueue.asked import LAST, OURS, SHOWN
+from swiftqueue.studies.swiftqueue.exhibits import EXHIBITS, FORMS, Exhibit, Form, command
+from swiftqueue.studies.swiftqueue.verdicts import NOT_RUN, Answer, verdict
 
 FILE: Final = Path("studies/swiftqueue/data/paper.json")
 NEEDED: Final = {"form", "seeds", "lengths", "rows"}

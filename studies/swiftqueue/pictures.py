@@ -10,12 +10,12 @@ from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from models.scoring.intervals import estimate
-from models.scoring.plot_style import INK, grid, svg
-from studies.swiftqueue.answers import MEDIAN_MS
-from studies.swiftqueue.asked import DRAWN_SEED, LAST, LSTM, OURS, SHOWN
-from studies.swiftqueue.exhibits import ALL
-from studies.swiftqueue.paper import Shown, scored, shown
+from swiftqueue.models.scoring.intervals import estimate
+from swiftqueue.models.scoring.plot_style import INK, grid, svg
+from swiftqueue.studies.swiftqueue.answers import MEDIAN_MS
+from swiftqueue.studies.swiftqueue.asked import DRAWN_SEED, LAST, LSTM, OURS, SHOWN
+from swiftqueue.studies.swiftqueue.exhibits import ALL
+from swiftqueue.studies.swiftqueue.paper import Shown, scored, shown
 
 SWIFTQUEUE: Final = "#e64980"  # the colour of the model on every page
 OTHERS: Final = [colormaps["tab20"](i) for i in (0, 2, 4, 8, 10, 12, 16, 18, 1, 3, 5, 9)]

@@ -11,11 +11,11 @@ from typing import Any, Final
 
 import polars as pl
 
-from laboratory.report.comparison import Comparison, Place, by_seed, compare, percent
-from laboratory.report.measures import MOVED, MS, QUEUEING_P99
-from laboratory.report.tables import NONE, WRAPPED, cell, controls_run, head_of, row_of, sample
-from laboratory.runs.results import COMPLETE
-from models.scoring.intervals import Estimate
+from swiftqueue.laboratory.report.comparison import Comparison, Place, by_seed, compare, percent
+from swiftqueue.laboratory.report.measures import MOVED, MS, QUEUEING_P99
+from swiftqueue.laboratory.report.tables import NONE, WRAPPED, cell, controls_run, head_of, row_of, sample
+from swiftqueue.laboratory.runs.results import COMPLETE
+from swiftqueue.models.scoring.intervals import Estimate
 
 SCENARIO: Final = "premise-map"
 GUARDED: Final = "premise-map-guarded"

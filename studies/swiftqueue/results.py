@@ -9,13 +9,13 @@ from typing import Final
 
 import polars as pl
 
-from laboratory.report import changes
-from laboratory.report.comparison import LIMITS
-from laboratory.runs.results import load
-from laboratory.scenarios.schema import PROFILES
-from models.scoring.plot_style import svg
-from studies.swiftqueue import guard, ladder, paper, pictures, premise_map, waits
-from studies.swiftqueue.map_picture import premise_map as map_picture
+from swiftqueue.laboratory.report import changes
+from swiftqueue.laboratory.report.comparison import LIMITS
+from swiftqueue.laboratory.runs.results import load
+from swiftqueue.laboratory.scenarios.schema import PROFILES
+from swiftqueue.models.scoring.plot_style import svg
+from swiftqueue.studies.swiftqueue import guard, ladder, paper, pictures, premise_map, waits
+from swiftqueue.studies.swiftqueue.map_picture import premise_map as map_picture
 
 DATA: Final = Path("studies/swiftqueue/data")
 

@@ -15,18 +15,18 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from common.section import read
-from feature_store.packets.schema import HORIZON
-from laboratory.learning.packet_table import packets_of
-from models.forecasters.forecaster import Forecaster, variants
-from models.forecasters.kept import fit
-from models.forecasters.traces import Trace, TracePart, decision_times
-from models.scoring.metrics import score_errors, score_sharp
-from models.training.head import FinetuneParams
-from models.training.protocol import EvaluationProtocol, Slice, divide
-from models.window.forecaster import WindowForecaster
-from pipelines.simulators import PROJECT
-from studies.swiftqueue.asked import BATCHES, DRAWN_SEED, LSTM, OURS, PREVIOUS, SHOWN, Asked
+from swiftqueue.common.section import read
+from swiftqueue.feature_store.packets.schema import HORIZON
+from swiftqueue.laboratory.learning.packet_table import packets_of
+from swiftqueue.models.forecasters.forecaster import Forecaster, variants
+from swiftqueue.models.forecasters.kept import fit
+from swiftqueue.models.forecasters.traces import Trace, TracePart, decision_times
+from swiftqueue.models.scoring.metrics import score_errors, score_sharp
+from swiftqueue.models.training.head import FinetuneParams
+from swiftqueue.models.training.protocol import EvaluationProtocol, Slice, divide
+from swiftqueue.models.window.forecaster import WindowForecaster
+from swiftqueue.pipelines.simulators import PROJECT
+from swiftqueue.studies.swiftqueue.asked import BATCHES, DRAWN_SEED, LSTM, OURS, PREVIOUS, SHOWN, Asked
 
 STRETCH: Final = 150  # packets of figure 14
 POINTS: Final = 240  # decisions drawn in figure 3
@@ -156,7 +156,7 @@ def _about(table: pl.DataFrame) -> dict[str, Any]:
 
 def _stretch(pred_N: Floats, came_N: Floats) -> dict[str, list[float]]:
     """The first 150 packets in a row with the most sharp changes: what came, and what was predicted."""
-    from models.sharp import change_direction
+    from swiftqueue.models.sharp import change_direction
 
     known = np.isfinite(came_N)
     came, pred = came_N[known], pred_N[known]
@@ -212,7 +212,7 @@ def _apart(fitted: Forecaster, walked: Sequence[Walked], *, drawn: bool) -> dict
     """
     import torch
 
-    from models.networks.prediction import encode
+    from swiftqueue.models.networks.prediction import encode
 
     assert isinstance(fitted, WindowForecaster)  # noqa: S101 - of `OURS` alone
     x_BWF = np.concatenate([fitted.windows(each.part)[:] for each in walked])

@@ -14,21 +14,21 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
-from common.atomic import write_file
-from common.import_closure import code_hash
-from common.json_file import read_object
-from common.local_ray import ray_cluster
-from common.say import say
-from laboratory.runs import execution, programs
-from laboratory.runs.resolve import Cell, control_of, identity, resolve
-from laboratory.scenarios.files import load
-from laboratory.scenarios.schema import Environment, Scenario
-from models.forecasters.forecaster import variants
-from studies.swiftqueue.answers import Rows, answers
-from studies.swiftqueue.asked import Asked
-from studies.swiftqueue.exhibits import EXHIBITS, Form, chosen
-from studies.swiftqueue.rows import Work, compute
-from studies.swiftqueue.verdicts import verdict
+from swiftqueue.common.atomic import write_file
+from swiftqueue.common.import_closure import code_hash
+from swiftqueue.common.json_file import read_object
+from swiftqueue.common.local_ray import ray_cluster
+from swiftqueue.common.say import say
+from swiftqueue.laboratory.runs import execution, programs
+from swiftqueue.laboratory.runs.resolve import Cell, control_of, identity, resolve
+from swiftqueue.laboratory.scenarios.files import load
+from swiftqueue.laboratory.scenarios.schema import Environment, Scenario
+from swiftqueue.models.forecasters.forecaster import variants
+from swiftqueue.studies.swiftqueue.answers import Rows, answers
+from swiftqueue.studies.swiftqueue.asked import Asked
+from swiftqueue.studies.swiftqueue.exhibits import EXHIBITS, Form, chosen
+from swiftqueue.studies.swiftqueue.rows import Work, compute
+from swiftqueue.studies.swiftqueue.verdicts import verdict
 
 ENVIRONMENTS: Final = Path(__file__).parent / "environments.yaml"
 # The paper's premise; under RFC 9332 there is no sharp change to predict (docs/results/rfc9332.md).

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from models.scoring.intervals import LEVEL, Estimate, corrected, estimate
+from swiftqueue.models.scoring.intervals import LEVEL, Estimate, corrected, estimate
 
 REPRODUCED: Final = "reproduced"
 REFUTED: Final = "refuted"

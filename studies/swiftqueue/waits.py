@@ -13,15 +13,15 @@ from typing import Final
 
 import polars as pl
 
-from common.section import near
-from laboratory.command import Request, run_lab
-from laboratory.report.comparison import Place, by_seed, change_of, compare, percent
-from laboratory.report.judging import FEWEST_SEEDS, LEAST_P99_FALL
-from laboratory.report.measures import QUEUEING_P99
-from laboratory.report.tables import NONE, head_of, row_of
-from laboratory.runs import results
-from laboratory.scenarios.files import load, path_of
-from studies.swiftqueue.verdicts import NOT_RUN, NOT_SETTLED, REPRODUCED, Answer, answer, verdict
+from swiftqueue.common.section import near
+from swiftqueue.laboratory.command import Request, run_lab
+from swiftqueue.laboratory.report.comparison import Place, by_seed, change_of, compare, percent
+from swiftqueue.laboratory.report.judging import FEWEST_SEEDS, LEAST_P99_FALL
+from swiftqueue.laboratory.report.measures import QUEUEING_P99
+from swiftqueue.laboratory.report.tables import NONE, head_of, row_of
+from swiftqueue.laboratory.runs import results
+from swiftqueue.laboratory.scenarios.files import load, path_of
+from swiftqueue.studies.swiftqueue.verdicts import NOT_RUN, NOT_SETTLED, REPRODUCED, Answer, answer, verdict
 
 SMALL_S: Final = 30.0
 NO_CLAIM: Final = "no claim"

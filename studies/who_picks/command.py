@@ -18,7 +18,7 @@ def verdict(
 
     Example: swiftqueue who-picks verdict who-picks --output studies/who_picks/data
     """
-    from laboratory.report.verdict import judge_scenario, print_verdicts
-    from studies.who_picks.judges import JUDGES
+    from swiftqueue.laboratory.report.verdict import judge_scenario, print_verdicts
+    from swiftqueue.studies.who_picks.judges import JUDGES
 
     sys.exit(print_verdicts(judge_scenario(scenario, JUDGES, output), as_json=as_json))

@@ -6,4 +6,4 @@ from typing import Final
 
 NAME: Final = "who-picks"
 HELP: Final = "Who should pick a packet's queue: the router, the sender, or nobody."
-FUNCTIONS: Final = {"verdict": "studies.who_picks.command:verdict"}
+FUNCTIONS: Final = {"verdict": "swiftqueue.studies.who_picks.command:verdict"}

@@ -7,10 +7,10 @@ from typing import Final
 
 import polars as pl
 
-from laboratory.report.judging import SETTLED
-from laboratory.report.verdict import NOT_SETTLED, Judges, Values, Verdict, judged
-from laboratory.runs import experience
-from models.scoring.intervals import corrected, estimate
+from swiftqueue.laboratory.report.judging import SETTLED
+from swiftqueue.laboratory.report.verdict import NOT_SETTLED, Judges, Values, Verdict, judged
+from swiftqueue.laboratory.runs import experience
+from swiftqueue.models.scoring.intervals import corrected, estimate
 
 WHO: Final = "who-picks"
 COPA: Final = "who-picks-copa"

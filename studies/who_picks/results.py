@@ -9,9 +9,9 @@ from typing import Final
 
 import polars as pl
 
-from laboratory.runs import experience
-from models.scoring.plot_style import svg
-from studies.who_picks import tables
+from swiftqueue.laboratory.runs import experience
+from swiftqueue.models.scoring.plot_style import svg
+from swiftqueue.studies.who_picks import tables
 
 DATA: Final = Path("studies/who_picks/data")
 

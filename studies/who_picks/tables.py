@@ -7,11 +7,11 @@ from typing import Final
 import polars as pl
 from matplotlib.figure import Figure
 
-from laboratory.report import tables as lab
-from laboratory.report.noticed import CALL, SHOWN, Shown, interval, runs_table, verdict_table
-from models.scoring.intervals import estimate
-from models.scoring.plot_style import INK, grid
-from studies.who_picks.judges import (
+from swiftqueue.laboratory.report import tables as lab
+from swiftqueue.laboratory.report.noticed import CALL, SHOWN, Shown, interval, runs_table, verdict_table
+from swiftqueue.models.scoring.intervals import estimate
+from swiftqueue.models.scoring.plot_style import INK, grid
+from swiftqueue.studies.who_picks.judges import (
     CHEATS,
     COPA,
     TOLD,

@@ -7,13 +7,13 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from common.program import new_app, one_line
-from common.state import private_files
-from common.studies import declarations, named
 from swiftqueue.cli.experiments import experiments_app
 from swiftqueue.cli.laboratory import lab_app
 from swiftqueue.cli.running import running_app
 from swiftqueue.cli.traces import sender_app, trace_app
+from swiftqueue.common.program import new_app, one_line
+from swiftqueue.common.state import private_files
+from swiftqueue.common.studies import declarations, named
 
 
 class PrivateFiles(TyperCommand):
@@ -52,52 +52,52 @@ app.add_typer(
     _programs(
         "Run one part of the live loop by itself; `up --live` starts them all.",
         PrivateFiles,
-        agent="infra.local.sender:main",
-        bed="infra.local.bed_sender:main",
-        forwarder="serving.ingest.forwarder:main",
-        ingest="serving.ingest.server:main",
-        keeper="infra.local.keeper:main",
-        mlflow="infra.local.mlflow_server:main",
+        agent="swiftqueue.infra.local.sender:main",
+        bed="swiftqueue.infra.local.bed_sender:main",
+        forwarder="swiftqueue.serving.ingest.forwarder:main",
+        ingest="swiftqueue.serving.ingest.server:main",
+        keeper="swiftqueue.infra.local.keeper:main",
+        mlflow="swiftqueue.infra.local.mlflow_server:main",
     ),
     name="part",
 )
 app.add_typer(
     _programs(
         "Run Prometheus on this machine, and draw the dashboard.",
-        dashboard="infra.monitoring.dashboard:main",
-        picture="infra.monitoring.picture:main",
-        prometheus="infra.local.prometheus:main",
+        dashboard="swiftqueue.infra.monitoring.dashboard:main",
+        picture="swiftqueue.infra.monitoring.picture:main",
+        prometheus="swiftqueue.infra.local.prometheus:main",
     ),
     name="monitor",
 )
 app.add_typer(
     _programs(
         "Send UDP packets that are really marked, and receive them.",
-        send="serving.agent.marking.udp_command:send",
-        echo="serving.agent.marking.udp_command:echo",
+        send="swiftqueue.serving.agent.marking.udp_command:send",
+        echo="swiftqueue.serving.agent.marking.udp_command:echo",
     ),
     name="udp",
 )
 app.add_typer(
     _programs(
         "Run the test bed: a real kernel's packets through a router with DualPI2.",
-        check="testbed.host.command:check",
-        clean="testbed.host.command:clean",
-        report="testbed.host.command:report",
-        run="testbed.host.command:run",
-        selfcheck="testbed.host.command:selfcheck",
+        check="swiftqueue.testbed.host.command:check",
+        clean="swiftqueue.testbed.host.command:clean",
+        report="swiftqueue.testbed.host.command:report",
+        run="swiftqueue.testbed.host.command:run",
+        selfcheck="swiftqueue.testbed.host.command:selfcheck",
     ),
     name="bed",
 )
 app.add_typer(
     _programs(
         "Mark TCP packets in the kernel, by a tc/eBPF program on a device.",
-        attach="testbed.host.mark_command:attach",
-        detach="testbed.host.mark_command:detach",
-        follow="testbed.host.mark_command:follow",
-        forget="testbed.host.mark_command:forget",
-        set="testbed.host.mark_command:set_decision",
-        status="testbed.host.mark_command:status",
+        attach="swiftqueue.testbed.host.mark_command:attach",
+        detach="swiftqueue.testbed.host.mark_command:detach",
+        follow="swiftqueue.testbed.host.mark_command:follow",
+        forget="swiftqueue.testbed.host.mark_command:forget",
+        set="swiftqueue.testbed.host.mark_command:set_decision",
+        status="swiftqueue.testbed.host.mark_command:status",
     ),
     name="mark",
 )

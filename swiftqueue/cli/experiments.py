@@ -9,8 +9,8 @@ from typing import Annotated
 
 import typer
 
-from common.given import check_folder
 from swiftqueue.cli.choices import BatchKnowledge, LatencySource, SliceProtocol, Visibility
+from swiftqueue.common.given import check_folder
 
 experiments_app = typer.Typer()
 Scored = Annotated[
@@ -57,7 +57,7 @@ def extract(
 
     Example: swiftqueue extract wifi.pcap.gz -o packets
     """
-    from feature_store.packets.extract_many import run_extract
+    from swiftqueue.feature_store.packets.extract_many import run_extract
 
     check_folder(output, "extract")
     sys.exit(run_extract(traces, output, sender=sender, latency=latency.value, as_json=json))
@@ -82,7 +82,7 @@ def study(
 
     Example: swiftqueue study study-wifi capture.pcap.gz --protocol small
     """
-    from pipelines.experiments.study import run_study
+    from swiftqueue.pipelines.experiments.study import run_study
 
     sys.exit(
         run_study(folder, traces or [], protocol=protocol.value, overrides=set_ or [], latency=latency.value)
@@ -141,7 +141,7 @@ def forecasts(
     if wrong := [each for each in truth or [] if "=" not in each]:
         raise ValueError(f"--truth {wrong[0]}: it must be TRACE=FILE")
     check_folder(output, "forecasts")
-    from pipelines.experiments.forecasts import run_forecasts
+    from swiftqueue.pipelines.experiments.forecasts import run_forecasts
 
     run_forecasts(
         packets,
@@ -193,7 +193,7 @@ def tune(
     Example: swiftqueue tune data/packets --only event-stream-2 --only xgboost --trials 8 --seconds 240
     Then: swiftqueue forecasts data/packets --sections var/tuning/tuned.yaml
     """
-    from pipelines.experiments.tuning import tune as search
+    from swiftqueue.pipelines.experiments.tuning import tune as search
 
     check_folder(output, "tune")
     search(
@@ -235,9 +235,9 @@ def bench(
 
     Example: swiftqueue bench extract --rounds 3
     """
-    from benchmarks import published
-    from benchmarks.rows import UnsupportedMachineError, run_benchmark
-    from infra.local.under_way import leaving_at_sigterm
+    from swiftqueue.benchmarks import published
+    from swiftqueue.benchmarks.rows import UnsupportedMachineError, run_benchmark
+    from swiftqueue.infra.local.under_way import leaving_at_sigterm
 
     if publish:
         published.load(published.FILE)  # checked before the minutes that a benchmark takes
@@ -289,12 +289,12 @@ def draw_results(
 
     Example: swiftqueue results --scores late-packets data/evaluation/report/scores.json
     """
-    from benchmarks import published
-    from benchmarks.results import evaluations, forecasters, replayed
-    from benchmarks.results import tuning as searches
-    from benchmarks.results.pages import rewrite
-    from laboratory.runs import results
-    from laboratory.scenarios.files import published_in
+    from swiftqueue.benchmarks import published
+    from swiftqueue.benchmarks.results import evaluations, forecasters, replayed
+    from swiftqueue.benchmarks.results import tuning as searches
+    from swiftqueue.benchmarks.results.pages import rewrite
+    from swiftqueue.laboratory.runs import results
+    from swiftqueue.laboratory.scenarios.files import published_in
 
     published.load(published.FILE)  # checked before anything is published in another folder
     if scores:

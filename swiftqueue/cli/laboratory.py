@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from common.given import check_folder
 from swiftqueue.cli.choices import SliceProtocol
+from swiftqueue.common.given import check_folder
 
 lab_app = typer.Typer(
     no_args_is_help=True, help="Run the L4S laboratory: simulations with controls, and the report."
@@ -25,7 +25,7 @@ def lab_scenarios() -> None:
 
     Example: swiftqueue lab scenarios
     """
-    from laboratory.command import list_scenarios
+    from swiftqueue.laboratory.command import list_scenarios
 
     list_scenarios()
 
@@ -64,8 +64,8 @@ def lab_run(
 
     Example: swiftqueue lab run figure8 --artifact var/lab/models/figure8
     """
-    from laboratory.command import Request, run_lab
-    from laboratory.scenarios.files import full as full_laboratory
+    from swiftqueue.laboratory.command import Request, run_lab
+    from swiftqueue.laboratory.scenarios.files import full as full_laboratory
 
     if full == bool(scenarios):
         raise typer.BadParameter("name scenarios, or give --full", param_hint="SCENARIO...")
@@ -93,7 +93,7 @@ def lab_train(
 
     Example: swiftqueue lab train figure8
     """
-    from laboratory.learning.train import train
+    from swiftqueue.laboratory.learning.train import train
 
     sys.exit(train(scenario, protocol=protocol.value, overrides=set_ or [], output=output, artifact=artifact))
 
@@ -112,7 +112,7 @@ def lab_explain(
 
     Example: swiftqueue lab explain receivers --artifact var/lab/models/figure8 --profile rfc9332
     """
-    from laboratory.explain import explain
+    from swiftqueue.laboratory.explain import explain
 
     sys.exit(
         explain(
@@ -133,7 +133,7 @@ def lab_canary() -> None:
 
     Example: swiftqueue lab canary
     """
-    from laboratory.runs.canary import prove
+    from swiftqueue.laboratory.runs.canary import prove
 
     sys.exit(prove())
 
@@ -148,7 +148,7 @@ def lab_tune(
     output: Annotated[Path, typer.Option(help="folder of the new artifact")],
 ) -> None:
     """Tune the head on a running simulation's last seconds; the program of `lab run` starts this."""
-    from laboratory.learning.finetune_round import print_round
+    from swiftqueue.laboratory.learning.finetune_round import print_round
 
     print_round(number, run, (from_ns, to_ns), artifact, output)
 
@@ -165,7 +165,7 @@ def lab_report(
 
     Example: swiftqueue lab report small
     """
-    from laboratory.report.page import make_report
+    from swiftqueue.laboratory.report.page import make_report
 
     page, answer = make_report(output, scenarios or [])
     print("\n".join([*answer, f"report: {page}"]))

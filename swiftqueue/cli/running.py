@@ -10,10 +10,10 @@ from typing import Annotated, cast
 
 import typer
 
-from common.given import given
-from infra.local.ports import MOST_PORT
-from pipelines.live import DRIFT
-from serving.triton.repository import LATENCY, MODELS
+from swiftqueue.common.given import given
+from swiftqueue.infra.local.ports import MOST_PORT
+from swiftqueue.pipelines.live import DRIFT
+from swiftqueue.serving.triton.repository import LATENCY, MODELS
 
 running_app = typer.Typer()
 
@@ -54,7 +54,7 @@ def run(
 
     Example: swiftqueue run --speed 4
     """
-    from infra.local.main_job import run_main_job
+    from swiftqueue.infra.local.main_job import run_main_job
 
     sys.exit(run_main_job(speed=speed))
 
@@ -89,15 +89,15 @@ def up(
 
     Example: swiftqueue up --live --every 60
     """
-    from infra.local.servers import say_who_runs_this, start_mlflow, start_stack
+    from swiftqueue.infra.local.servers import say_who_runs_this, start_mlflow, start_stack
 
     if not live and (only := given(context, LIVE_ONLY)):
         raise typer.BadParameter("only --live takes this", param_hint=", ".join(only))
     say_who_runs_this()
     if live:
         _check_live(context)
-        from infra.local.loop import start_loop, stay_as_keeper
-        from infra.local.main_job import make_first_champion
+        from swiftqueue.infra.local.loop import start_loop, stay_as_keeper
+        from swiftqueue.infra.local.main_job import make_first_champion
 
         # The parts must not be children of the process that stays: it would not reap those that end.
         if foreground and (child := os.fork()):
@@ -115,7 +115,7 @@ def up(
             keeper=not foreground,
         )
     else:
-        from infra.local.under_way import under_way
+        from swiftqueue.infra.local.under_way import under_way
 
         with under_way():
             (start_mlflow if mlflow else start_stack)()
@@ -123,7 +123,7 @@ def up(
 
 def _check_live(context: typer.Context) -> None:
     """Refuse options that `up --live` cannot carry out."""
-    from infra.local.live_options import LiveOptions
+    from swiftqueue.infra.local.live_options import LiveOptions
 
     told = context.params
     if told["bed"] and (idle := given(context, ("trace", "speed"))):
@@ -137,7 +137,7 @@ def down() -> None:
 
     Example: swiftqueue down
     """
-    from infra.local.loop import stop_stack
+    from swiftqueue.infra.local.loop import stop_stack
 
     stop_stack()
 
@@ -157,7 +157,7 @@ def status(
 
     Example: swiftqueue status --json
     """
-    from infra.local.status import print_status
+    from swiftqueue.infra.local.status import print_status
 
     sys.exit(print_status(as_json=json, kind=model or ""))
 
@@ -171,7 +171,7 @@ def units(
 
     Example: swiftqueue units --memory 12G --every 60
     """
-    from infra.local.units import NAME, write_unit
+    from swiftqueue.infra.local.units import NAME, write_unit
 
     # Otherwise the unit would fail at boot, where nobody reads why.
     commands = typer.main.get_group(running_app)
@@ -192,7 +192,7 @@ def deploy(
 
     Example: swiftqueue deploy --version 3
     """
-    from serving.deploy.deployment import deploy_version
+    from swiftqueue.serving.deploy.deployment import deploy_version
 
     deploy_version(version, kind=model)
 
@@ -208,7 +208,7 @@ def rollback(
 
     Example: swiftqueue rollback --hold
     """
-    from serving.deploy.deployment import rollback_champion
+    from swiftqueue.serving.deploy.deployment import rollback_champion
 
     rollback_champion(and_hold=hold, kind=model)
 
@@ -219,7 +219,7 @@ def hold(model: OfModel = LATENCY) -> None:
 
     Example: swiftqueue hold
     """
-    from serving.deploy.deployment import hold_champion
+    from swiftqueue.serving.deploy.deployment import hold_champion
 
     hold_champion(model)
 
@@ -230,7 +230,7 @@ def release(model: OfModel = LATENCY) -> None:
 
     Example: swiftqueue release
     """
-    from serving.deploy import hold as deploy_hold
+    from swiftqueue.serving.deploy import hold as deploy_hold
 
     print("rounds push again" if deploy_hold.release(model) else "no version was held")
 
@@ -268,7 +268,7 @@ def schedule(
 
     Example: swiftqueue schedule --every 60 --learn 30
     """
-    from pipelines.live.command import schedule as run_schedule
+    from swiftqueue.pipelines.live.command import schedule as run_schedule
 
     sys.exit(
         run_schedule(
@@ -309,7 +309,7 @@ def replay(
 
     Example: swiftqueue replay dumbbell-1 --speed 4
     """
-    from serving.agent.replay import replay_trace
+    from swiftqueue.serving.agent.replay import replay_trace
 
     sys.exit(
         replay_trace(
@@ -367,7 +367,7 @@ def agent(
 
     Example: swiftqueue agent --listen var/agent.sock --local
     """
-    from serving.agent.command import run_agent
+    from swiftqueue.serving.agent.command import run_agent
 
     sys.exit(
         run_agent(

@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from common.given import check_folder
 from swiftqueue.cli.choices import LatencySource, TraceProtocol
+from swiftqueue.common.given import check_folder
 
 trace_app = typer.Typer(no_args_is_help=True, help="Manage the project's traces, which DVC versions.")
 sender_app = typer.Typer(no_args_is_help=True, help="Manage the tokens of senders on other machines.")
@@ -32,7 +32,7 @@ def trace_add(
 
     Example: swiftqueue trace add ~/captures/office.pcapng
     """
-    from pipelines.experiments.traces import add_trace
+    from swiftqueue.pipelines.experiments.traces import add_trace
 
     own = protocol.value if protocol else None
     add_trace(file, name=name, sender=sender, latency=latency.value, protocol=own)
@@ -44,7 +44,7 @@ def trace_remove(name: Annotated[str, typer.Argument(help="the trace's name in p
 
     Example: swiftqueue trace remove office
     """
-    from pipelines.experiments.traces import remove_trace
+    from swiftqueue.pipelines.experiments.traces import remove_trace
 
     remove_trace(name)
 
@@ -59,7 +59,7 @@ def trace_simulate(
 
     Example: swiftqueue trace simulate var/long --seconds 1950 && swiftqueue up --live --trace var/long
     """
-    from pipelines.experiments.traces import simulate_trace
+    from swiftqueue.pipelines.experiments.traces import simulate_trace
 
     check_folder(output, "a packet table")
     sys.exit(simulate_trace(output, seed=seed, seconds=seconds))
@@ -71,7 +71,7 @@ def trace_list() -> None:
 
     Example: swiftqueue trace list
     """
-    from pipelines.experiments.traces import list_traces
+    from swiftqueue.pipelines.experiments.traces import list_traces
 
     list_traces()
 
@@ -87,8 +87,8 @@ def sender_add(
 
     Example: swiftqueue sender add agent-7 --out agent-7.token
     """
-    from serving.ingest import senders
-    from serving.ingest.server import telemetry_dir
+    from swiftqueue.serving.ingest import senders
+    from swiftqueue.serving.ingest.server import telemetry_dir
 
     token = senders.add(telemetry_dir(), name, out)
     print(f"the token of sender {name} is in {out}" if out else token)
@@ -100,8 +100,8 @@ def sender_remove(name: Annotated[str, typer.Argument(help="the sender's id")]) 
 
     Example: swiftqueue sender remove agent-7
     """
-    from serving.ingest import senders
-    from serving.ingest.server import telemetry_dir
+    from swiftqueue.serving.ingest import senders
+    from swiftqueue.serving.ingest.server import telemetry_dir
 
     senders.remove(telemetry_dir(), name)
     print(f"the token of sender {name} is taken back")
@@ -113,8 +113,8 @@ def sender_list() -> None:
 
     Example: swiftqueue sender list
     """
-    from serving.ingest import senders
-    from serving.ingest.server import telemetry_dir
+    from swiftqueue.serving.ingest import senders
+    from swiftqueue.serving.ingest.server import telemetry_dir
 
     for name in senders.with_tokens(telemetry_dir()):
         print(name)

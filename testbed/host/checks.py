@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from testbed.host.programs import (
+from swiftqueue.testbed.host.programs import (
     DCTCP,
     DCTCP_OBJECT,
     HOLDER,

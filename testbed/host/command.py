@@ -12,8 +12,8 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from common.given import given
-from testbed.host import checks
+from swiftqueue.common.given import given
+from swiftqueue.testbed.host import checks
 
 BED: Final = Path("var/bed")
 PUBLISHED: Final = Path("docs/laboratory")
@@ -49,8 +49,8 @@ def selfcheck(
 
     Example: swiftqueue bed selfcheck --rates 20,50
     """
-    from testbed.host.selfcheck import WANTED
-    from testbed.host.selfcheck import selfcheck as measure
+    from swiftqueue.testbed.host.selfcheck import WANTED
+    from swiftqueue.testbed.host.selfcheck import selfcheck as measure
 
     try:
         wanted = [float(rate) for rate in rates.split(",")]
@@ -117,9 +117,9 @@ def run(
 
     Example: swiftqueue bed run figure8 --seeds 5
     """
-    from common.atomic import write_file
-    from testbed.host.run import Plan
-    from testbed.host.run import run as run_plan
+    from swiftqueue.common.atomic import write_file
+    from swiftqueue.testbed.host.run import Plan
+    from swiftqueue.testbed.host.run import run as run_plan
 
     if scenario not in TAKES:
         raise ValueError(f"scenario {scenario}: the bed has {', '.join(filter(None, TAKES))}")
@@ -163,11 +163,11 @@ def _run_scenario(
     output: Path,
     say: Callable[[str], None],
 ) -> list[dict[str, Any]]:
-    from laboratory.command import Request, adjusted
-    from laboratory.learning.judged_models import check_acks, models_by_profile
-    from laboratory.scenarios.files import load, path_of
-    from testbed.host import scenario as bed
-    from testbed.host.runs import FILE
+    from swiftqueue.laboratory.command import Request, adjusted
+    from swiftqueue.laboratory.learning.judged_models import check_acks, models_by_profile
+    from swiftqueue.laboratory.scenarios.files import load, path_of
+    from swiftqueue.testbed.host import scenario as bed
+    from swiftqueue.testbed.host.runs import FILE
 
     wanted = adjusted(load(path_of(f"bed-{name}")), Request([f"bed-{name}"], seeds, seconds))
     if profile is not None:
@@ -196,8 +196,8 @@ def report(
 
     Example: swiftqueue lab run bed-figure8; swiftqueue bed report --laboratory var/lab
     """
-    from testbed.host import runs as bed
-    from testbed.host.report import agreement, pairs, router_errors, router_table
+    from swiftqueue.testbed.host import runs as bed
+    from swiftqueue.testbed.host.report import agreement, pairs, router_errors, router_table
 
     if laboratory is not None:
         for name in SCENARIOS:
@@ -219,7 +219,7 @@ def clean(as_json: Annotated[bool, typer.Option("--json", help="print one JSON l
 
     Example: swiftqueue bed clean
     """
-    from testbed.host.hosts import clean as remove_leftovers
+    from swiftqueue.testbed.host.hosts import clean as remove_leftovers
 
     removed = [str(one) for one in remove_leftovers()]
     if as_json:

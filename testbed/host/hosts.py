@@ -18,8 +18,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from common.process_start import state_and_start
-from testbed.host.programs import ROUTER, why_not_built
+from swiftqueue.common.process_start import state_and_start
+from swiftqueue.testbed.host.programs import ROUTER, why_not_built
 
 ADDRESS_B: Final = "10.77.0.2"
 DEVICE: Final = "tun0"

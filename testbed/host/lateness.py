@@ -17,7 +17,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from testbed.host import router_log
+from swiftqueue.testbed.host import router_log
 
 LOAD: Final = 0.8  # load of the self-check's link
 # A stall of D leaves a backlog of LOAD · D, which drains at 1 - LOAD: it is gone D · LOAD / (1 - LOAD) later.

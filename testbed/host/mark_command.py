@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from testbed.host.programs import MARK_OBJECT, MARKER, run_marker, why_not_built
+from swiftqueue.testbed.host.programs import MARK_OBJECT, MARKER, run_marker, why_not_built
 
 Device = Annotated[str, typer.Argument(help="network device, as eth0", metavar="DEVICE")]
 Cookie = Annotated[int, typer.Argument(help="cookie of the flow's socket: getsockopt(SO_COOKIE)")]

@@ -11,12 +11,12 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from laboratory.runs.resolve import Model
-from serving.agent.process import BINARY as AGENT
-from testbed.host import router_log, tcp
-from testbed.host.hosts import Bed
-from testbed.host.programs import DCTCP
-from testbed.host.tcp import PORT, Rule, running, summary, urgent
+from swiftqueue.laboratory.runs.resolve import Model
+from swiftqueue.serving.agent.process import BINARY as AGENT
+from swiftqueue.testbed.host import router_log, tcp
+from swiftqueue.testbed.host.hosts import Bed
+from swiftqueue.testbed.host.programs import DCTCP
+from swiftqueue.testbed.host.tcp import PORT, Rule, running, summary, urgent
 
 CONTROLLER: Final = (*("margin_us", "margin_share", "max_moved_unacked", "max_moved_share", "guard"),)
 # Defaults of a simulated run (simulation/programs/laboratory/run.cc); the agent ships others.

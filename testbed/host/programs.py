@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
-from common.native import build_room
+from swiftqueue.common.native import build_room
 
 PROJECT: Final = Path(__file__).resolve().parents[2]
 BUILD: Final = PROJECT / "build" / "testbed"

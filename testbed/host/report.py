@@ -9,12 +9,12 @@ from typing import Any, Final
 
 import polars as pl
 
-from laboratory.report import tables as lab
-from laboratory.report.comparison import LIMITS, Judged, Limit, compare, percent, places
-from laboratory.report.judging import NO_HARM
-from laboratory.report.measures import QUEUEING_MAX, QUEUEING_P90, QUEUEING_P99
-from testbed.host.lateness import errors_of
-from testbed.host.runs import CONTROLS, ROUTER
+from swiftqueue.laboratory.report import tables as lab
+from swiftqueue.laboratory.report.comparison import LIMITS, Judged, Limit, compare, percent, places
+from swiftqueue.laboratory.report.judging import NO_HARM
+from swiftqueue.laboratory.report.measures import QUEUEING_MAX, QUEUEING_P90, QUEUEING_P99
+from swiftqueue.testbed.host.lateness import errors_of
+from swiftqueue.testbed.host.runs import CONTROLS, ROUTER
 
 SOURCES: Final = {"kernel": "kernel", "ns3": "ns-3"}
 OPEN: Final = "open"

@@ -20,11 +20,11 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from serving.agent.bindings.marked_udp import BINARY, why_not_built
-from testbed.host import router_log, tcp
-from testbed.host.checks import capability
-from testbed.host.hosts import ADDRESS_B, TRAFFIC_PRIORITY, Bed, run_folder
-from testbed.host.lateness import lateness
+from swiftqueue.serving.agent.bindings.marked_udp import BINARY, why_not_built
+from swiftqueue.testbed.host import router_log, tcp
+from swiftqueue.testbed.host.checks import capability
+from swiftqueue.testbed.host.hosts import ADDRESS_B, TRAFFIC_PRIORITY, Bed, run_folder
+from swiftqueue.testbed.host.lateness import lateness
 
 # The queue's parameters by profile, as simulation/helper/queue-profiles.cc has them.
 PROFILES: Final[dict[str, Mapping[str, object]]] = {

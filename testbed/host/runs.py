@@ -8,9 +8,9 @@ from typing import Any, Final
 
 import polars as pl
 
-from common.atomic import new_file
-from common.parquet import read_parquet
-from laboratory.runs import results
+from swiftqueue.common.atomic import new_file
+from swiftqueue.common.parquet import read_parquet
+from swiftqueue.laboratory.runs import results
 
 FILE: Final = "bed.parquet"
 SOURCES: Final = ("kernel", "ns3")

@@ -23,21 +23,28 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from laboratory.runs import results
-from laboratory.runs.resolve import Cell, Model, cells, control_of, resolve
-from laboratory.runs.rows import described
-from laboratory.scenarios.controls import MATCHED
-from laboratory.scenarios.schema import Scenario
-from pipelines.simulators import PROJECT
-from testbed.host import router_log, tcp, tcp_traffic
-from testbed.host.checks import capability
-from testbed.host.hosts import ADDRESS_B, Bed, run_folder
-from testbed.host.lateness import router_error
-from testbed.host.marking import ended, marked, unforeseen_share
-from testbed.host.programs import DCTCP, DCTCP_OBJECT, HOLDER, OF_SCENARIOS, build_hash, wait_for_name
-from testbed.host.run import PROFILES
-from testbed.host.runs import CONTROLS, check_same, keep, load
-from testbed.host.tcp import PORT, running, summary, urgent
+from swiftqueue.laboratory.runs import results
+from swiftqueue.laboratory.runs.resolve import Cell, Model, cells, control_of, resolve
+from swiftqueue.laboratory.runs.rows import described
+from swiftqueue.laboratory.scenarios.controls import MATCHED
+from swiftqueue.laboratory.scenarios.schema import Scenario
+from swiftqueue.pipelines.simulators import PROJECT
+from swiftqueue.testbed.host import router_log, tcp, tcp_traffic
+from swiftqueue.testbed.host.checks import capability
+from swiftqueue.testbed.host.hosts import ADDRESS_B, Bed, run_folder
+from swiftqueue.testbed.host.lateness import router_error
+from swiftqueue.testbed.host.marking import ended, marked, unforeseen_share
+from swiftqueue.testbed.host.programs import (
+    DCTCP,
+    DCTCP_OBJECT,
+    HOLDER,
+    OF_SCENARIOS,
+    build_hash,
+    wait_for_name,
+)
+from swiftqueue.testbed.host.run import PROFILES
+from swiftqueue.testbed.host.runs import CONTROLS, check_same, keep, load
+from swiftqueue.testbed.host.tcp import PORT, running, summary, urgent
 
 ECT0: Final = 2
 RULE: Final = {

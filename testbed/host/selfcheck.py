@@ -17,11 +17,11 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from testbed.host import router_log
-from testbed.host.checks import capability
-from testbed.host.hosts import Bed, run_folder
-from testbed.host.lateness import LEAST_PACKETS, LOAD, lateness
-from testbed.host.run import send
+from swiftqueue.testbed.host import router_log
+from swiftqueue.testbed.host.checks import capability
+from swiftqueue.testbed.host.hosts import Bed, run_folder
+from swiftqueue.testbed.host.lateness import LEAST_PACKETS, LOAD, lateness
+from swiftqueue.testbed.host.run import send
 
 OVERLOAD: Final = 1.3
 DELAY_MS: Final = 5.0

@@ -18,11 +18,11 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from serving.agent.process import end
-from testbed.host import router_log, tcp_traffic
-from testbed.host.checks import capability
-from testbed.host.hosts import ADDRESS_B, DEVICE, TRAFFIC_PRIORITY, Bed
-from testbed.host.programs import MARK_OBJECT, MARKER
+from swiftqueue.serving.agent.process import end
+from swiftqueue.testbed.host import router_log, tcp_traffic
+from swiftqueue.testbed.host.checks import capability
+from swiftqueue.testbed.host.hosts import ADDRESS_B, DEVICE, TRAFFIC_PRIORITY, Bed
+from swiftqueue.testbed.host.programs import MARK_OBJECT, MARKER
 
 PORT: Final = 5001
 HEADERS: Final = 20 + 32  # bytes of IPv4 and TCP with timestamps; longer packets have data or a SYN

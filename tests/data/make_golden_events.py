@@ -19,7 +19,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from feature_store.events.event_stream import INPUTS, EventStream, event_schema_hash
+from swiftqueue.feature_store.events.event_stream import INPUTS, EventStream, event_schema_hash
 
 GOLDEN = Path(__file__).parent / "golden"
 

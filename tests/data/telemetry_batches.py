@@ -10,8 +10,8 @@ import polars as pl
 from event_rows import batch
 from window_tables import MS, events, table_of
 
-from feature_store.telemetry.events import ACK, SEND, SEND_COLUMNS, BatchKey, encode
-from feature_store.telemetry.log import SegmentWriter
+from swiftqueue.feature_store.telemetry.events import ACK, SEND, SEND_COLUMNS, BatchKey, encode
+from swiftqueue.feature_store.telemetry.log import SegmentWriter
 
 SECOND = 1000 * MS
 START_NS = 1_700_000_040 * 10**9  # 20 s after a full minute

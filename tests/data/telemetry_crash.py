@@ -23,11 +23,11 @@ import pyarrow.parquet  # noqa: F401
 from polars.testing import assert_frame_equal
 from telemetry_batches import bodies, log, steady
 
-from feature_store.telemetry.compact import Compactor
-from feature_store.telemetry.log import SegmentWriter, adopt_segments, log_dir, read_segment
-from feature_store.telemetry.manifest import load_manifest, sender_dir
-from feature_store.telemetry.recent import latest_minutes
-from feature_store.telemetry.tables import read_part
+from swiftqueue.feature_store.telemetry.compact import Compactor
+from swiftqueue.feature_store.telemetry.log import SegmentWriter, adopt_segments, log_dir, read_segment
+from swiftqueue.feature_store.telemetry.manifest import load_manifest, sender_dir
+from swiftqueue.feature_store.telemetry.recent import latest_minutes
+from swiftqueue.feature_store.telemetry.tables import read_part
 
 CALLS = ("write", "fsync", "fdatasync", "rename", "replace", "unlink", "rmdir", "mkdir", "ftruncate", "open")
 PACKETS = 160

@@ -9,14 +9,14 @@ import polars as pl
 import pytest
 from toy_world import bottleneck_table
 
-from benchmarks.inference_references import save
-from feature_store.packets.schema import HORIZON
-from models.event_stream.forecaster import EventStreamForecaster
-from models.forecasters.traces import TracePart
-from models.networks import artifact
-from models.training.protocol import Slice
-from pipelines.live import encoding
-from serving.engine import Engine
+from swiftqueue.benchmarks.inference_references import save
+from swiftqueue.feature_store.packets.schema import HORIZON
+from swiftqueue.models.event_stream.forecaster import EventStreamForecaster
+from swiftqueue.models.forecasters.traces import TracePart
+from swiftqueue.models.networks import artifact
+from swiftqueue.models.training.protocol import Slice
+from swiftqueue.pipelines.live import encoding
+from swiftqueue.serving.engine import Engine
 
 TOKENS = 136
 FIRST = 37

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from toy_world import START_NS, bottleneck_table
 from window_tables import MS, table_of, tables
 
-from feature_store.events import beginning as known
-from feature_store.events.beginning import LEAD_IN_NS, NOTHING, Beginning, Hole
-from feature_store.events.event_stream import INPUTS, Events, replay_events
+from swiftqueue.feature_store.events import beginning as known
+from swiftqueue.feature_store.events.beginning import LEAD_IN_NS, NOTHING, Beginning, Hole
+from swiftqueue.feature_store.events.event_stream import INPUTS, Events, replay_events
 
 NAMES = [each.name for each in INPUTS]
 S = 1_000_000_000

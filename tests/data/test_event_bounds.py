@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from feature_store.events.definition import EVENTS
-from feature_store.events.event_library import ABI, LIBRARY
+from swiftqueue.feature_store.events.definition import EVENTS
+from swiftqueue.feature_store.events.event_library import ABI, LIBRARY
 
 MAX_REMEMBERED = 1 << 17  # as kMaxRemembered in event_stream.h
 FROZEN_PACKETS = 200_000

@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from window_tables import events, tables
 
-from feature_store.events.definition import EVENTS
-from feature_store.events.event_stream import INPUTS, replay_events
-from feature_store.events.event_window import EventWindow
-from feature_store.packets.schema import HORIZON
-from pipelines.live.encoding import event_windows
+from swiftqueue.feature_store.events.definition import EVENTS
+from swiftqueue.feature_store.events.event_stream import INPUTS, replay_events
+from swiftqueue.feature_store.events.event_window import EventWindow
+from swiftqueue.feature_store.packets.schema import HORIZON
+from swiftqueue.pipelines.live.encoding import event_windows
 
 FEW = settings(max_examples=40)
 TOKENS = [16, 72]

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from make_golden_events import GOLDEN, replay_stream
 from window_tables import MS, events, table_of, tables
 
-from feature_store.events.event_library import SCHEMA_TEXT
-from feature_store.events.event_stream import (
+from swiftqueue.feature_store.events.event_library import SCHEMA_TEXT
+from swiftqueue.feature_store.events.event_stream import (
     INPUTS,
     NEVER_NS,
     EventStream,
@@ -23,9 +23,9 @@ from feature_store.events.event_stream import (
     replay_events,
     targets,
 )
-from feature_store.packets.schema import HORIZON
-from models.window.windows import NAMES as OF_WINDOWS
-from models.window.windows import Windows
+from swiftqueue.feature_store.packets.schema import HORIZON
+from swiftqueue.models.window.windows import NAMES as OF_WINDOWS
+from swiftqueue.models.window.windows import Windows
 
 NAMES = [each.name for each in INPUTS]
 IN_WINDOWS = [name for name in OF_WINDOWS if name in NAMES and name not in ("latency_us", "latency_visible")]

@@ -11,11 +11,11 @@ import numpy as np
 import polars as pl
 import pytest
 
-from feature_store.packets import pcaplib
-from feature_store.packets.captures import CaptureFile, trace_name
-from feature_store.packets.extract import ExtractJob, extract_trace
-from feature_store.packets.rare import address_bytes, fill_segment, load_scapy
-from feature_store.packets.schema import PACKET_SCHEMA, scan_packets
+from swiftqueue.feature_store.packets import pcaplib
+from swiftqueue.feature_store.packets.captures import CaptureFile, trace_name
+from swiftqueue.feature_store.packets.extract import ExtractJob, extract_trace
+from swiftqueue.feature_store.packets.rare import address_bytes, fill_segment, load_scapy
+from swiftqueue.feature_store.packets.schema import PACKET_SCHEMA, scan_packets
 
 OWN = Path(__file__).parent / "captures"
 START_NS = 1_700_000_000_000_000_000

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 from test_extract_receiver import write_transfer
 
-import feature_store
-from feature_store.packets import captures, pcaplib
-from feature_store.packets.extract import ExtractJob, extract_trace
-from feature_store.packets.schema import scan_packets
+from swiftqueue import feature_store
+from swiftqueue.feature_store.packets import captures, pcaplib
+from swiftqueue.feature_store.packets.extract import ExtractJob, extract_trace
+from swiftqueue.feature_store.packets.schema import scan_packets
 
 OWN = Path(__file__).parent / "captures"
 TIMES = 10 if mutants.ALL else 1

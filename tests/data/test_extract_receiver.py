@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from feature_store.packets import captures
-from feature_store.packets.extract import ExtractJob, extract_trace
-from feature_store.packets.schema import scan_packets
+from swiftqueue.feature_store.packets import captures
+from swiftqueue.feature_store.packets.extract import ExtractJob, extract_trace
+from swiftqueue.feature_store.packets.schema import scan_packets
 
 START_NS = 1_700_000_000_000_000_000
 MS = 1_000_000

@@ -13,23 +13,23 @@ import pytest
 import torch
 from toy_world import START_NS, bottleneck_table, write_artifact
 
-from feature_store.events.beginning import NOTHING
-from feature_store.events.event_stream import INPUTS
-from models.event_stream.forecaster import EventStreamForecaster
-from models.forecasters import forecaster as door
-from models.forecasters.queries import replayed
-from models.forecasters.traces import TracePart, decision_times
-from models.networks import artifact
-from models.registry import gate
-from models.training.head import FinetuneParams
-from models.training.protocol import Slice
-from pipelines.live import DRIFT, watch
-from pipelines.live.encoding import Decisions
-from pipelines.live.encoding import load as load_version
-from pipelines.live.minute import Minute, TuningResult, tune
-from pipelines.live.rounds_log import DeclinedError
-from pipelines.live.slices import KEPT, SliceFolder, encoder_of
-from pipelines.live.watch import HeadPair, compare
+from swiftqueue.feature_store.events.beginning import NOTHING
+from swiftqueue.feature_store.events.event_stream import INPUTS
+from swiftqueue.models.event_stream.forecaster import EventStreamForecaster
+from swiftqueue.models.forecasters import forecaster as door
+from swiftqueue.models.forecasters.queries import replayed
+from swiftqueue.models.forecasters.traces import TracePart, decision_times
+from swiftqueue.models.networks import artifact
+from swiftqueue.models.registry import gate
+from swiftqueue.models.training.head import FinetuneParams
+from swiftqueue.models.training.protocol import Slice
+from swiftqueue.pipelines.live import DRIFT, watch
+from swiftqueue.pipelines.live.encoding import Decisions
+from swiftqueue.pipelines.live.encoding import load as load_version
+from swiftqueue.pipelines.live.minute import Minute, TuningResult, tune
+from swiftqueue.pipelines.live.rounds_log import DeclinedError
+from swiftqueue.pipelines.live.slices import KEPT, SliceFolder, encoder_of
+from swiftqueue.pipelines.live.watch import HeadPair, compare
 
 pytestmark = pytest.mark.slow  # it trains heads
 
@@ -372,7 +372,7 @@ def test_a_reservoir_teaches_beside_the_minute_and_takes_it_in(
 
 
 def test_nothing_of_a_slice_that_judges_is_remembered(packets: pl.DataFrame, champion: Path) -> None:
-    from pipelines.live.reservoir import STRETCH_NS
+    from swiftqueue.pipelines.live.reservoir import STRETCH_NS
 
     first = tune(minute(packets, champion, judge_from_ns=START_NS + 4 * S, memory_windows=5000))
     judging = first.slices[-1]

@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 from captures.make_captures import START_NS, block, pcap, pcapng
 
-from feature_store.packets import captures
-from feature_store.packets.captures import CaptureFile
-from feature_store.packets.extract import ExtractJob, extract_trace
-from feature_store.packets.extract_many import run_extract
-from feature_store.packets.schema import scan_packets
+from swiftqueue.feature_store.packets import captures
+from swiftqueue.feature_store.packets.captures import CaptureFile
+from swiftqueue.feature_store.packets.extract import ExtractJob, extract_trace
+from swiftqueue.feature_store.packets.extract_many import run_extract
+from swiftqueue.feature_store.packets.schema import scan_packets
 
 MS = 1_000_000
 SIZE = 1_000  # payload of a packet

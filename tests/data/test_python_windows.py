@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from window_oracle import Oracle
 from window_tables import MS, table_of, tables
 
-from feature_store.packets.extract import ExtractJob, extract_trace
-from feature_store.packets.schema import HORIZON, PACKET_SCHEMA, scan_packets
-from models.window.windows import (
+from swiftqueue.feature_store.packets.extract import ExtractJob, extract_trace
+from swiftqueue.feature_store.packets.schema import HORIZON, PACKET_SCHEMA, scan_packets
+from swiftqueue.models.window.windows import (
     NAMES,
     PacketAttributes,
     Windows,

@@ -14,12 +14,12 @@ from telemetry_batches import bodies, log
 from toy_world import START_NS, bottleneck_table
 from window_tables import MS, table_of
 
-from feature_store.events.beginning import LEAD_IN_NS, SCOPES, Hole
-from feature_store.events.event_stream import replay_events
-from feature_store.telemetry import round as telemetry_round
-from feature_store.telemetry.compact import Compactor
-from feature_store.telemetry.manifest import MAX_FLOWS, Session, load_manifest, save_manifest
-from feature_store.telemetry.recent import latest_minutes
+from swiftqueue.feature_store.events.beginning import LEAD_IN_NS, SCOPES, Hole
+from swiftqueue.feature_store.events.event_stream import replay_events
+from swiftqueue.feature_store.telemetry import round as telemetry_round
+from swiftqueue.feature_store.telemetry.compact import Compactor
+from swiftqueue.feature_store.telemetry.manifest import MAX_FLOWS, Session, load_manifest, save_manifest
+from swiftqueue.feature_store.telemetry.recent import latest_minutes
 
 S = 1_000_000_000
 

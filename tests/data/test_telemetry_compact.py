@@ -18,15 +18,22 @@ from polars.testing import assert_frame_equal
 from telemetry_batches import MS, SECOND, bodies, event_rows, log, steady
 from window_tables import table_of
 
-from feature_store.events.event_stream import replay_events
-from feature_store.packets.schema import scan_packets
-from feature_store.telemetry import compact as telemetry_compact
-from feature_store.telemetry import round as telemetry_round
-from feature_store.telemetry.compact import Compactor
-from feature_store.telemetry.events import ACK, HEADER, MAX_TIME_NS, SEND, BatchKey, encode, sealed
-from feature_store.telemetry.log import FRAME, MAGIC, SegmentWriter, adopt_segments, log_dir, read_segment
-from feature_store.telemetry.manifest import FILE, MAX_RANGES, Session, load_manifest, sender_dir
-from feature_store.telemetry.recent import (
+from swiftqueue.feature_store.events.event_stream import replay_events
+from swiftqueue.feature_store.packets.schema import scan_packets
+from swiftqueue.feature_store.telemetry import compact as telemetry_compact
+from swiftqueue.feature_store.telemetry import round as telemetry_round
+from swiftqueue.feature_store.telemetry.compact import Compactor
+from swiftqueue.feature_store.telemetry.events import ACK, HEADER, MAX_TIME_NS, SEND, BatchKey, encode, sealed
+from swiftqueue.feature_store.telemetry.log import (
+    FRAME,
+    MAGIC,
+    SegmentWriter,
+    adopt_segments,
+    log_dir,
+    read_segment,
+)
+from swiftqueue.feature_store.telemetry.manifest import FILE, MAX_RANGES, Session, load_manifest, sender_dir
+from swiftqueue.feature_store.telemetry.recent import (
     gaps,
     latest_minutes,
     next_sender,
@@ -34,8 +41,8 @@ from feature_store.telemetry.recent import (
     senders,
     write_trace,
 )
-from feature_store.telemetry.round import MAX_PARTS
-from feature_store.telemetry.sessions import (
+from swiftqueue.feature_store.telemetry.round import MAX_PARTS
+from swiftqueue.feature_store.telemetry.sessions import (
     KEPT,
     SessionOpening,
     current_session,
@@ -43,7 +50,7 @@ from feature_store.telemetry.sessions import (
     read_opening,
     sessions_dir,
 )
-from feature_store.telemetry.tables import read_part
+from swiftqueue.feature_store.telemetry.tables import read_part
 
 
 def expected(packets: pl.DataFrame) -> pl.DataFrame:
@@ -353,7 +360,7 @@ def test_one_compactor_at_a_time(tmp_path: Path) -> None:
 
 
 def test_the_stages_read_it_as_a_trace(tmp_path: Path) -> None:
-    from pipelines.split import SplitParams, split
+    from swiftqueue.pipelines.split import SplitParams, split
 
     log(tmp_path, bodies(steady(6000), 1000))
     compact(tmp_path)

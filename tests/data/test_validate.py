@@ -20,17 +20,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from toy_world import bottleneck_table, write_table
 
-from feature_store.events.definition import EVENTS
-from feature_store.events.event_stream import INPUTS, replay_events
-from feature_store.packets.extract import ExtractJob, extract_trace
-from feature_store.packets.schema import HORIZON
-from feature_store.quality.distribution_shift import (
+from swiftqueue.feature_store.events.definition import EVENTS
+from swiftqueue.feature_store.events.event_stream import INPUTS, replay_events
+from swiftqueue.feature_store.packets.extract import ExtractJob, extract_trace
+from swiftqueue.feature_store.packets.schema import HORIZON
+from swiftqueue.feature_store.quality.distribution_shift import (
     SAMPLE,
     population_stability,
     sample_inputs,
     slice_shifts,
 )
-from feature_store.quality.expectations import (
+from swiftqueue.feature_store.quality.expectations import (
     Failure,
     Validation,
     inputs_check,
@@ -38,12 +38,12 @@ from feature_store.quality.expectations import (
     query_frame,
     shift_check,
 )
-from models.forecasters.traces import about, read_traces
-from models.sharp import PAPERS
-from pipelines.split import SplitParams, split
-from pipelines.split import main as split_main
-from pipelines.stage import StageError
-from pipelines.validate import ValidateParams, validate
+from swiftqueue.models.forecasters.traces import about, read_traces
+from swiftqueue.models.sharp import PAPERS
+from swiftqueue.pipelines.split import SplitParams, split
+from swiftqueue.pipelines.split import main as split_main
+from swiftqueue.pipelines.stage import StageError
+from swiftqueue.pipelines.validate import ValidateParams, validate
 
 LIMITS: dict[str, Any] = {"max_unknown_latency": 0.1, "max_latency_s": 10, "max_shift_psi": 4.0}
 CHECKED = ValidateParams(**LIMITS)
@@ -286,7 +286,7 @@ def test_the_data_docs_name_run_and_table_and_need_no_net(tmp_path: Path) -> Non
 def run_stage(cwd: Path, limits: dict[str, Any], project: Path) -> Any:
     (cwd / "params.yaml").write_text(yaml.safe_dump({"validate": limits}))
     paths = ["--packets", "packets", "--split", "split.json", "--output", "validation"]
-    command = [sys.executable, "-m", "pipelines.validate", "--params", "params.yaml", *paths]
+    command = [sys.executable, "-m", "swiftqueue.pipelines.validate", "--params", "params.yaml", *paths]
     return subprocess.run(
         command,
         cwd=cwd,

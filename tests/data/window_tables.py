@@ -8,7 +8,7 @@ from typing import Any
 import polars as pl
 from hypothesis import strategies as st
 
-from feature_store.packets.schema import PACKET_SCHEMA
+from swiftqueue.feature_store.packets.schema import PACKET_SCHEMA
 
 MS = 1_000_000
 # Around every threshold of the definition: 0, the 5 ms hole, giving up at 2 s, forgetting at 60 s.

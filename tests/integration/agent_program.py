@@ -21,12 +21,12 @@ import pytest
 from mutants import ALL
 from waiting import LIMIT_S, wait_until
 
-from feature_store.events.event_window import EventWindow
-from serving.agent import process as agent_process
-from serving.agent.bindings.controller import CLASSIC, ControllerParams, QueueController
-from serving.agent.io import frames
-from serving.agent.predictors.reference_client import AgentDecision
-from serving.engine import Engine
+from swiftqueue.feature_store.events.event_window import EventWindow
+from swiftqueue.serving.agent import process as agent_process
+from swiftqueue.serving.agent.bindings.controller import CLASSIC, ControllerParams, QueueController
+from swiftqueue.serving.agent.io import frames
+from swiftqueue.serving.agent.predictors.reference_client import AgentDecision
+from swiftqueue.serving.engine import Engine
 
 needs_agent = pytest.mark.skipif(
     agent_process.why_not_built() is not None, reason=str(agent_process.why_not_built())

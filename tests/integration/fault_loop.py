@@ -22,17 +22,17 @@ from of_state import processes_of
 from registered import add_version
 from waiting import wait_until
 
-from feature_store.telemetry.events import ACK, SEND
-from feature_store.telemetry.manifest import load_manifest
-from infra.local import parts, processes, status
-from infra.local.loop import start_loop
-from infra.local.pages import answers
-from infra.local.servers import start_mlflow
-from models.registry.registry import CHAMPION, Registry
-from pipelines.live.rounds_log import LOG_FILE, read
-from serving.ingest.client import IngestClient, read_token
-from serving.ingest.senders import INSTALLATION
-from serving.triton.endpoint import Triton
+from swiftqueue.feature_store.telemetry.events import ACK, SEND
+from swiftqueue.feature_store.telemetry.manifest import load_manifest
+from swiftqueue.infra.local import parts, processes, status
+from swiftqueue.infra.local.loop import start_loop
+from swiftqueue.infra.local.pages import answers
+from swiftqueue.infra.local.servers import start_mlflow
+from swiftqueue.models.registry.registry import CHAMPION, Registry
+from swiftqueue.pipelines.live.rounds_log import LOG_FILE, read
+from swiftqueue.serving.ingest.client import IngestClient, read_token
+from swiftqueue.serving.ingest.senders import INSTALLATION
+from swiftqueue.serving.triton.endpoint import Triton
 
 HERE = Path(__file__).parent
 PORTS = (

@@ -31,14 +31,14 @@ from of_state import processes_of
 from registered import add_version
 from waiting import wait_until
 
-from common.state import scratch
-from feature_store.telemetry.events import ACK, HEADER, SEND, BatchKey, encode, sealed
-from feature_store.telemetry.manifest import load_manifest
-from infra.local import live_options, processes
-from infra.local.parts import PARTS
-from infra.local.status import print_status
-from models.registry.registry import CHAMPION, Registry
-from serving.ingest import senders
+from swiftqueue.common.state import scratch
+from swiftqueue.feature_store.telemetry.events import ACK, HEADER, SEND, BatchKey, encode, sealed
+from swiftqueue.feature_store.telemetry.manifest import load_manifest
+from swiftqueue.infra.local import live_options, processes
+from swiftqueue.infra.local.parts import PARTS
+from swiftqueue.infra.local.status import print_status
+from swiftqueue.models.registry.registry import CHAMPION, Registry
+from swiftqueue.serving.ingest import senders
 
 SENDER = "stranger"  # its token is its own, and speaks for nobody else
 

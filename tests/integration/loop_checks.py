@@ -6,9 +6,9 @@ import time
 
 from waiting import wait_until
 
-from infra.local.prometheus_query import ask
-from infra.monitoring.dashboard import ROWS
-from infra.monitoring.picture import series_of
+from swiftqueue.infra.local.prometheus_query import ask
+from swiftqueue.infra.monitoring.dashboard import ROWS
+from swiftqueue.infra.monitoring.picture import series_of
 
 SCRAPED = {"triton", "agent", "ingest", "scheduler", "keeper"}
 FILLED = ("Telemetry", "Rounds")  # rows of the dashboard

@@ -15,7 +15,7 @@ from typing import Any
 
 from agent_program import split_frames
 
-from serving.agent.io import frames
+from swiftqueue.serving.agent.io import frames
 
 
 def _read(one: socket.socket) -> bytes:

@@ -18,7 +18,7 @@ def check_strangers_are_refused(address: str, token: Path) -> None:
     tries = []
     for secret in (token.read_text(), "0" * 64):
         environment = {**without_token(), "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secret}
-        knock = [sys.executable, "-m", "infra.local.ray_head", address]
+        knock = [sys.executable, "-m", "swiftqueue.infra.local.ray_head", address]
         tries.append(subprocess.run(knock, env=environment, capture_output=True, text=True, check=False))
     ours, stranger = tries
     assert ours.returncode == 0, ours.stderr

@@ -15,8 +15,8 @@ def add_version(
     model: str = "swiftqueue",
 ) -> int:
     """Register an artifact with what the gate is to have said of it; return its version, old or new."""
-    from models.registry.lineage import content_hash
-    from models.registry.registry import GateDecision, Registry
+    from swiftqueue.models.registry.lineage import content_hash
+    from swiftqueue.models.registry.registry import GateDecision, Registry
 
     registry, content = Registry(model), content_hash(folder)
     version = registry.find(content)
@@ -30,7 +30,7 @@ def add_version(
 
 def served() -> int | None:
     """Return the version that Triton serves."""
-    from serving.triton.endpoint import Triton
+    from swiftqueue.serving.triton.endpoint import Triton
 
     with Triton() as connection:
         return connection.served_version()

@@ -15,21 +15,21 @@ import toy_world
 import yaml
 from test_native_backend import Native, native
 
-import models
-from common.section import read
-from feature_store.events.event_stream import INPUTS
-from models.forecasters import forecaster as door
-from models.forecasters.forecaster import Forecaster
-from models.forecasters.traces import lessons, read_traces
-from models.networks import artifact
-from models.networks.prediction import predict
-from models.registry import gate
-from models.sharp import PAPERS
-from models.training.head import FinetuneParams
-from pipelines import register
-from pipelines.params import sections
-from serving.engine import Engine
-from serving.triton.config import Backend
+from swiftqueue import models
+from swiftqueue.common.section import read
+from swiftqueue.feature_store.events.event_stream import INPUTS
+from swiftqueue.models.forecasters import forecaster as door
+from swiftqueue.models.forecasters.forecaster import Forecaster
+from swiftqueue.models.forecasters.traces import lessons, read_traces
+from swiftqueue.models.networks import artifact
+from swiftqueue.models.networks.prediction import predict
+from swiftqueue.models.registry import gate
+from swiftqueue.models.sharp import PAPERS
+from swiftqueue.models.training.head import FinetuneParams
+from swiftqueue.pipelines import register
+from swiftqueue.pipelines.params import sections
+from swiftqueue.serving.engine import Engine
+from swiftqueue.serving.triton.config import Backend
 
 __all__ = ["native"]
 NAME = "recurrent"

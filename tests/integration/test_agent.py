@@ -27,9 +27,9 @@ from agent_program import (
 )
 from waiting import wait_until
 
-from serving.agent import process as agent_process
-from serving.agent.bindings.controller import L4S
-from serving.agent.io import frames
+from swiftqueue.serving.agent import process as agent_process
+from swiftqueue.serving.agent.bindings.controller import L4S
+from swiftqueue.serving.agent.io import frames
 
 pytestmark = [pytest.mark.slow, needs_agent]
 MEMORY_PACKETS = 10_000_000 if FULL else 3_000_000

@@ -14,8 +14,8 @@ import psutil
 import pytest
 from agent_program import AgentProgram, LiveSender, needs_agent
 
-from serving.agent import process as agent_process
-from serving.agent.io import frames
+from swiftqueue.serving.agent import process as agent_process
+from swiftqueue.serving.agent.io import frames
 
 pytestmark = [pytest.mark.slow, needs_agent]
 BURST = 200  # answers that a socket holds before its sender reads one: what finds no room is not delivered

@@ -15,10 +15,10 @@ import toy_world
 from agent_program import AgentProgram, EngineSender, LiveSender, needs_agent, split_frames
 from waiting import wait_until
 
-from serving.agent.bindings.controller import ControllerParams
-from serving.agent.io import frames
-from serving.agent.io.packet_log import PacketLog, open_log
-from serving.agent.replay import decide_all, replay_trace
+from swiftqueue.serving.agent.bindings.controller import ControllerParams
+from swiftqueue.serving.agent.io import frames
+from swiftqueue.serving.agent.io.packet_log import PacketLog, open_log
+from swiftqueue.serving.agent.replay import decide_all, replay_trace
 
 pytestmark = [pytest.mark.slow, needs_agent]
 

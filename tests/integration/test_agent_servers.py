@@ -38,19 +38,19 @@ from test_agent import change_head
 from triton_process import kill_server, paused_server
 from waiting import wait_until
 
-from benchmarks.served_models import served, write_model
-from infra.local import processes
-from infra.local.native_backend import with_native_backend
-from infra.local.processes import free_ports
-from infra.local.servers import start_stack, triton_command
-from infra.local.triton_environment import find_environment
-from models.networks import onnx_head
-from models.registry.registry import CHAMPION, Registry
-from serving.agent.io import frames
-from serving.deploy.deployment import deploy_version
-from serving.triton.config import Backend
-from serving.triton.endpoint import Triton, control_headers, grpc_address
-from serving.triton.repository import MODEL
+from swiftqueue.benchmarks.served_models import served, write_model
+from swiftqueue.infra.local import processes
+from swiftqueue.infra.local.native_backend import with_native_backend
+from swiftqueue.infra.local.processes import free_ports
+from swiftqueue.infra.local.servers import start_stack, triton_command
+from swiftqueue.infra.local.triton_environment import find_environment
+from swiftqueue.models.networks import onnx_head
+from swiftqueue.models.registry.registry import CHAMPION, Registry
+from swiftqueue.serving.agent.io import frames
+from swiftqueue.serving.deploy.deployment import deploy_version
+from swiftqueue.serving.triton.config import Backend
+from swiftqueue.serving.triton.endpoint import Triton, control_headers, grpc_address
+from swiftqueue.serving.triton.repository import MODEL
 
 pytestmark = [pytest.mark.slow, needs_agent]
 DEADLINE_US = 30_000

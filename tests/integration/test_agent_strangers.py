@@ -21,8 +21,8 @@ from agent_program import AgentProgram, LiveSender, needs_agent
 from crowd import DEAF, IDLE, MANY, SLOW, check_a_crowd_costs_only_its_places, crowd
 from waiting import wait_until
 
-from serving.agent import process as agent_process
-from serving.agent.io import frames
+from swiftqueue.serving.agent import process as agent_process
+from swiftqueue.serving.agent.io import frames
 
 pytestmark = [pytest.mark.slow, needs_agent]
 FROZEN_PACKETS = 10_000_000 if mutants.ALL else 2_000_000

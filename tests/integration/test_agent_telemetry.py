@@ -17,8 +17,8 @@ import pytest
 from agent_program import AgentProgram, LiveSender, split_frames
 from waiting import wait_until
 
-from serving.agent import process as agent_process
-from serving.agent.io import frames
+from swiftqueue.serving.agent import process as agent_process
+from swiftqueue.serving.agent.io import frames
 
 if (_why := agent_process.why_not_built()) is not None:
     pytest.skip(_why, allow_module_level=True)

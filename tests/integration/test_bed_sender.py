@@ -13,10 +13,10 @@ import pytest
 from of_state import processes_of
 from waiting import wait_until
 
-from common.state import scratch, state_at
-from infra.local.processes import free_ports
-from serving.agent import process as agent_process
-from testbed.host import tcp
+from swiftqueue.common.state import scratch, state_at
+from swiftqueue.infra.local.processes import free_ports
+from swiftqueue.serving.agent import process as agent_process
+from swiftqueue.testbed.host import tcp
 
 CANNOT = tcp.why_not() or agent_process.why_not_built()
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(CANNOT is not None, reason=str(CANNOT))]

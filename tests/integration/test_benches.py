@@ -15,7 +15,7 @@ import pytest
 import sampled
 import toy_world
 
-from benchmarks import (
+from swiftqueue.benchmarks import (
     finetune,
     inference,
     ingest,
@@ -26,7 +26,7 @@ from benchmarks import (
     serving,
     swap,
 )
-from common.settings import variable
+from swiftqueue.common.settings import variable
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
 BENCHES = (

@@ -15,12 +15,12 @@ from registered import add_version
 from triton_process import kill_server, paused_server
 from waiting import wait_until
 
-from benchmarks.served_models import IDENTITY, served, write_model
-from feature_store.events.definition import EVENTS
-from serving.agent import process as agent_process
-from serving.agent.predictors.reference_client import AgentDecision, SenderAgent
-from serving.triton.endpoint import Triton
-from serving.triton.repository import MODEL
+from swiftqueue.benchmarks.served_models import IDENTITY, served, write_model
+from swiftqueue.feature_store.events.definition import EVENTS
+from swiftqueue.serving.agent import process as agent_process
+from swiftqueue.serving.agent.predictors.reference_client import AgentDecision, SenderAgent
+from swiftqueue.serving.triton.endpoint import Triton
+from swiftqueue.serving.triton.repository import MODEL
 
 pytestmark = pytest.mark.slow
 
@@ -82,8 +82,8 @@ def test_decides_with_the_served_version(sender: Sender, champion: int) -> None:
 
 
 def test_answers_are_those_of_the_artifact(sender: Sender, make_artifact: Callable[..., Path]) -> None:
-    from models.networks import artifact
-    from models.networks.prediction import predict
+    from swiftqueue.models.networks import artifact
+    from swiftqueue.models.networks.prediction import predict
 
     for _ in range(20):
         sender.batch()
@@ -106,7 +106,7 @@ def test_a_stopped_server_costs_no_more_than_the_deadline(sender: Sender) -> Non
 
 
 def test_a_killed_server_is_found_again_when_it_is_back(sender: Sender, champion: int) -> None:
-    from infra.local.servers import start_stack
+    from swiftqueue.infra.local.servers import start_stack
 
     sender.until_decided()
     before = sender.agent.counts.decided
@@ -139,7 +139,7 @@ def test_late_answers_are_dropped_and_counted(champion: int) -> None:
 def test_a_model_with_another_window_is_taken_up(
     sender: Sender, champion: int, make_artifact: Callable[..., Path]
 ) -> None:
-    from serving.deploy.deployment import deploy_version, rollback_champion
+    from swiftqueue.serving.deploy.deployment import deploy_version, rollback_champion
 
     sender.until_decided()
     folder = make_artifact(12, onnx=True, layers=1)

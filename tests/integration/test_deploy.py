@@ -35,7 +35,7 @@ class Clients:
         self._thread = threading.Thread(target=self._ask)
 
     def _ask(self) -> None:
-        from serving.triton.endpoint import Triton
+        from swiftqueue.serving.triton.endpoint import Triton
 
         with Triton(self.address) as triton:
             tokens, features = triton.config().input[0].dims
@@ -67,7 +67,7 @@ def register(triton: Path, registry, make_artifact: Callable[..., Path], tmp_pat
     """Register an untrained artifact and make it the challenger."""
     import mlflow
 
-    from models.registry import decision
+    from swiftqueue.models.registry import decision
 
     def add(
         number: int,
@@ -109,8 +109,8 @@ def register(triton: Path, registry, make_artifact: Callable[..., Path], tmp_pat
 
 
 def test_deploys_a_challenger_and_rolls_back(triton: Path, registry, register, capsys) -> None:  # type: ignore[no-untyped-def]
-    from serving.deploy import log as deploy_log
-    from serving.deploy.deployment import deploy_version, rollback_champion
+    from swiftqueue.serving.deploy import log as deploy_log
+    from swiftqueue.serving.deploy.deployment import deploy_version, rollback_champion
 
     first = register(1)
     deploy_version(None)
@@ -139,9 +139,9 @@ def test_ctrl_c_leaves_no_push_halfway(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    from serving.deploy import log as deploy_log
-    from serving.deploy.deployment import deploy_version
-    from serving.triton.repository import ModelRepository
+    from swiftqueue.serving.deploy import log as deploy_log
+    from swiftqueue.serving.deploy.deployment import deploy_version
+    from swiftqueue.serving.triton.repository import ModelRepository
 
     promote = ModelRepository.promote
 
@@ -173,11 +173,11 @@ def test_where_the_name_is_not_taken_the_content_of_its_number_is_served_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A registry made anew counts from 1 again."""
-    from models.registry.registry import Registry
-    from serving.deploy.deployment import deploy_version, serve_champion
-    from serving.deploy.push import push
-    from serving.triton.endpoint import Triton
-    from serving.triton.repository import ModelRepository
+    from swiftqueue.models.registry.registry import Registry
+    from swiftqueue.serving.deploy.deployment import deploy_version, serve_champion
+    from swiftqueue.serving.deploy.push import push
+    from swiftqueue.serving.triton.endpoint import Triton
+    from swiftqueue.serving.triton.repository import ModelRepository
 
     def refuse(self: Registry, name: str, version: int) -> None:
         raise OSError("the disk is full")
@@ -205,12 +205,12 @@ def test_a_held_version_is_replaced_by_nothing_until_it_is_released(
     register,  # type: ignore[no-untyped-def]
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    from infra.local.status import print_status
-    from models.training.head import FinetuneParams
-    from pipelines.live.rounds import RoundParams, Rounds
-    from serving.deploy import hold
-    from serving.deploy.deployment import deploy_version
     from swiftqueue.cli.running import running_app
+    from swiftqueue.infra.local.status import print_status
+    from swiftqueue.models.training.head import FinetuneParams
+    from swiftqueue.pipelines.live.rounds import RoundParams, Rounds
+    from swiftqueue.serving.deploy import hold
+    from swiftqueue.serving.deploy.deployment import deploy_version
 
     first, second = register(1), register(2)
     for version in (first, second)[: 1 + put_back]:
@@ -245,10 +245,10 @@ def test_versions_of_both_backends_follow_each_other_without_a_failed_request(
     register,  # type: ignore[no-untyped-def]
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    from infra.local.main_job import what_served_it
-    from infra.local.servers import served_backend
-    from serving.deploy import log as deploy_log
-    from serving.deploy.deployment import deploy_version, rollback_champion
+    from swiftqueue.infra.local.main_job import what_served_it
+    from swiftqueue.infra.local.servers import served_backend
+    from swiftqueue.serving.deploy import log as deploy_log
+    from swiftqueue.serving.deploy.deployment import deploy_version, rollback_champion
 
     native = register(12)
     deploy_version(native)
@@ -276,8 +276,8 @@ def test_versions_of_both_backends_follow_each_other_without_a_failed_request(
 
 
 def test_a_version_is_deployed_once(triton: Path, registry, register) -> None:  # type: ignore[no-untyped-def]
-    from serving.deploy import log as deploy_log
-    from serving.deploy.deployment import deploy_version
+    from swiftqueue.serving.deploy import log as deploy_log
+    from swiftqueue.serving.deploy.deployment import deploy_version
 
     version = register(3)
     deploy_version(version)
@@ -357,10 +357,10 @@ def other_scaling(folder: Path) -> None:
     ],
 )
 def test_a_bad_version_never_reaches_a_client(triton: Path, registry, register, spoiled, line) -> None:  # type: ignore[no-untyped-def]
-    from serving.deploy import log as deploy_log
-    from serving.deploy.deployment import deploy_version
-    from serving.triton.endpoint import Triton
-    from serving.triton.repository import ModelRepository
+    from swiftqueue.serving.deploy import log as deploy_log
+    from swiftqueue.serving.deploy.deployment import deploy_version
+    from swiftqueue.serving.triton.endpoint import Triton
+    from swiftqueue.serving.triton.repository import ModelRepository
 
     good = register(4)
     deploy_version(good)
@@ -383,7 +383,7 @@ def test_a_bad_version_never_reaches_a_client(triton: Path, registry, register, 
 
 
 def registry_features() -> tuple[Any, ...]:
-    from feature_store.events.definition import EVENTS
+    from swiftqueue.feature_store.events.definition import EVENTS
 
     return EVENTS.features
 
@@ -394,10 +394,10 @@ def test_a_server_with_another_version_than_the_last_deployed_is_named(
     register,  # type: ignore[no-untyped-def]
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    from infra.local.status import print_status
-    from serving.deploy.deployment import deploy_version
-    from serving.triton.endpoint import Triton, grpc_address
-    from serving.triton.repository import MODEL, ModelRepository
+    from swiftqueue.infra.local.status import print_status
+    from swiftqueue.serving.deploy.deployment import deploy_version
+    from swiftqueue.serving.triton.endpoint import Triton, grpc_address
+    from swiftqueue.serving.triton.repository import MODEL, ModelRepository
 
     older, newer = register(14), register(15)
     deploy_version(older)
@@ -416,7 +416,7 @@ def test_a_server_with_another_version_than_the_last_deployed_is_named(
 
 
 def test_what_failed_the_gate_is_not_deployed(triton: Path, registry, register, capsys) -> None:  # type: ignore[no-untyped-def]
-    from serving.deploy.deployment import deploy_version
+    from swiftqueue.serving.deploy.deployment import deploy_version
 
     good = register(6)
     deploy_version(good)
@@ -432,8 +432,8 @@ def test_what_failed_the_gate_is_not_deployed(triton: Path, registry, register, 
 
 
 def test_old_versions_are_retired_but_not_the_one_to_go_back_to(registry, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
-    from serving.deploy.deployment import _Deployment
-    from serving.triton.repository import ModelRepository
+    from swiftqueue.serving.deploy.deployment import _Deployment
+    from swiftqueue.serving.triton.repository import ModelRepository
 
     repository = ModelRepository(tmp_path / "retire")
     for version in range(1, 8):
@@ -443,8 +443,8 @@ def test_old_versions_are_retired_but_not_the_one_to_go_back_to(registry, tmp_pa
 
 
 def test_bad_requests_fail_alone(triton: Path, registry, register) -> None:  # type: ignore[no-untyped-def]
-    from serving.deploy.deployment import deploy_version
-    from serving.triton.endpoint import Triton
+    from swiftqueue.serving.deploy.deployment import deploy_version
+    from swiftqueue.serving.triton.endpoint import Triton
 
     deploy_version(register(8))
     features = len(registry_features())
@@ -467,10 +467,10 @@ def test_bad_requests_fail_alone(triton: Path, registry, register) -> None:  # t
 
 
 def test_a_restarted_server_serves_the_champion_again(triton: Path, registry, register, capsys) -> None:  # type: ignore[no-untyped-def]
-    from infra.local.loop import stop_stack
-    from infra.local.servers import start_stack
-    from infra.local.status import print_status
-    from serving.deploy.deployment import deploy_version
+    from swiftqueue.infra.local.loop import stop_stack
+    from swiftqueue.infra.local.servers import start_stack
+    from swiftqueue.infra.local.status import print_status
+    from swiftqueue.serving.deploy.deployment import deploy_version
 
     version = register(9)
     deploy_version(version)
@@ -495,9 +495,9 @@ def test_without_the_native_backend_the_python_one_serves_and_one_line_says_why(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
-    from infra.local.loop import stop_stack
-    from infra.local.servers import served_backend, start_stack
-    from serving.deploy.deployment import deploy_version
+    from swiftqueue.infra.local.loop import stop_stack
+    from swiftqueue.infra.local.servers import served_backend, start_stack
+    from swiftqueue.serving.deploy.deployment import deploy_version
 
     version = register(11)
     deploy_version(version)
@@ -505,7 +505,7 @@ def test_without_the_native_backend_the_python_one_serves_and_one_line_says_why(
     stop_stack()
     capsys.readouterr()
     with monkeypatch.context() as patch:
-        patch.setattr("infra.local.native_backend.LIBRARY", tmp_path / "libtriton_swiftqueue.so")
+        patch.setattr("swiftqueue.infra.local.native_backend.LIBRARY", tmp_path / "libtriton_swiftqueue.so")
         start_stack()
     assert (served(), served_backend()) == (version, "python")
     lines = capsys.readouterr().out.splitlines()
@@ -521,8 +521,8 @@ def test_without_the_native_backend_the_python_one_serves_and_one_line_says_why(
 def test_the_container_repository_holds_the_same_network(triton: Path, registry, register) -> None:  # type: ignore[no-untyped-def]
     import onnx
 
-    from serving.deploy.deployment import deploy_version
-    from serving.triton.repository import MODEL, ModelRepository
+    from swiftqueue.serving.deploy.deployment import deploy_version
+    from swiftqueue.serving.triton.repository import MODEL, ModelRepository
 
     version = register(10)
     deploy_version(version)

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.slow
 
 def challenger(folder: Path) -> int:
     """A challenger that passed the gate."""
-    from models.registry.registry import CHALLENGER, Registry
+    from swiftqueue.models.registry.registry import CHALLENGER, Registry
 
     version = add_version(folder)
     Registry("swiftqueue").set_alias(CHALLENGER, version)
@@ -29,10 +29,10 @@ def test_a_full_disk_neither_undoes_a_switch_nor_hides_why_there_was_none(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    from models.registry.registry import Registry
-    from serving.deploy import log as deploy_log
-    from serving.deploy.deployment import deploy_version
-    from serving.triton.endpoint import Triton
+    from swiftqueue.models.registry.registry import Registry
+    from swiftqueue.serving.deploy import log as deploy_log
+    from swiftqueue.serving.deploy.deployment import deploy_version
+    from swiftqueue.serving.triton.endpoint import Triton
 
     def served() -> int | None:
         with Triton() as triton:

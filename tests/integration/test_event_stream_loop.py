@@ -22,13 +22,13 @@ from registered import add_version
 from toy_world import bottleneck_table, write_table
 from waiting import wait_until
 
-from feature_store.events.definition import EVENTS
-from infra.local.loop import stop_stack
-from infra.local.processes import free_ports
-from infra.local.servers import start_mlflow
-from models.networks import artifact
-from models.registry.registry import Registry
-from serving.triton.endpoint import Triton
+from swiftqueue.feature_store.events.definition import EVENTS
+from swiftqueue.infra.local.loop import stop_stack
+from swiftqueue.infra.local.processes import free_ports
+from swiftqueue.infra.local.servers import start_mlflow
+from swiftqueue.models.networks import artifact
+from swiftqueue.models.registry.registry import Registry
+from swiftqueue.serving.triton.endpoint import Triton
 
 pytestmark = [
     pytest.mark.slow,

@@ -6,9 +6,9 @@ import psutil
 import pytest
 from waiting import wait_until
 
-from infra.local import live_options, processes
-from infra.local.heal import Healing
-from serving.triton.endpoint import Triton
+from swiftqueue.infra.local import live_options, processes
+from swiftqueue.infra.local.heal import Healing
+from swiftqueue.serving.triton.endpoint import Triton
 
 pytestmark = pytest.mark.slow
 

@@ -39,23 +39,23 @@ from self_signed import self_signed
 from strangers import as_nobody, crowd
 from waiting import wait_until
 
-from benchmarks import ingest as bench
-from common.door import MOST_OF_ONE
-from common.program import SWIFTQUEUE
-from common.state import secret
-from feature_store.telemetry.compact import ROUND_BYTES
-from feature_store.telemetry.events import ACK, HEADER, SEND, BatchKey, Events, encode, sealed
-from feature_store.telemetry.log import log_dir
-from feature_store.telemetry.manifest import load_manifest
-from feature_store.telemetry.recent import gaps, latest_minutes
-from infra.local.processes import free_ports
-from serving.agent import process as agent_process
-from serving.ingest import senders
-from serving.ingest.bounds import IN_FLIGHT
-from serving.ingest.client import IngestClient, SenderRefusedError, read_token
-from serving.ingest.committer import WAITING_BATCHES
-from serving.ingest.senders import INSTALLATION
-from serving.ingest.server import APPLICATION, serve_ingest
+from swiftqueue.benchmarks import ingest as bench
+from swiftqueue.common.door import MOST_OF_ONE
+from swiftqueue.common.program import SWIFTQUEUE
+from swiftqueue.common.state import secret
+from swiftqueue.feature_store.telemetry.compact import ROUND_BYTES
+from swiftqueue.feature_store.telemetry.events import ACK, HEADER, SEND, BatchKey, Events, encode, sealed
+from swiftqueue.feature_store.telemetry.log import log_dir
+from swiftqueue.feature_store.telemetry.manifest import load_manifest
+from swiftqueue.feature_store.telemetry.recent import gaps, latest_minutes
+from swiftqueue.infra.local.processes import free_ports
+from swiftqueue.serving.agent import process as agent_process
+from swiftqueue.serving.ingest import senders
+from swiftqueue.serving.ingest.bounds import IN_FLIGHT
+from swiftqueue.serving.ingest.client import IngestClient, SenderRefusedError, read_token
+from swiftqueue.serving.ingest.committer import WAITING_BATCHES
+from swiftqueue.serving.ingest.senders import INSTALLATION
+from swiftqueue.serving.ingest.server import APPLICATION, serve_ingest
 
 pytestmark = pytest.mark.slow
 START_S = 300.0

@@ -22,7 +22,7 @@ import yaml
 from conftest import PROJECT
 from waiting import wait_until
 
-from infra.local.processes import free_ports
+from swiftqueue.infra.local.processes import free_ports
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "unit"))
 from test_k8s import EXAMPLE, KUBERAY, PODS, SENDER, TOOLS, as_pod

@@ -17,10 +17,10 @@ import toy_world
 from registered import add_version
 
 import swiftqueue
-from models.networks import artifact
-from models.networks.prediction import predict
-from models.registry.registry import Registry
-from pipelines.live.encoding import event_windows
+from swiftqueue.models.networks import artifact
+from swiftqueue.models.networks.prediction import predict
+from swiftqueue.models.registry.registry import Registry
+from swiftqueue.pipelines.live.encoding import event_windows
 
 pytestmark = pytest.mark.slow
 

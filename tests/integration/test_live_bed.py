@@ -17,14 +17,14 @@ from fault_loop import ENDED_WELL, HEAL_S, PORTS
 from of_state import processes_of
 from waiting import wait_until
 
-from feature_store.telemetry.manifest import load_manifest
-from infra.local.live_options import BED
-from infra.local.processes import free_ports
-from pipelines.live.rounds_log import LOG_FILE, read
-from serving.agent import process as agent_process
-from serving.ingest.forwarder import sender_id
-from testbed.host import tcp
-from testbed.host.hosts import leftovers
+from swiftqueue.feature_store.telemetry.manifest import load_manifest
+from swiftqueue.infra.local.live_options import BED
+from swiftqueue.infra.local.processes import free_ports
+from swiftqueue.pipelines.live.rounds_log import LOG_FILE, read
+from swiftqueue.serving.agent import process as agent_process
+from swiftqueue.serving.ingest.forwarder import sender_id
+from swiftqueue.testbed.host import tcp
+from swiftqueue.testbed.host.hosts import leftovers
 
 CANNOT = tcp.why_not() or agent_process.why_not_built()
 pytestmark = [

@@ -54,19 +54,19 @@ from sampled import some, tried
 from toy_world import bottleneck_table, write_table
 from waiting import wait_until
 
-from common.program import SWIFTQUEUE
-from common.state import PRIVATE, scratch
-from feature_store.telemetry.events import ACK, SEND
-from infra.local import parts, processes, status
-from infra.local.loop import stop_stack
-from infra.local.pages import answers
-from infra.local.parts import PARTS as EVERY_PART
-from infra.local.processes import free_ports
-from infra.local.servers import start_mlflow
-from infra.local.status import print_status
-from models.registry.registry import Registry
-from serving.ingest.client import IngestClient
-from serving.ingest.log import LOG_NAME as REPLICAS_LOG
+from swiftqueue.common.program import SWIFTQUEUE
+from swiftqueue.common.state import PRIVATE, scratch
+from swiftqueue.feature_store.telemetry.events import ACK, SEND
+from swiftqueue.infra.local import parts, processes, status
+from swiftqueue.infra.local.loop import stop_stack
+from swiftqueue.infra.local.pages import answers
+from swiftqueue.infra.local.parts import PARTS as EVERY_PART
+from swiftqueue.infra.local.processes import free_ports
+from swiftqueue.infra.local.servers import start_mlflow
+from swiftqueue.infra.local.status import print_status
+from swiftqueue.models.registry.registry import Registry
+from swiftqueue.serving.ingest.client import IngestClient
+from swiftqueue.serving.ingest.log import LOG_NAME as REPLICAS_LOG
 
 pytestmark = pytest.mark.slow
 

@@ -21,22 +21,22 @@ import yaml
 from toy_world import START_NS, bottleneck_table
 from waiting import wait_until
 
-from benchmarks.version_watch import VersionWatch
-from feature_store.events.beginning import NOTHING
-from feature_store.telemetry.recent import RecentPackets
-from models.networks import artifact
-from models.registry.registry import CHAMPION, Registry
-from models.registry.saving import INPUTS_FILE
-from models.training.head import FinetuneParams
-from pipelines.live.metrics import Metrics
-from pipelines.live.minute import TuningResult
-from pipelines.live.retrain import Retraining, scratch
-from pipelines.live.rounds import RoundParams, Rounds
-from pipelines.live.rounds_log import RoundRecord
-from pipelines.live.scheduler import Scheduler
-from serving.deploy.deployment import deploy_version, rollback_champion
-from serving.deploy.log import age_s
-from serving.triton.endpoint import Triton, grpc_address
+from swiftqueue.benchmarks.version_watch import VersionWatch
+from swiftqueue.feature_store.events.beginning import NOTHING
+from swiftqueue.feature_store.telemetry.recent import RecentPackets
+from swiftqueue.models.networks import artifact
+from swiftqueue.models.registry.registry import CHAMPION, Registry
+from swiftqueue.models.registry.saving import INPUTS_FILE
+from swiftqueue.models.training.head import FinetuneParams
+from swiftqueue.pipelines.live.metrics import Metrics
+from swiftqueue.pipelines.live.minute import TuningResult
+from swiftqueue.pipelines.live.retrain import Retraining, scratch
+from swiftqueue.pipelines.live.rounds import RoundParams, Rounds
+from swiftqueue.pipelines.live.rounds_log import RoundRecord
+from swiftqueue.pipelines.live.scheduler import Scheduler
+from swiftqueue.serving.deploy.deployment import deploy_version, rollback_champion
+from swiftqueue.serving.deploy.log import age_s
+from swiftqueue.serving.triton.endpoint import Triton, grpc_address
 
 pytestmark = pytest.mark.slow
 
@@ -425,7 +425,9 @@ def test_a_retrain_that_is_ended_leaves_no_process(
     found: list[psutil.Process] = []
 
     def there() -> bool:  # a process that is just becoming another program has no command line
-        found[:] = [p for p in psutil.Process().children() if "pipelines.live.retrain" in command_of(p)]
+        found[:] = [
+            p for p in psutil.Process().children() if "swiftqueue.pipelines.live.retrain" in command_of(p)
+        ]
         return bool(found)
 
     wait_until(there)

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from common import local_ray
-from models.training.ray_job import run_job
+from swiftqueue.common import local_ray
+from swiftqueue.models.training.ray_job import run_job
 
 
 def test_the_token_is_the_users_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -19,8 +19,8 @@ from of_state import processes_of
 from toy_world import bottleneck_table, write_table
 from waiting import wait_until
 
-from infra.local.processes import free_ports
-from pipelines.live.rounds_log import LOG_FILE, read
+from swiftqueue.infra.local.processes import free_ports
+from swiftqueue.pipelines.live.rounds_log import LOG_FILE, read
 
 pytestmark = [
     pytest.mark.slow,

@@ -82,7 +82,7 @@ def counted() -> Iterator[list[str]]:
 @contextmanager
 def asked_meanwhile() -> Iterator[list[float]]:
     """Seconds that each of a client's questions takes during the block."""
-    from serving.triton.endpoint import Triton
+    from swiftqueue.serving.triton.endpoint import Triton
 
     took_s: list[float] = []
     stop = threading.Event()
@@ -106,8 +106,8 @@ def asked_meanwhile() -> Iterator[list[float]]:
 def test_a_deployment_costs_the_same_among_ten_thousand_versions(
     triton: Path, two: list[int], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from models.registry.registry import Registry
-    from serving.deploy.deployment import deploy_version
+    from swiftqueue.models.registry.registry import Registry
+    from swiftqueue.serving.deploy.deployment import deploy_version
 
     crowd = Crowd(triton / "mlflow" / "mlflow.db", two[0])
     registry = Registry("swiftqueue")

@@ -21,12 +21,12 @@ from agent_program import AgentProgram, needs_agent, split_frames
 from overheard import Overheard
 from waiting import wait_until
 
-from serving.agent.bindings.marked_udp import ECT0, ECT1, NOT_ECT
-from testbed.host import router_log, tcp_traffic
-from testbed.host.checks import capability
-from testbed.host.hosts import ADDRESS_B, DEVICE, Bed
-from testbed.host.programs import MARK_OBJECT, MARKER
-from testbed.host.run import PROFILES
+from swiftqueue.serving.agent.bindings.marked_udp import ECT0, ECT1, NOT_ECT
+from swiftqueue.testbed.host import router_log, tcp_traffic
+from swiftqueue.testbed.host.checks import capability
+from swiftqueue.testbed.host.hosts import ADDRESS_B, DEVICE, Bed
+from swiftqueue.testbed.host.programs import MARK_OBJECT, MARKER
+from swiftqueue.testbed.host.run import PROFILES
 
 CANNOT = capability("tc_bpf").why_not or capability("router").why_not
 pytestmark = [pytest.mark.skipif(CANNOT is not None, reason=str(CANNOT)), pytest.mark.slow]

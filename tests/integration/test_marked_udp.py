@@ -24,8 +24,8 @@ from agent_program import AgentProgram, needs_agent
 from overheard import Overheard
 from waiting import wait_until
 
-from serving.agent.bindings import marked_udp
-from serving.agent.bindings.marked_udp import BINARY, ECT0, ECT1, NOT_ECT, MarkedUdp
+from swiftqueue.serving.agent.bindings import marked_udp
+from swiftqueue.serving.agent.bindings.marked_udp import BINARY, ECT0, ECT1, NOT_ECT, MarkedUdp
 
 pytestmark = pytest.mark.skipif(
     marked_udp.why_not_built() is not None, reason=str(marked_udp.why_not_built())

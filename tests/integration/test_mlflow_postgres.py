@@ -25,7 +25,7 @@ from registered import add_version
 from s3_server import s3_client, s3_server
 from waiting import wait_until
 
-from infra.local.processes import free_ports
+from swiftqueue.infra.local.processes import free_ports
 
 pytestmark = pytest.mark.slow
 
@@ -220,11 +220,11 @@ def test_versions_are_registered_served_and_rolled_back(
     tmp_path: Path,
 ) -> None:
     """`deploy` and `rollback` as on one machine; MLFLOW_TRACKING_URI is all that differs."""
-    from models.registry.lineage import content_hash
-    from models.registry.registry import CHALLENGER, CHAMPION, Registry
-    from models.registry.store import RegistryError
-    from serving.deploy.deployment import deploy_version, rollback_champion
-    from serving.triton.endpoint import Triton
+    from swiftqueue.models.registry.lineage import content_hash
+    from swiftqueue.models.registry.registry import CHALLENGER, CHAMPION, Registry
+    from swiftqueue.models.registry.store import RegistryError
+    from swiftqueue.serving.deploy.deployment import deploy_version, rollback_champion
+    from swiftqueue.serving.triton.endpoint import Triton
 
     # Only the server has the keys of S3 and of the database.
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "MLFLOW_S3_ENDPOINT_URL"):
@@ -281,7 +281,7 @@ def test_the_server_answers_to_its_own_names_only(stack: Stack) -> None:
 
 def test_lost_connections_to_the_database_heal(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
     """PostgreSQL ends every connection (a fail-over does); the next call makes a new one."""
-    from models.registry.registry import Registry
+    from swiftqueue.models.registry.registry import Registry
 
     monkeypatch.setenv("MLFLOW_TRACKING_URI", stack.mlflow)
     registry = Registry("swiftqueue")

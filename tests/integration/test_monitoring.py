@@ -18,9 +18,9 @@ import pytest
 import yaml
 from waiting import wait_until
 
-from infra.local.processes import free_ports
-from infra.monitoring.dashboard import DATASOURCE, FILE, ROWS, dashboard_json, main, panels
-from infra.monitoring.metrics import OTHERS, OURS, exported, reference
+from swiftqueue.infra.local.processes import free_ports
+from swiftqueue.infra.monitoring.dashboard import DATASOURCE, FILE, ROWS, dashboard_json, main, panels
+from swiftqueue.infra.monitoring.metrics import OTHERS, OURS, exported, reference
 
 HERE = Path(__file__).resolve().parents[2] / "infra" / "monitoring"
 RULES = sorted((HERE / "rules").glob("[!.]*.yaml"))
@@ -68,7 +68,7 @@ def test_the_list_is_what_the_code_exports(project: Path) -> None:
 
 
 def test_the_reference_page_is_current(project: Path) -> None:
-    again = "run: python -m infra.monitoring.metrics > docs/METRICS.md"
+    again = "run: python -m swiftqueue.infra.monitoring.metrics > docs/METRICS.md"
     assert (project / "docs/METRICS.md").read_text() == reference(project), again
 
 
@@ -162,7 +162,7 @@ def test_provisioning_names_the_same_data_source() -> None:
 def test_promtool_accepts_rules_and_configuration(
     promtool: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from infra.local.prometheus import write_configuration, write_targets
+    from swiftqueue.infra.local.prometheus import write_configuration, write_targets
 
     monkeypatch.setenv("SWIFTQUEUE_STATE", str(tmp_path))
     folder = write_configuration(9090)
@@ -186,8 +186,8 @@ def test_alerts_go_to_the_alertmanager_that_is_named(
     promtool: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The real Prometheus names it as the one that it tells."""
-    from infra.local import prometheus
-    from infra.local.prometheus_query import ask
+    from swiftqueue.infra.local import prometheus
+    from swiftqueue.infra.local.prometheus_query import ask
 
     monkeypatch.setenv("SWIFTQUEUE_STATE", str(tmp_path))
     for wrong in ("127.0.0.1", "http://a:9093", "a b:1", "a:0"):
@@ -248,7 +248,7 @@ def test_every_alert_has_its_line_in_the_runbook(project: Path) -> None:
 @pytest.fixture(scope="module")
 def prometheus(champion: int) -> Iterator[str]:
     """A Prometheus that scrapes the Triton that serves the champion."""
-    from infra.local import prometheus
+    from swiftqueue.infra.local import prometheus
 
     if shutil.which("prometheus") is None:
         pytest.skip(WITHOUT.format("a server"))
@@ -262,7 +262,7 @@ def prometheus(champion: int) -> Iterator[str]:
 
 def until(server: str, expr: str) -> list[dict[str, Any]]:
     """Result of an instant query as soon as it is not empty."""
-    from infra.local.prometheus_query import ask
+    from swiftqueue.infra.local.prometheus_query import ask
 
     found: list[dict[str, Any]] = wait_until(
         lambda: ask(server, "query", query=expr)["result"], f"no data for {expr}"
@@ -272,7 +272,7 @@ def until(server: str, expr: str) -> list[dict[str, Any]]:
 
 def rule_health(server: str) -> dict[str, str]:
     """`ok`, `err`, or `unknown` until it is evaluated, by the rule's name."""
-    from infra.local.prometheus_query import ask
+    from swiftqueue.infra.local.prometheus_query import ask
 
     groups = ask(server, "rules")["groups"]
     return {rule["name"]: rule["health"] for group in groups for rule in group["rules"]}
@@ -283,10 +283,10 @@ def rule_health(server: str) -> dict[str, str]:
 def test_prometheus_scrapes_triton_and_every_panel_runs(
     prometheus: str, champion: int, tmp_path: Path
 ) -> None:
-    from infra.local.native_backend import LIBRARY
-    from infra.local.prometheus_query import QueryError, ask
-    from infra.monitoring.picture import draw, series_of
-    from serving.triton.endpoint import Triton
+    from swiftqueue.infra.local.native_backend import LIBRARY
+    from swiftqueue.infra.local.prometheus_query import QueryError, ask
+    from swiftqueue.infra.monitoring.picture import draw, series_of
+    from swiftqueue.serving.triton.endpoint import Triton
 
     until(prometheus, 'up{job="triton"} == 1')
     with Triton() as triton:
@@ -328,10 +328,10 @@ def test_prometheus_scrapes_triton_and_every_panel_runs(
 @pytest.mark.slow
 def test_an_agent_fills_its_panels_and_its_end_is_seen(prometheus: str, serving_state: Path) -> None:
     """A server with a metrics port is a target by its record alone; its end raises the alert."""
-    from infra.local import processes
-    from infra.local.prometheus import write_targets
-    from infra.monitoring.picture import series_of
-    from serving.triton.endpoint import grpc_address
+    from swiftqueue.infra.local import processes
+    from swiftqueue.infra.local.prometheus import write_targets
+    from swiftqueue.infra.monitoring.picture import series_of
+    from swiftqueue.serving.triton.endpoint import grpc_address
 
     if not AGENT.is_file():
         pytest.skip(f"{AGENT} is not built (make -C serving/agent)")
@@ -362,8 +362,8 @@ def test_status_names_a_part_that_is_not_scraped(
     prometheus: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A part that runs, and whose page nobody answers."""
-    from infra.local import processes, status
-    from infra.local.prometheus import write_targets
+    from swiftqueue.infra.local import processes, status
+    from swiftqueue.infra.local.prometheus import write_targets
 
     monkeypatch.setattr(status, "SCRAPED_S", 8.0)
     until(prometheus, 'max_over_time(up{job="triton"}[8s]) == 1')
@@ -391,7 +391,7 @@ def test_status_names_a_part_that_is_not_scraped(
 def test_a_missing_or_misconfigured_prometheus_is_one_clear_line(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    from infra.local import prometheus
+    from swiftqueue.infra.local import prometheus
 
     monkeypatch.setenv("SWIFTQUEUE_STATE", str(tmp_path))
     monkeypatch.setenv("PATH", str(tmp_path))

@@ -24,15 +24,15 @@ from test_triton_predictor import Asking, Replica
 from tritonclient.utils import InferenceServerException
 from waiting import wait_until
 
-from benchmarks.inference_references import save
-from benchmarks.served_models import IDENTITY, PROJECT, backends, build, served, write_model
-from infra.local import processes
-from infra.local.processes import free_ports
-from infra.local.servers import triton_command
-from infra.local.triton_tls import SERVER_CERT, SERVER_KEY, tls_flags
-from serving.agent import process as agent_process
-from serving.agent.predictors.reference_client import SenderAgent
-from serving.triton.endpoint import (
+from swiftqueue.benchmarks.inference_references import save
+from swiftqueue.benchmarks.served_models import IDENTITY, PROJECT, backends, build, served, write_model
+from swiftqueue.infra.local import processes
+from swiftqueue.infra.local.processes import free_ports
+from swiftqueue.infra.local.servers import triton_command
+from swiftqueue.infra.local.triton_tls import SERVER_CERT, SERVER_KEY, tls_flags
+from swiftqueue.serving.agent import process as agent_process
+from swiftqueue.serving.agent.predictors.reference_client import SenderAgent
+from swiftqueue.serving.triton.endpoint import (
     CONTROL_SECRET,
     LOOPBACK,
     TLS_CA,
@@ -42,7 +42,7 @@ from serving.triton.endpoint import (
     TritonError,
     connect,
 )
-from serving.triton.repository import MODEL
+from swiftqueue.serving.triton.repository import MODEL
 
 pytestmark = pytest.mark.slow
 

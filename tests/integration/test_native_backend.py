@@ -26,29 +26,29 @@ import tritonclient.grpc as grpc
 from agent_program import AgentProgram, EngineSender, needs_agent
 from waiting import wait_until
 
-from benchmarks.inference_references import typical_features
-from common.atomic import write_file
-from feature_store.events.definition import EVENTS
-from infra.local import processes
-from infra.local.native_backend import SOURCES, with_native_backend
-from infra.local.processes import free_ports
-from infra.local.servers import triton_command
-from infra.local.triton_environment import find_environment
-from models.forecasters.queries import QUERY_INPUTS
-from models.mlp.network import QueryMlp
-from models.networks import artifact
-from models.networks.prediction import predict
-from models.networks.scaling import TargetScaling
-from serving.agent.io import frames
-from serving.agent.io.packet_log import open_log
-from serving.agent.replay import decide_all
-from serving.deploy.checks import SMOKE_WINDOWS, DeployError, smoke_windows
-from serving.deploy.push import PushResult, push
-from serving.engine import Engine
-from serving.triton.config import CONTENT_FILE, GPU_CACHE, Backend, gpu_config_text
-from serving.triton.endpoint import LOOPBACK, Triton, TritonError, control_headers
-from serving.triton.limits import limits_of
-from serving.triton.repository import MODEL, ModelRepository
+from swiftqueue.benchmarks.inference_references import typical_features
+from swiftqueue.common.atomic import write_file
+from swiftqueue.feature_store.events.definition import EVENTS
+from swiftqueue.infra.local import processes
+from swiftqueue.infra.local.native_backend import SOURCES, with_native_backend
+from swiftqueue.infra.local.processes import free_ports
+from swiftqueue.infra.local.servers import triton_command
+from swiftqueue.infra.local.triton_environment import find_environment
+from swiftqueue.models.forecasters.queries import QUERY_INPUTS
+from swiftqueue.models.mlp.network import QueryMlp
+from swiftqueue.models.networks import artifact
+from swiftqueue.models.networks.prediction import predict
+from swiftqueue.models.networks.scaling import TargetScaling
+from swiftqueue.serving.agent.io import frames
+from swiftqueue.serving.agent.io.packet_log import open_log
+from swiftqueue.serving.agent.replay import decide_all
+from swiftqueue.serving.deploy.checks import SMOKE_WINDOWS, DeployError, smoke_windows
+from swiftqueue.serving.deploy.push import PushResult, push
+from swiftqueue.serving.engine import Engine
+from swiftqueue.serving.triton.config import CONTENT_FILE, GPU_CACHE, Backend, gpu_config_text
+from swiftqueue.serving.triton.endpoint import LOOPBACK, Triton, TritonError, control_headers
+from swiftqueue.serving.triton.limits import limits_of
+from swiftqueue.serving.triton.repository import MODEL, ModelRepository
 
 pytestmark = pytest.mark.slow
 PROJECT = Path(__file__).resolve().parents[2]
@@ -459,7 +459,7 @@ def test_the_configuration_for_the_gpu_container_is_one_that_triton_takes(
 
 
 def test_a_backend_that_is_not_built_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("infra.local.native_backend.LIBRARY", tmp_path / "libtriton_swiftqueue.so")
+    monkeypatch.setattr("swiftqueue.infra.local.native_backend.LIBRARY", tmp_path / "libtriton_swiftqueue.so")
     with pytest.raises(OSError, match="the native backend is not built; run `make -C "):
         with_native_backend(find_environment(), tmp_path / "backends")
 

@@ -18,9 +18,9 @@ import pytest
 import toy_world
 import yaml
 
-from feature_store.events.definition import EVENTS
-from feature_store.packets.schema import PACKET_SCHEMA
-from models.sharp import PAPERS
+from swiftqueue.feature_store.events.definition import EVENTS
+from swiftqueue.feature_store.packets.schema import PACKET_SCHEMA
+from swiftqueue.models.sharp import PAPERS
 
 pytestmark = pytest.mark.slow
 
@@ -38,11 +38,11 @@ def sqlite(serving_state: Path) -> None:
 
 
 def check_round_trip(name: str, exported: Path, folder: Path) -> None:
-    from models.networks import artifact
-    from models.registry.lineage import content_hash
-    from models.registry.registry import CHALLENGER, CHAMPION, GateDecision, Registry
-    from models.registry.saving import INPUTS_FILE
-    from models.registry.store import RegistryError
+    from swiftqueue.models.networks import artifact
+    from swiftqueue.models.registry.lineage import content_hash
+    from swiftqueue.models.registry.registry import CHALLENGER, CHAMPION, GateDecision, Registry
+    from swiftqueue.models.registry.saving import INPUTS_FILE
+    from swiftqueue.models.registry.store import RegistryError
 
     registry, content = Registry(name), content_hash(exported)
     assert registry.alias(CHAMPION) is None
@@ -130,7 +130,7 @@ def check_stored(name: str, version: int, folder: Path) -> None:
 
 
 def test_round_trip_in_sqlite(sqlite: None, exported: Path, tmp_path: Path) -> None:
-    from models.registry.store import local_store, tracking_uri
+    from swiftqueue.models.registry.store import local_store, tracking_uri
 
     assert tracking_uri() == local_store()[0]
     check_round_trip("round-trip", exported, tmp_path)
@@ -141,10 +141,10 @@ def test_versions_that_nobody_needs_leave_nothing(
 ) -> None:
     import sqlite3
 
-    from models.registry import registry as module
-    from models.registry.registry import CHAMPION, GateDecision, Registry
-    from models.registry.retention import collect_garbage, prune
-    from models.registry.store import RegistryError
+    from swiftqueue.models.registry import registry as module
+    from swiftqueue.models.registry.registry import CHAMPION, GateDecision, Registry
+    from swiftqueue.models.registry.retention import collect_garbage, prune
+    from swiftqueue.models.registry.store import RegistryError
 
     monkeypatch.setenv("SWIFTQUEUE_STATE", str(tmp_path))
     monkeypatch.setattr(module, "PAGE", 2)  # more versions than one answer holds
@@ -189,10 +189,10 @@ def test_a_round_frees_what_it_removed_and_not_at_once_again(
     exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The rounds call `mlflow gc`, as nothing else gives back files of a version in the local store."""
-    from models.registry import retention
-    from models.registry.registry import GateDecision, Registry
-    from pipelines.live.rounds_log import RoundRecord
-    from pipelines.live.runner import Runner
+    from swiftqueue.models.registry import retention
+    from swiftqueue.models.registry.registry import GateDecision, Registry
+    from swiftqueue.pipelines.live.rounds_log import RoundRecord
+    from swiftqueue.pipelines.live.runner import Runner
 
     monkeypatch.setenv("SWIFTQUEUE_STATE", str(tmp_path))
     monkeypatch.setenv("SWIFTQUEUE_KEEP_VERSIONS", "2")
@@ -216,8 +216,8 @@ def test_the_laboratorys_champion_is_that_of_the_registry_that_is_asked(
     make_artifact: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, project: Path
 ) -> None:
     """Version 1 of two registries are two models; one that is there already is not fetched again."""
-    from laboratory.learning.champion import champion_folder
-    from models.registry.registry import CHAMPION, GateDecision, Registry
+    from swiftqueue.laboratory.learning.champion import champion_folder
+    from swiftqueue.models.registry.registry import CHAMPION, GateDecision, Registry
 
     name = yaml.safe_load((project / "params.yaml").read_text())["register"]["model_name"]
     passed = GateDecision(passed=True, reason="set by a test", champion=None)
@@ -241,7 +241,7 @@ def test_a_backup_comes_back_in_its_folder_and_its_versions_may_be_served(
     import subprocess
     import sys
 
-    from models.registry.registry import GateDecision, Registry
+    from swiftqueue.models.registry.registry import GateDecision, Registry
 
     commands = [
         next(part for part in line.split("#")[0].split("&&") if "tar -" in part)
@@ -258,7 +258,8 @@ def test_a_backup_comes_back_in_its_folder_and_its_versions_may_be_served(
     shutil.rmtree(here / "var")
     subprocess.run(["bash", "-c", commands[1]], cwd=here, check=True)
     look = (
-        "from models.registry.registry import Registry; from pathlib import Path; r = Registry('backup'); "
+        "from pathlib import Path; from swiftqueue.models.registry.registry import Registry; "
+        "r = Registry('backup'); "
         f"print(r.refusal({version})); r.fetch({version}, Path('fetched'))"
     )
     found = subprocess.run([sys.executable, "-c", look], cwd=here, capture_output=True, text=True, check=True)
@@ -271,8 +272,8 @@ def test_a_backup_comes_back_in_its_folder_and_its_versions_may_be_served(
 def test_a_registry_that_does_not_answer_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:
     import socket
 
-    from models.registry.registry import Registry
-    from models.registry.store import RegistryError
+    from swiftqueue.models.registry.registry import Registry
+    from swiftqueue.models.registry.store import RegistryError
 
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
@@ -312,9 +313,9 @@ def data(short: Path, tmp_path: Path) -> Path:
 
 
 def run_stage(data: Path, model_name: str) -> dict[str, Any]:
-    from models.forecasters.traces import read_traces
-    from models.registry.register_params import RegisterParams
-    from pipelines.register import register
+    from swiftqueue.models.forecasters.traces import read_traces
+    from swiftqueue.models.registry.register_params import RegisterParams
+    from swiftqueue.pipelines.register import register
 
     params: dict[str, Any] = {
         "model_name": model_name,
@@ -335,7 +336,7 @@ def run_stage(data: Path, model_name: str) -> dict[str, Any]:
 
 def change_head(data: Path, *, share: float, ln: float) -> None:
     """Leave that share of the head's answer, and add so much to the logarithm of each latency."""
-    from models.forecasters import forecaster as door
+    from swiftqueue.models.forecasters import forecaster as door
 
     source = data / "finetuned" / "t" / "round-1"
     found: Any = door.load(source)
@@ -346,9 +347,9 @@ def change_head(data: Path, *, share: float, ln: float) -> None:
 
 
 def test_the_stage_registers_judges_and_reuses(sqlite: None, data: Path) -> None:
-    from feature_store.packets.schema import read_packets
-    from models.registry.registry import Registry
-    from models.registry.saving import INPUTS_FILE
+    from swiftqueue.feature_store.packets.schema import read_packets
+    from swiftqueue.models.registry.registry import Registry
+    from swiftqueue.models.registry.saving import INPUTS_FILE
 
     change_head(data, share=1, ln=1)
     first = run_stage(data, "staged")
@@ -418,8 +419,8 @@ def test_the_stage_registers_judges_and_reuses(sqlite: None, data: Path) -> None
 def test_what_served_and_fails_now_may_still_be_gone_back_to(
     sqlite: None, data: Path, tmp_path: Path
 ) -> None:
-    from models.networks import artifact
-    from models.registry.registry import REPLACED_TAG, GateDecision, Registry
+    from swiftqueue.models.networks import artifact
+    from swiftqueue.models.registry.registry import REPLACED_TAG, GateDecision, Registry
 
     change_head(data, share=1, ln=2.5)
     first = run_stage(data, "served")["version"]
@@ -458,9 +459,9 @@ def traced(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def other_champion(traced: Path, folder: Path, **sizes: Any) -> Path:
     """An artifact of an untrained event stream of other sizes, or of an `mlp` of these."""
-    from models.forecasters.forecaster import kind_named
-    from models.forecasters.traces import lessons, read_traces
-    from models.networks import artifact
+    from swiftqueue.models.forecasters.forecaster import kind_named
+    from swiftqueue.models.forecasters.traces import lessons, read_traces
+    from swiftqueue.models.networks import artifact
 
     traces = read_traces(traced / "packets", traced / "split.json", PAPERS)
     folder.mkdir(exist_ok=True)
@@ -505,14 +506,14 @@ def test_a_champion_that_takes_other_rows_is_judged_on_the_same_packets(
     sqlite: None, traced: Path, tmp_path: Path, name: str, sizes: dict[str, Any], rows: int
 ) -> None:
     """What it says of them is what its served form says of the rows that a sender would have sent."""
-    from models.forecasters.forecaster import load
-    from models.forecasters.traces import read_traces
-    from models.networks import artifact
-    from models.networks.prediction import predict
-    from models.registry import gate
-    from models.registry.registry import GateDecision, Registry
-    from pipelines.live.encoding import event_windows
-    from pipelines.register import held_out_slices, judging, predictions
+    from swiftqueue.models.forecasters.forecaster import load
+    from swiftqueue.models.forecasters.traces import read_traces
+    from swiftqueue.models.networks import artifact
+    from swiftqueue.models.networks.prediction import predict
+    from swiftqueue.models.registry import gate
+    from swiftqueue.models.registry.registry import GateDecision, Registry
+    from swiftqueue.pipelines.live.encoding import event_windows
+    from swiftqueue.pipelines.register import held_out_slices, judging, predictions
 
     folder = other_champion(traced, tmp_path / "other", **sizes)
     champion = artifact.load(folder)
@@ -544,7 +545,7 @@ def test_a_champion_that_takes_other_rows_is_judged_on_the_same_packets(
 def test_beside_a_champion_of_another_definition_the_naive_baselines_judge(
     sqlite: None, traced: Path, tmp_path: Path
 ) -> None:
-    from models.registry.registry import GateDecision, Registry
+    from swiftqueue.models.registry.registry import GateDecision, Registry
 
     registry = Registry("gone")
     judged = GateDecision(True, "a test", None)
@@ -561,7 +562,7 @@ def test_the_reference_is_the_version_that_the_encoder_came_with(
     sqlite: None, exported: Path, tmp_path: Path
 ) -> None:
     """Named by a signed tag; of rounds of an older program, the oldest version of the same origin."""
-    from models.registry.registry import REFERENCE_TAG, GateDecision, Registry, RegistryError
+    from swiftqueue.models.registry.registry import REFERENCE_TAG, GateDecision, Registry, RegistryError
 
     registry = Registry("references")
 
@@ -588,8 +589,8 @@ def test_the_reference_is_the_version_that_the_encoder_came_with(
 @pytest.mark.long
 def test_the_stages_challenger_is_not_below_the_reference(sqlite: None, data: Path) -> None:
     """As good as a champion that rounds had made worse little by little, it does not pass."""
-    from models.networks import artifact
-    from models.registry.registry import REFERENCE_TAG, GateDecision, Registry
+    from swiftqueue.models.networks import artifact
+    from swiftqueue.models.registry.registry import REFERENCE_TAG, GateDecision, Registry
 
     change_head(data, share=0, ln=1)
     first = run_stage(data, "floor")["version"]
@@ -610,8 +611,8 @@ def test_the_stages_challenger_is_not_below_the_reference(sqlite: None, data: Pa
 def test_an_experiment_registers_nothing_unless_it_is_asked_to(
     sqlite: None, data: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from models.registry.registry import Registry
-    from pipelines import register
+    from swiftqueue.models.registry.registry import Registry
+    from swiftqueue.pipelines import register
 
     section = {"model_name": "experiment", "trace": "t", "keep_versions": 5, "experiments": False}
     output = data / "registered.json"
@@ -629,7 +630,7 @@ def test_an_experiment_registers_nothing_unless_it_is_asked_to(
 
 
 def test_the_stage_names_what_is_missing(sqlite: None, data: Path) -> None:
-    from pipelines.stage import StageError
+    from swiftqueue.pipelines.stage import StageError
 
     (data / "evaluation" / "metrics.json").unlink()
     with pytest.raises(StageError, match=r"metrics\.json is missing; run the stage `evaluate`"):

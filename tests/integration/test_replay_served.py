@@ -11,8 +11,8 @@ import numpy as np
 import polars as pl
 import pytest
 
-from feature_store.packets.schema import PACKET_SCHEMA
-from serving.agent.replay import replay_trace
+from swiftqueue.feature_store.packets.schema import PACKET_SCHEMA
+from swiftqueue.serving.agent.replay import replay_trace
 
 pytestmark = pytest.mark.slow
 

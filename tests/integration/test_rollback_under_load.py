@@ -16,9 +16,9 @@ from agent_program import AgentProgram, LiveSender, needs_agent
 from registered import add_version
 from test_agent import change_head
 
-from models.networks import onnx_head
-from serving.deploy.deployment import deploy_version
-from serving.triton.endpoint import grpc_address
+from swiftqueue.models.networks import onnx_head
+from swiftqueue.serving.deploy.deployment import deploy_version
+from swiftqueue.serving.triton.endpoint import grpc_address
 
 pytestmark = [pytest.mark.slow, needs_agent]
 DEADLINE_US = 30_000
@@ -29,8 +29,8 @@ BY_CHANCE = 1e-3  # of as many late batches, if a rollback made none of them lat
 # As the scheduler's watch does it, in a process that has everything loaded.
 WATCH = """
 import sys
-import serving.deploy.push
-from serving.deploy.deployment import rollback_champion
+import swiftqueue.serving.deploy.push
+from swiftqueue.serving.deploy.deployment import rollback_champion
 print("ready", flush=True)
 for line in sys.stdin:
     rollback_champion(of=int(line), why="a test says so")

@@ -13,14 +13,14 @@ import pytest
 from mlflow import MlflowClient
 from toy_world import bottleneck_table, write_table
 
-from common.program import SWIFTQUEUE
-from common.state import secret, state_dir
-from infra.local import processes
-from infra.local.pages import page
-from infra.local.servers import with_login
-from models.registry.lineage import folder_set, packet_sets
-from models.registry.runs import PARENT_TAG, stage_run
-from models.registry.store import PASSWORD, TRAINING, USER, tracking_uri
+from swiftqueue.common.program import SWIFTQUEUE
+from swiftqueue.common.state import secret, state_dir
+from swiftqueue.infra.local import processes
+from swiftqueue.infra.local.pages import page
+from swiftqueue.infra.local.servers import with_login
+from swiftqueue.models.registry.lineage import folder_set, packet_sets
+from swiftqueue.models.registry.runs import PARENT_TAG, stage_run
+from swiftqueue.models.registry.store import PASSWORD, TRAINING, USER, tracking_uri
 
 pytestmark = pytest.mark.slow
 PARAMS = {

@@ -32,20 +32,20 @@ from registered import add_version
 from test_deploy import Clients
 from waiting import wait_until
 
-from common.state import secret_file, state_dir
-from infra.local import processes
-from infra.local.native_backend import with_native_backend
-from infra.local.processes import free_ports
-from infra.local.status import print_status
-from infra.local.triton_environment import TritonEnvironment, find_environment
-from serving.agent import process as agent_process
-from serving.deploy import log as deploy_log
-from serving.deploy.checks import DeployError, local_smoke
-from serving.deploy.deployment import deploy_version, rollback_champion, serve_champion
-from serving.deploy.push import push
-from serving.triton.endpoint import LOOPBACK, SERVERS, Triton, TritonError, grpc_addresses
-from serving.triton.repository import MODEL, ModelRepository
-from serving.triton.servers import connected, each
+from swiftqueue.common.state import secret_file, state_dir
+from swiftqueue.infra.local import processes
+from swiftqueue.infra.local.native_backend import with_native_backend
+from swiftqueue.infra.local.processes import free_ports
+from swiftqueue.infra.local.status import print_status
+from swiftqueue.infra.local.triton_environment import TritonEnvironment, find_environment
+from swiftqueue.serving.agent import process as agent_process
+from swiftqueue.serving.deploy import log as deploy_log
+from swiftqueue.serving.deploy.checks import DeployError, local_smoke
+from swiftqueue.serving.deploy.deployment import deploy_version, rollback_champion, serve_champion
+from swiftqueue.serving.deploy.push import push
+from swiftqueue.serving.triton.endpoint import LOOPBACK, SERVERS, Triton, TritonError, grpc_addresses
+from swiftqueue.serving.triton.repository import MODEL, ModelRepository
+from swiftqueue.serving.triton.servers import connected, each
 
 pytestmark = pytest.mark.slow
 OTHER_LOOPBACK = "127.0.0.2"
@@ -159,7 +159,7 @@ def registered(
     serving_state: Path, make_artifact: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Any, int, int]:
     """The registry, and two versions of its own in it."""
-    from models.registry.registry import Registry
+    from swiftqueue.models.registry.registry import Registry
 
     registry = Registry("swiftqueue")
     versions: list[int] = []
@@ -407,7 +407,7 @@ def test_a_number_that_fails_with_new_content_leaves_the_old_content_served(
     fleet: Fleet, make_artifact: Callable[..., Path]
 ) -> None:
     """A registry made anew counts from 1 again: the push of its version N takes the place of the old N."""
-    from models.networks import artifact
+    from swiftqueue.models.networks import artifact
 
     number, repository = 900, ModelRepository()
     kept, dead = fleet.replicas[:2]
@@ -461,7 +461,7 @@ def scraped(port: int) -> dict[str, str]:
 def test_the_scheduler_reports_each_server_where_it_is_to_be_scraped(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from pipelines.live.metrics import Metrics
+    from swiftqueue.pipelines.live.metrics import Metrics
 
     *others, dead = fleet.replicas
     dead.kill()
@@ -520,7 +520,7 @@ def test_where_the_registry_does_not_take_the_name_the_servers_go_back(fleet: Fl
 def test_servers_that_are_named_are_served_and_none_is_started(
     fleet: Fleet, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    from infra.local.servers import start_stack
+    from swiftqueue.infra.local.servers import start_stack
 
     for replica in fleet.replicas:
         with Triton(replica.address) as triton:

@@ -8,11 +8,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from infra.local import processes, triton_leftovers
-from infra.local.processes import free_ports
-from infra.local.servers import triton_command
-from infra.local.triton_environment import find_environment
-from serving.triton.endpoint import LOOPBACK, Triton
+from swiftqueue.infra.local import processes, triton_leftovers
+from swiftqueue.infra.local.processes import free_ports
+from swiftqueue.infra.local.servers import triton_command
+from swiftqueue.infra.local.triton_environment import find_environment
+from swiftqueue.serving.triton.endpoint import LOOPBACK, Triton
 
 pytestmark = pytest.mark.slow
 

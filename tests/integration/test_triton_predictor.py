@@ -24,16 +24,16 @@ from grpc import Compression, GenericRpcHandler, unary_unary_rpc_method_handler
 from grpc import server as grpc_server
 from tritonclient.grpc import model_config_pb2, service_pb2, service_pb2_grpc
 
-from benchmarks.inference_references import make_windows, save
-from benchmarks.served_models import IDENTITY, PROJECT, backends, build, served, write_model
-from feature_store.events.definition import EVENTS
-from feature_store.packets.schema import HORIZON
-from infra.local import processes
-from infra.local.processes import free_ports
-from infra.local.servers import triton_command
-from serving.triton.config import Backend
-from serving.triton.endpoint import LOOPBACK, Triton, TritonError, control_headers
-from serving.triton.repository import MODEL
+from swiftqueue.benchmarks.inference_references import make_windows, save
+from swiftqueue.benchmarks.served_models import IDENTITY, PROJECT, backends, build, served, write_model
+from swiftqueue.feature_store.events.definition import EVENTS
+from swiftqueue.feature_store.packets.schema import HORIZON
+from swiftqueue.infra.local import processes
+from swiftqueue.infra.local.processes import free_ports
+from swiftqueue.infra.local.servers import triton_command
+from swiftqueue.serving.triton.config import Backend
+from swiftqueue.serving.triton.endpoint import LOOPBACK, Triton, TritonError, control_headers
+from swiftqueue.serving.triton.repository import MODEL
 
 pytestmark = pytest.mark.slow
 RATE = 200  # questions a second

@@ -29,11 +29,12 @@ from tritonclient.grpc import service_pb2 as messages
 from tritonclient.grpc import service_pb2_grpc as service
 from typer.testing import CliRunner
 
-from benchmarks.served_models import served, write_model
-from infra.local import keeper, processes, servers
-from infra.local.servers import MAX_MESSAGE_BYTES, start_stack
-from serving.triton.config import Backend
-from serving.triton.endpoint import (
+from swiftqueue.benchmarks.served_models import served, write_model
+from swiftqueue.cli.app import app
+from swiftqueue.infra.local import keeper, processes, servers
+from swiftqueue.infra.local.servers import MAX_MESSAGE_BYTES, start_stack
+from swiftqueue.serving.triton.config import Backend
+from swiftqueue.serving.triton.endpoint import (
     CONTROL_KEY,
     CONTROL_SECRET,
     LOOPBACK,
@@ -41,8 +42,7 @@ from serving.triton.endpoint import (
     TritonError,
     control_secret_file,
 )
-from serving.triton.repository import MODEL
-from swiftqueue.cli.app import app
+from swiftqueue.serving.triton.repository import MODEL
 
 pytestmark = pytest.mark.slow
 HERE = Path(__file__).parent
@@ -222,7 +222,7 @@ def test_another_secret_is_named_in_the_refusal(
 def test_servers_elsewhere_are_not_told_our_own_secret(
     monkeypatch: pytest.MonkeyPatch, serving_state: Path
 ) -> None:
-    from serving.triton.endpoint import SERVERS, control_headers
+    from swiftqueue.serving.triton.endpoint import SERVERS, control_headers
 
     assert control_headers("10.0.0.7:8001")
     monkeypatch.setenv(SERVERS, "10.0.0.7:8001")
@@ -550,9 +550,9 @@ def test_a_keeper_finds_the_champion_unloaded_and_serves_it_again(champion: int)
 
 NOT_ROOT = """
 import os
-from infra.local.servers import start_stack
-from infra.local.loop import stop_stack
-from serving.triton.endpoint import Triton
+from swiftqueue.infra.local.servers import start_stack
+from swiftqueue.infra.local.loop import stop_stack
+from swiftqueue.serving.triton.endpoint import Triton
 assert os.geteuid() == 65534
 start_stack()
 with Triton() as triton:

@@ -25,17 +25,17 @@ import yaml
 from two_nodes import SECOND, TwoNodes, two_nodes
 from waiting import wait_until
 
-from common.program import SWIFTQUEUE
-from feature_store.telemetry.events import SEND, Events
-from feature_store.telemetry.manifest import load_manifest
-from infra.local.processes import free_ports
-from laboratory.runs import programs
-from laboratory.runs.results import COMPLETE, load
-from laboratory.scenarios.files import FOLDER
-from models.networks import artifact
-from models.training.protocol import EvaluationProtocol
-from serving.ingest.client import IngestClient, read_token
-from serving.ingest.senders import INSTALLATION
+from swiftqueue.common.program import SWIFTQUEUE
+from swiftqueue.feature_store.telemetry.events import SEND, Events
+from swiftqueue.feature_store.telemetry.manifest import load_manifest
+from swiftqueue.infra.local.processes import free_ports
+from swiftqueue.laboratory.runs import programs
+from swiftqueue.laboratory.runs.results import COMPLETE, load
+from swiftqueue.laboratory.scenarios.files import FOLDER
+from swiftqueue.models.networks import artifact
+from swiftqueue.models.training.protocol import EvaluationProtocol
+from swiftqueue.serving.ingest.client import IngestClient, read_token
+from swiftqueue.serving.ingest.senders import INSTALLATION
 
 pytestmark = [
     pytest.mark.slow,

@@ -29,11 +29,11 @@ from strangers import as_nobody, crowd, stranger_at
 from test_registry import check_round_trip
 from waiting import wait_until
 
-from common.door import MOST_OF_ONE
-from feature_store.events.definition import EVENTS
-from infra.local import processes
-from infra.local.parts import MLFLOW, PARTS
-from infra.local.processes import free_ports
+from swiftqueue.common.door import MOST_OF_ONE
+from swiftqueue.feature_store.events.definition import EVENTS
+from swiftqueue.infra.local import processes
+from swiftqueue.infra.local.parts import MLFLOW, PARTS
+from swiftqueue.infra.local.processes import free_ports
 
 pytestmark = pytest.mark.slow
 CONNECTIONS = 10_000 if mutants.ALL else 1_000
@@ -134,10 +134,10 @@ def test_an_alias_on_a_refused_version_is_not_followed(  # type: ignore[no-untyp
     forge: Callable[[int, int], None],
     why: str,
 ) -> None:
-    from infra.local.status import print_status
-    from serving.agent.command import LocalChampion
-    from serving.deploy.champion import find_champion
-    from serving.deploy.deployment import deploy_version, rollback_champion, serve_champion
+    from swiftqueue.infra.local.status import print_status
+    from swiftqueue.serving.agent.command import LocalChampion
+    from swiftqueue.serving.deploy.champion import find_champion
+    from swiftqueue.serving.deploy.deployment import deploy_version, rollback_champion, serve_champion
 
     assert print_status() == 0
     bad = version_of(make_artifact, tmp_path, forge.__name__)
@@ -173,9 +173,9 @@ def test_an_alias_on_a_refused_version_is_not_followed(  # type: ignore[no-untyp
 def test_a_version_whose_files_were_swapped_is_neither_served_nor_read(  # type: ignore[no-untyped-def]
     good: int, registry, make_artifact: Callable[..., Path], tmp_path: Path
 ) -> None:
-    from models.registry.saving import INPUTS_FILE
-    from models.registry.store import RegistryError
-    from serving.deploy.deployment import deploy_version
+    from swiftqueue.models.registry.saving import INPUTS_FILE
+    from swiftqueue.models.registry.store import RegistryError
+    from swiftqueue.serving.deploy.deployment import deploy_version
 
     folder = tmp_path / "with-inputs"
     shutil.copytree(make_artifact(2, onnx=True), folder)
@@ -214,8 +214,8 @@ def test_the_next_head_does_not_descend_from_a_refused_version(  # type: ignore[
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    from models.training.head import FinetuneParams
-    from pipelines.live.rounds import RoundParams, Rounds
+    from swiftqueue.models.training.head import FinetuneParams
+    from swiftqueue.pipelines.live.rounds import RoundParams, Rounds
 
     bad = version_of(make_artifact, tmp_path, "parent")
     says_passed(bad, good)
@@ -238,8 +238,8 @@ def test_a_stage_run_does_not_make_a_refused_version_champion(  # type: ignore[n
     good: int, registry, make_artifact: Callable[..., Path], tmp_path: Path
 ) -> None:
     """`it is the champion already` is no reason where only the alias says so."""
-    from models.registry.bars import NO_CHAMPION
-    from models.registry.entering import champion_to_beat
+    from swiftqueue.models.registry.bars import NO_CHAMPION
+    from swiftqueue.models.registry.entering import champion_to_beat
 
     bad = version_of(make_artifact, tmp_path, "stage")
     registry.set_alias("champion", bad)
@@ -281,7 +281,7 @@ def test_a_key_of_several_machines_is_a_file_that_others_do_not_read(
 @pytest.fixture(scope="module")
 def server(good: int) -> Iterator[str]:
     """The MLflow server of this state folder, started with a umask that would let everybody in."""
-    from infra.local import servers as stack
+    from swiftqueue.infra.local import servers as stack
 
     before = os.umask(0)
     try:
@@ -319,8 +319,8 @@ def test_who_does_not_know_the_password_neither_reads_nor_writes(
     good: int,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    from common.state import secret
-    from infra.local.status import print_status
+    from swiftqueue.common.state import secret
+    from swiftqueue.infra.local.status import print_status
 
     alias = {"name": "swiftqueue", "alias": "champion", "version": "1"}
     for password in (None, "", "wrong", secret("gate")):
@@ -354,7 +354,7 @@ def test_who_does_not_know_the_password_neither_reads_nor_writes(
 def test_status_asks_the_server_without_importing_mlflow(server: str, good: int, project: Path) -> None:
     """It takes five seconds of a core to import."""
     program = (
-        "import sys; from infra.local.status import print_status; "
+        "import sys; from swiftqueue.infra.local.status import print_status; "
         "sys.exit(print_status() or 9 * ('mlflow' in sys.modules))"
     )
     done = subprocess.run(
@@ -367,8 +367,8 @@ def test_status_asks_the_server_without_importing_mlflow(server: str, good: int,
 def test_our_own_programs_know_it_by_themselves(
     server: str, good: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from models.registry.registry import Registry
-    from models.registry.store import RegistryError
+    from swiftqueue.models.registry.registry import Registry
+    from swiftqueue.models.registry.store import RegistryError
 
     monkeypatch.setenv("MLFLOW_TRACKING_URI", server)
     for name in ("MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN"):
@@ -390,9 +390,9 @@ def test_versions_go_through_the_server_as_they_do_in_sqlite(
 
 def test_our_password_stays_here(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """No program that is started later finds it in the environment, and no line about a failure shows it."""
-    from common.state import secret
-    from models.registry.registry import Registry
-    from models.registry.store import RegistryError
+    from swiftqueue.common.state import secret
+    from swiftqueue.models.registry.registry import Registry
+    from swiftqueue.models.registry.store import RegistryError
 
     monkeypatch.setenv("MLFLOW_TRACKING_URI", server)
     for name in ("MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN"):
@@ -451,7 +451,7 @@ def test_another_user_who_took_the_port_does_not_get_the_password(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: str
 ) -> None:
     """As where our server died and somebody waited for its port."""
-    from models.registry.store import _with_password
+    from swiftqueue.models.registry.store import _with_password
 
     monkeypatch.setenv("SWIFTQUEUE_STATE", str(tmp_path))
     (port,) = free_ports(1)
@@ -535,13 +535,13 @@ class Replay:
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
         os.environ["MLFLOW_TRACKING_URI"] = f"http://127.0.0.1:{self._server.server_port}"
         os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] = "0"
-        from models.registry.registry import Registry
+        from swiftqueue.models.registry.registry import Registry
 
         self.registry = Registry("swiftqueue")
 
     def ask(self, name: str, answer: bytes, folder: Path) -> None:
         """Ask what leads to this answer; OSError is how it may be refused."""
-        from models.registry.store import RegistryError
+        from swiftqueue.models.registry.store import RegistryError
 
         self.changed, self.answer = name, answer
         version = int(os.environ["REPLAY_VERSION"])
@@ -587,7 +587,7 @@ def odd_ones(value: object) -> Iterator[object]:
 def test_an_answer_that_makes_no_sense_is_a_clear_line(
     server: str, good: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from common.state import secret
+    from swiftqueue.common.state import secret
 
     recorded = answers_of(server, secret("mlflow"), good)
     (tmp_path / "answers.json").write_text(json.dumps({k: v.decode() for k, v in recorded.items()}))
@@ -674,8 +674,8 @@ def test_no_error_of_a_database_holds_a_password(
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    from models.registry.registry import Registry
-    from models.registry.store import RegistryError
+    from swiftqueue.models.registry.registry import Registry
+    from swiftqueue.models.registry.store import RegistryError
 
     monkeypatch.setattr("mlflow.store.db.utils.MAX_RETRY_COUNT", 1)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"{scheme}://somebody:{QUOTED}@127.0.0.1:1/mlflow")

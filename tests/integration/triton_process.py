@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 from waiting import wait_until
 
-from infra.local import processes, triton_leftovers
+from swiftqueue.infra.local import processes, triton_leftovers
 
 
 def server_process() -> psutil.Process:

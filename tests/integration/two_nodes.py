@@ -24,8 +24,8 @@ import psutil
 from s3_server import s3_client, s3_server
 from waiting import wait_until
 
-from common.local_ray import ALONE, OBJECT_STORE_BYTES, PATIENCE
-from infra.local.processes import free_ports
+from swiftqueue.common.local_ray import ALONE, OBJECT_STORE_BYTES, PATIENCE
+from swiftqueue.infra.local.processes import free_ports
 
 FIRST, SECOND = "127.0.0.2", "127.0.0.3"
 CPUS: Final = 2

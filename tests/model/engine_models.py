@@ -17,10 +17,10 @@ import numpy as np
 import torch
 from safetensors.numpy import load_file, save_file
 
-from feature_store.events.definition import EVENTS
-from models.event_stream.network import EventArchitecture, EventPredictor
-from models.networks import artifact
-from models.networks.scaling import ScaledFeature, TargetScaling, transform_of
+from swiftqueue.feature_store.events.definition import EVENTS
+from swiftqueue.models.event_stream.network import EventArchitecture, EventPredictor
+from swiftqueue.models.networks import artifact
+from swiftqueue.models.networks.scaling import ScaledFeature, TargetScaling, transform_of
 
 COMMITTED = Path(__file__).resolve().parent.parent / "data" / "artifacts" / "some-features"
 SIZES = EventArchitecture(layers=1, band=64, feed_forward=64, anchor="last_latency_queue_us")

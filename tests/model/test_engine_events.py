@@ -36,10 +36,10 @@ from test_event_stream_network import (
     windows,
 )
 
-from models.event_stream.network import EventPredictor
-from models.networks import artifact
-from models.networks.prediction import encode, predict, quantiles
-from serving.engine import Engine, Isa
+from swiftqueue.models.event_stream.network import EventPredictor
+from swiftqueue.models.networks import artifact
+from swiftqueue.models.networks.prediction import encode, predict, quantiles
+from swiftqueue.serving.engine import Engine, Isa
 
 ISAS: tuple[Isa, ...] = ("avx512", "avx2", "portable")
 RELATIVE = 1e-5

@@ -16,13 +16,13 @@ import polars as pl
 import pytest
 import toy_world
 
-from feature_store.packets.truth import Waits
-from models.scoring import evaluation, plot_tables, verdict
-from models.scoring.predictions import BASELINES, FINETUNED, METHODS, PRETRAINED, TracePredictions
-from models.sharp import Change
-from models.training.protocol import SMALL, EvaluationProtocol
-from pipelines import evaluate as stage
-from pipelines.stage import run_stage
+from swiftqueue.feature_store.packets.truth import Waits
+from swiftqueue.models.scoring import evaluation, plot_tables, verdict
+from swiftqueue.models.scoring.predictions import BASELINES, FINETUNED, METHODS, PRETRAINED, TracePredictions
+from swiftqueue.models.sharp import Change
+from swiftqueue.models.training.protocol import SMALL, EvaluationProtocol
+from swiftqueue.pipelines import evaluate as stage
+from swiftqueue.pipelines.stage import run_stage
 
 PROTOCOL = toy_world.PROTOCOL
 
@@ -155,7 +155,7 @@ def test_the_last_slice_is_the_last_round_alone() -> None:
 @pytest.mark.parametrize("what", [{"late": False}, {"known": False}, {"rounds": 1}, {"unknown": 0.99}])
 def test_edges_give_null_and_never_nan(what: dict[str, Any], tmp_path: Path) -> None:
     """No late packet, no or hardly a known latency, one round: valid JSON, tables, plots and a page."""
-    from pipelines import evaluate as stage
+    from swiftqueue.pipelines import evaluate as stage
 
     part = predictions(**what)
     got = evaluate(part)
@@ -316,7 +316,7 @@ PARAMS = "evaluate: {seed: 1, xgboost_rounds: 40, false_alarm_rate: 0.01}\n"
 
 def stage_command(folder: Path, params: str) -> list[str]:
     (folder / "params.yaml").write_text(params)
-    command = [sys.executable, "-m", "pipelines.evaluate", "--params", folder / "params.yaml"]
+    command = [sys.executable, "-m", "swiftqueue.pipelines.evaluate", "--params", folder / "params.yaml"]
     for name in ("packets", "finetuned", "pretrained"):
         command += [f"--{name}", folder / name]
     command += ["--split", folder / "split.json", "--output", folder / "evaluation"]
@@ -398,7 +398,7 @@ def test_the_page_is_self_contained_and_names_its_conditions(evaluated: Path) ->
     assert "<link" not in page
     assert "loses to xgboost" in page
     assert page.count("protocol short") >= 5
-    assert "python -m pipelines.evaluate --params" in page
+    assert "python -m swiftqueue.pipelines.evaluate --params" in page
 
 
 @stage_is_dear

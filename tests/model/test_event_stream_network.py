@@ -18,21 +18,21 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import swiftqueue
-from feature_store.events.definition import EVENTS
-from models.event_stream.forecaster import EventStreamForecaster
-from models.event_stream.network import EventPredictor
-from models.event_stream.parameters import EventStreamParams
-from models.event_stream.training import _untrained
-from models.forecasters.traces import TracePart
-from models.mlp.forecaster import Mlp
-from models.mlp.parameters import MlpParams
-from models.mlp.training import MlpCourse
-from models.networks import artifact, onnx_head
-from models.networks.prediction import HeadInputs, encode, predict
-from models.sharp import PAPERS
-from models.training.head import FinetuneParams, train_head
-from models.training.protocol import Slice
-from pipelines.live.encoding import event_windows
+from swiftqueue.feature_store.events.definition import EVENTS
+from swiftqueue.models.event_stream.forecaster import EventStreamForecaster
+from swiftqueue.models.event_stream.network import EventPredictor
+from swiftqueue.models.event_stream.parameters import EventStreamParams
+from swiftqueue.models.event_stream.training import _untrained
+from swiftqueue.models.forecasters.traces import TracePart
+from swiftqueue.models.mlp.forecaster import Mlp
+from swiftqueue.models.mlp.parameters import MlpParams
+from swiftqueue.models.mlp.training import MlpCourse
+from swiftqueue.models.networks import artifact, onnx_head
+from swiftqueue.models.networks.prediction import HeadInputs, encode, predict
+from swiftqueue.models.sharp import PAPERS
+from swiftqueue.models.training.head import FinetuneParams, train_head
+from swiftqueue.models.training.protocol import Slice
+from swiftqueue.pipelines.live.encoding import event_windows
 
 TABLE = toy_world.bottleneck_table("t", 1.2, seed=3, swing_ms=40, episodes=True)
 PART = TracePart("t", TABLE, Slice(0, TABLE.height // 8))

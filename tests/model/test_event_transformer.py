@@ -7,10 +7,10 @@ import torch
 from event_memory import ask, extend
 from torch import Tensor, nn
 
-from feature_store.events.event_stream import INPUTS
-from models.event_stream.network import EventArchitecture, EventPredictor
-from models.event_stream.parameters import BLOCK
-from models.networks.scaling import ScaledFeature, TargetScaling, transform_of
+from swiftqueue.feature_store.events.event_stream import INPUTS
+from swiftqueue.models.event_stream.network import EventArchitecture, EventPredictor
+from swiftqueue.models.event_stream.parameters import BLOCK
+from swiftqueue.models.networks.scaling import ScaledFeature, TargetScaling, transform_of
 
 EVENT = tuple(i for i in INPUTS if i.rows != "queries")
 QUERY = tuple(i for i in INPUTS if i.rows != "events")

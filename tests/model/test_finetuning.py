@@ -19,15 +19,15 @@ import torch
 import toy_world
 import yaml
 
-from models.event_stream.forecaster import EventStreamForecaster
-from models.forecasters import forecaster as door
-from models.forecasters.jobs import StageData, finetune
-from models.forecasters.traces import Trace, TracePart, read_traces
-from models.forecasters.walk import tune_heads
-from models.sharp import PAPERS, sharp_changes
-from models.training.head import ADAM_BETAS, ADAM_EPSILON, FinetuneParams, train_head
-from models.training.loss import example_weights, weighted_squared_error
-from models.training.protocol import EvaluationProtocol
+from swiftqueue.models.event_stream.forecaster import EventStreamForecaster
+from swiftqueue.models.forecasters import forecaster as door
+from swiftqueue.models.forecasters.jobs import StageData, finetune
+from swiftqueue.models.forecasters.traces import Trace, TracePart, read_traces
+from swiftqueue.models.forecasters.walk import tune_heads
+from swiftqueue.models.sharp import PAPERS, sharp_changes
+from swiftqueue.models.training.head import ADAM_BETAS, ADAM_EPSILON, FinetuneParams, train_head
+from swiftqueue.models.training.loss import example_weights, weighted_squared_error
+from swiftqueue.models.training.protocol import EvaluationProtocol
 
 PARAMS = {
     "seed": 1,
@@ -182,7 +182,7 @@ def cluster_of_its_own() -> Iterator[str]:
     frees it when the job was killed. The next test would wait for that core for ever.
     """
     program = (
-        "import ray; from common.local_ray import ray_cluster\n"
+        "import ray; from swiftqueue.common.local_ray import ray_cluster\n"
         "with ray_cluster(2): print(ray.get_runtime_context().gcs_address, flush=True); input()"
     )
     environment = {**os.environ, "RAY_ADDRESS": ""}
@@ -212,7 +212,14 @@ def kill_and_resume(world: Path, tmp_path: Path, address: str) -> None:
     environment = {**os.environ, "SWIFTQUEUE_STATE": str(tmp_path / "var"), "RAY_ADDRESS": address}
     wanted = {**PARAMS, "epochs": 400}  # about a second a round
     (tmp_path / "params.yaml").write_text(yaml.safe_dump({"finetune": wanted}))
-    command = [sys.executable, "-u", "-m", "pipelines.finetune", "--params", str(tmp_path / "params.yaml")]
+    command = [
+        sys.executable,
+        "-u",
+        "-m",
+        "swiftqueue.pipelines.finetune",
+        "--params",
+        str(tmp_path / "params.yaml"),
+    ]
     command += ["--packets", str(world / "packets"), "--split", str(world / "split.json")]
     command += ["--pretrained", str(world / "pretrained")]
     command += ["--output", str(tmp_path / "finetuned")]

@@ -22,23 +22,23 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 import swiftqueue
-from feature_store.events.event_stream import AS_SENT, INPUTS, replay_events
-from feature_store.events.event_stream import EventStream as LiveEvents
-from feature_store.packets.schema import HORIZON
-from feature_store.packets.truth import Waits
-from models.event_stream.forecaster import EventStreamForecaster
-from models.event_stream.network import EventPredictor
-from models.event_stream.training import _Lesson, _untrained
-from models.forecasters import forecaster as door
-from models.forecasters.comparison import FORMS, HeldOutPackets, JudgingParams, run
-from models.forecasters.forecaster import Forecaster, Variant, variants
-from models.forecasters.queries import EVENT_INPUTS, QUERY_INPUTS, Inputs, replayed
-from models.forecasters.traces import Trace, TracePart, decision_times, within_training
-from models.scoring.choice import RULES, rule_name
-from models.training.calibration import missed
-from models.training.protocol import EvaluationProtocol, Slice, divide
-from models.window.windows import NAMES as WINDOW_INPUTS
-from models.window.windows import schema_hash, windows_of
+from swiftqueue.feature_store.events.event_stream import AS_SENT, INPUTS, replay_events
+from swiftqueue.feature_store.events.event_stream import EventStream as LiveEvents
+from swiftqueue.feature_store.packets.schema import HORIZON
+from swiftqueue.feature_store.packets.truth import Waits
+from swiftqueue.models.event_stream.forecaster import EventStreamForecaster
+from swiftqueue.models.event_stream.network import EventPredictor
+from swiftqueue.models.event_stream.training import _Lesson, _untrained
+from swiftqueue.models.forecasters import forecaster as door
+from swiftqueue.models.forecasters.comparison import FORMS, HeldOutPackets, JudgingParams, run
+from swiftqueue.models.forecasters.forecaster import Forecaster, Variant, variants
+from swiftqueue.models.forecasters.queries import EVENT_INPUTS, QUERY_INPUTS, Inputs, replayed
+from swiftqueue.models.forecasters.traces import Trace, TracePart, decision_times, within_training
+from swiftqueue.models.scoring.choice import RULES, rule_name
+from swiftqueue.models.training.calibration import missed
+from swiftqueue.models.training.protocol import EvaluationProtocol, Slice, divide
+from swiftqueue.models.window.windows import NAMES as WINDOW_INPUTS
+from swiftqueue.models.window.windows import schema_hash, windows_of
 
 PROTOCOL = EvaluationProtocol("toy", 1.6, 0.4, 0.5)
 JUDGING = JudgingParams(round_s=0, false_alarm_rate=0.01, finetune=toy_world.TUNING)
@@ -583,7 +583,7 @@ def test_a_window_is_made_for_the_definition_of_events_where_it_has_inputs_of_th
         door.save(tmp_path / name, fitted[name][1])
     said = json.loads((tmp_path / "window/forecaster.json").read_text())
     assert said["schema_hash"] == schema_hash()  # as before there were inputs of events
-    monkeypatch.setattr("models.window.windows.event_schema_hash", lambda: "0")
+    monkeypatch.setattr("swiftqueue.models.window.windows.event_schema_hash", lambda: "0")
     door.load(tmp_path / "window")
     with pytest.raises(ValueError, match="made for inputs"):
         door.load(tmp_path / "window-queueing")

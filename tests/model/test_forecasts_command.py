@@ -16,16 +16,16 @@ import yaml
 from typer.testing import CliRunner, Result
 
 import swiftqueue
-from benchmarks.results import forecasters as published
-from feature_store.packets.schema import read_packets, scan_packets
-from feature_store.packets.truth import Waits, read_waits
-from models.forecasters.forecaster import load
-from models.forecasters.traces import TracePart, lessons
-from models.scoring.intervals import estimate, over_all
-from models.training.protocol import Slice
-from pipelines.experiments.forecasts import fingerprint, judging_of, summarised, traces_of
+from swiftqueue.benchmarks.results import forecasters as published
 from swiftqueue.cli import experiments as cli_experiments
 from swiftqueue.cli.app import app
+from swiftqueue.feature_store.packets.schema import read_packets, scan_packets
+from swiftqueue.feature_store.packets.truth import Waits, read_waits
+from swiftqueue.models.forecasters.forecaster import load
+from swiftqueue.models.forecasters.traces import TracePart, lessons
+from swiftqueue.models.scoring.intervals import estimate, over_all
+from swiftqueue.models.training.protocol import Slice
+from swiftqueue.pipelines.experiments.forecasts import fingerprint, judging_of, summarised, traces_of
 
 PARAMS = Path(__file__).resolve().parents[2] / "params.yaml"
 

@@ -15,13 +15,13 @@ import mutants
 import pytest
 from sampled import tried
 
-from feature_store.events.definition import EVENTS
-from infra.local.native_backend import SOURCES
-from serving.agent import process as agent_process
-from serving.engine import LIBRARY
-from serving.triton.config import Backend
-from serving.triton.limits import limits_of
-from serving.triton.repository import ModelRepository
+from swiftqueue.feature_store.events.definition import EVENTS
+from swiftqueue.infra.local.native_backend import SOURCES
+from swiftqueue.serving.agent import process as agent_process
+from swiftqueue.serving.engine import LIBRARY
+from swiftqueue.serving.triton.config import Backend
+from swiftqueue.serving.triton.limits import limits_of
+from swiftqueue.serving.triton.repository import ModelRepository
 
 pytestmark = pytest.mark.slow
 QUICK = ("window", "capture reader")

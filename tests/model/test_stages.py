@@ -17,19 +17,19 @@ import torch
 import toy_world
 import yaml
 
-from models.event_stream.parameters import EventStreamParams
-from models.event_stream.training import EventStreamCourse
-from models.forecasters import forecaster as door
-from models.forecasters.forecaster import Variant, chosen, kind_named
-from models.forecasters.jobs import StageData, pretrain
-from models.forecasters.traces import Trace, lessons
-from models.forecasters.walk import tune_heads
-from models.mlp.parameters import MlpParams
-from models.mlp.training import MlpCourse
-from models.registry import gate
-from models.sharp import PAPERS
-from pipelines import evaluate as evaluate_stage
-from pipelines import register as register_stage
+from swiftqueue.models.event_stream.parameters import EventStreamParams
+from swiftqueue.models.event_stream.training import EventStreamCourse
+from swiftqueue.models.forecasters import forecaster as door
+from swiftqueue.models.forecasters.forecaster import Variant, chosen, kind_named
+from swiftqueue.models.forecasters.jobs import StageData, pretrain
+from swiftqueue.models.forecasters.traces import Trace, lessons
+from swiftqueue.models.forecasters.walk import tune_heads
+from swiftqueue.models.mlp.parameters import MlpParams
+from swiftqueue.models.mlp.training import MlpCourse
+from swiftqueue.models.registry import gate
+from swiftqueue.models.sharp import PAPERS
+from swiftqueue.pipelines import evaluate as evaluate_stage
+from swiftqueue.pipelines import register as register_stage
 
 PROTOCOL = toy_world.PROTOCOL
 
@@ -173,7 +173,7 @@ def test_evaluation_has_it_beside_the_baselines(toy: Path) -> None:
 
 def test_one_walk_gives_the_stage_and_the_comparison_the_same_forecasts(toy: Path) -> None:
     """What `evaluate` scores and what `swiftqueue forecasts` scores are computed by the same lines."""
-    from models.forecasters.walk import FORMS, forecasts
+    from swiftqueue.models.forecasters.walk import FORMS, forecasts
 
     trace = only(data_of(toy))
     heads = evaluate_stage.heads_of(door.load(toy / "pretrained"), toy / "finetuned", trace)
@@ -241,7 +241,7 @@ def test_odd_traces_give_a_defined_result(
 
 
 def test_no_known_latency_is_one_clear_line(tmp_path: Path, project: Path) -> None:
-    from pipelines.split import SplitParams, split
+    from swiftqueue.pipelines.split import SplitParams, split
 
     table = toy_world.bottleneck_table("t", 9, seed=3)
     early = pl.col("sent_ns") < table["sent_ns"][0] + int(PROTOCOL.pretrain_s * 1e9)

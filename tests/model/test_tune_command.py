@@ -12,9 +12,9 @@ import toy_world
 import yaml
 from typer.testing import CliRunner
 
-from benchmarks.results import tuning as published
-from common.local_ray import ray_cluster
+from swiftqueue.benchmarks.results import tuning as published
 from swiftqueue.cli.app import app
+from swiftqueue.common.local_ray import ray_cluster
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from models.training.warm_worker import WarmWorker, WarmWorkerError
+from swiftqueue.models.training.warm_worker import WarmWorker, WarmWorkerError
 
 pytestmark = pytest.mark.slow
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from common.import_closure import files_of
+from swiftqueue.common.import_closure import files_of
 
 ENTRANCE = {"pipelines/run", "pipelines/stage.py"}
 BY_HAND = ("data", "$", "simulation", "testbed")  # what a stage reads and starts, and imports nothing of

@@ -11,7 +11,7 @@ import boto3
 import pytest
 from s3_server import s3_server
 
-from pipelines.experiments.dvc_command import call_dvc
+from swiftqueue.pipelines.experiments.dvc_command import call_dvc
 
 pytestmark = pytest.mark.slow
 

@@ -13,12 +13,12 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from benchmarks.extract import extract_in_capped_memory
-from benchmarks.synthetic_capture import write_capture
-from feature_store.packets import extract_many
-from feature_store.packets.extract import ExtractJob
-from feature_store.packets.extract_many import extract_traces, run_extract
-from feature_store.packets.schema import scan_packets
+from swiftqueue.benchmarks.extract import extract_in_capped_memory
+from swiftqueue.benchmarks.synthetic_capture import write_capture
+from swiftqueue.feature_store.packets import extract_many
+from swiftqueue.feature_store.packets.extract import ExtractJob
+from swiftqueue.feature_store.packets.extract_many import extract_traces, run_extract
+from swiftqueue.feature_store.packets.schema import scan_packets
 
 OWN = Path(__file__).parent.parent / "data" / "captures"
 KEYS = {
@@ -225,7 +225,7 @@ def test_ray_tasks_give_the_same_tables(
 KNOCK = """
 import os, subprocess, sys
 from pathlib import Path
-from feature_store.packets import extract_many
+from swiftqueue.feature_store.packets import extract_many
 
 def knock(job, output):
     import ray
@@ -233,7 +233,7 @@ def knock(job, output):
     assert address.startswith("127.0.0.1:")
     tries = (
         subprocess.run(
-            [sys.executable, "-m", "infra.local.ray_head", address],
+            [sys.executable, "-m", "swiftqueue.infra.local.ray_head", address],
             env=os.environ | token, capture_output=True, text=True,
         )
         for token in ({}, {"RAY_AUTH_TOKEN": "0" * 64})
@@ -258,7 +258,7 @@ def test_a_ray_of_its_own_refuses_a_stranger(project: Path, tmp_path: Path) -> N
 
 @pytest.mark.slow
 def test_the_stage_writes_what_the_command_writes(tmp_path: Path, project: Path) -> None:
-    stage = [sys.executable, "-m", "pipelines.extract", "--output", str(tmp_path / "packets")]
+    stage = [sys.executable, "-m", "swiftqueue.pipelines.extract", "--output", str(tmp_path / "packets")]
     stage += ["--trace", "office", "--sender", "None", "--latency", "acks", "--file"]
     subprocess.run([*stage, str(OWN / "raw.pcap")], check=True, cwd=project, capture_output=True)
     table = scan_packets(tmp_path / "packets", "office").collect()

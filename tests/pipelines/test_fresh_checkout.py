@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from models.registry.lineage import UNKNOWN, git_commit
+from swiftqueue.models.registry.lineage import UNKNOWN, git_commit
 
 pytestmark = pytest.mark.slow
 
 ROOMS = (
-    *("common", "feature_store", "models", "pipelines", "tests/data/captures"),
+    *("common", "feature_store", "models", "pipelines", "swiftqueue", "tests/data/captures"),
     *(".dvc", ".gitignore", ".dvcignore"),
 )
 
@@ -29,7 +29,7 @@ def checkout(project: Path, tmp_path: Path) -> Path:
     )
     for name in listed.stdout.rstrip("\0").split("\0"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(project / name, tmp_path / name)
+        shutil.copy2(project / name, tmp_path / name, follow_symlinks=False)
     stages = yaml.safe_load((project / "dvc.yaml").read_text())["stages"]
     (tmp_path / "dvc.yaml").write_text(yaml.safe_dump({"stages": {"extract": stages["extract"]}}))
     name_traces(tmp_path, "ethernet_us_le")
@@ -104,7 +104,7 @@ def test_asking_the_registry_again_changes_no_tracked_file(project: Path, tmp_pa
         ".dvc/.gitignore",
     ):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(project / name, tmp_path / name)
+        shutil.copy2(project / name, tmp_path / name, follow_symlinks=False)
     git(tmp_path, "init", "--quiet")
     dvc(tmp_path, "repro")
     git(tmp_path, "add", "dvc.yaml", "dvc.lock", "source.py", ".gitignore", ".dvcignore", ".dvc", "data")

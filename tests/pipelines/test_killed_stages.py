@@ -15,8 +15,8 @@ import pytest
 import yaml
 from waiting import wait_until
 
-from benchmarks.synthetic_capture import write_capture
-from pipelines.experiments.dvc_command import dvc_environment
+from swiftqueue.benchmarks.synthetic_capture import write_capture
+from swiftqueue.pipelines.experiments.dvc_command import dvc_environment
 
 pytestmark = pytest.mark.slow
 
@@ -25,7 +25,7 @@ PACKETS = 600_000  # about a second of work a stage, so that there is a middle
 
 def command(folder: Path, output: str) -> list[str]:
     arguments = ["--trace=capture", f"--file={folder / 'capture.pcap'}", "--latency=acks"]
-    return [sys.executable, "-m", "pipelines.extract", *arguments, f"--output={folder / output}"]
+    return [sys.executable, "-m", "swiftqueue.pipelines.extract", *arguments, f"--output={folder / output}"]
 
 
 def kill_midway(call: list[str], partial: Path) -> None:
@@ -65,7 +65,7 @@ def test_nothing_half_written(tmp_path: Path) -> None:
 SLOW_STAGE = """
 import subprocess, sys
 from pathlib import Path
-from pipelines.stage import run_stage
+from swiftqueue.pipelines.stage import run_stage
 
 def main() -> None:
     simulator = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(10_000)"])
@@ -90,7 +90,7 @@ def test_no_stage_outlives_its_dvc(tmp_path: Path, project: Path, how: str) -> N
     environment = dvc_environment() | {"PYTHONPATH": f"{project}:{tmp_path}"}
     dvc = [sys.executable, "-m", "dvc"]
     subprocess.run([*dvc, "init", "--no-scm", "--quiet"], cwd=tmp_path, env=environment, check=True)
-    ours = "from pathlib import Path; from pipelines.experiments.dvc_command import run_dvc; "
+    ours = "from pathlib import Path; from swiftqueue.pipelines.experiments.dvc_command import run_dvc; "
     ours += "run_dvc(['repro'], Path.cwd())"
     command = [sys.executable, "-c", ours] if how.startswith("our") else [*dvc, "repro"]
     command = ["env", "--default-signal=INT", *command]  # a shell's background job ignores it

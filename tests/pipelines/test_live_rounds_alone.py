@@ -13,20 +13,20 @@ import pytest
 import yaml
 from toy_world import START_NS, bottleneck_table
 
-from common.lock import LockHeldError
-from feature_store.events.beginning import NOTHING
-from feature_store.telemetry.recent import RecentPackets
-from models.networks.files import DESCRIPTION_FILE, WEIGHTS_FILE
-from models.registry.saving import INPUTS_FILE
-from models.training.head import FinetuneParams
-from models.training.warm_worker import WarmWorkerError
-from pipelines.live import probation, runner
-from pipelines.live import rounds as live
-from pipelines.live.command import round_params, schedule
-from pipelines.live.retrain import RetrainError, Retraining, stage_params
-from pipelines.live.rounds_log import RoundRecord
-from pipelines.live.runner import alone
-from pipelines.live.watch import HeadComparison, HeadPair
+from swiftqueue.common.lock import LockHeldError
+from swiftqueue.feature_store.events.beginning import NOTHING
+from swiftqueue.feature_store.telemetry.recent import RecentPackets
+from swiftqueue.models.networks.files import DESCRIPTION_FILE, WEIGHTS_FILE
+from swiftqueue.models.registry.saving import INPUTS_FILE
+from swiftqueue.models.training.head import FinetuneParams
+from swiftqueue.models.training.warm_worker import WarmWorkerError
+from swiftqueue.pipelines.live import probation, runner
+from swiftqueue.pipelines.live import rounds as live
+from swiftqueue.pipelines.live.command import round_params, schedule
+from swiftqueue.pipelines.live.retrain import RetrainError, Retraining, stage_params
+from swiftqueue.pipelines.live.rounds_log import RoundRecord
+from swiftqueue.pipelines.live.runner import alone
+from swiftqueue.pipelines.live.watch import HeadComparison, HeadPair
 
 FINETUNE = FinetuneParams(seed=1, workers=1, epochs=2, batch_size=64, learning_rate=1e-3, sharp_weight=1)
 

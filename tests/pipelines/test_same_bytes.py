@@ -11,7 +11,7 @@ import pytest
 import toy_world
 import yaml
 
-from models.scoring.evaluation import stable
+from swiftqueue.models.scoring.evaluation import stable
 
 
 def stage(folder: Path, name: str, *options: str) -> None:

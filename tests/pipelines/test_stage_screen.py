@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.experiments.dvc_command import call_dvc, where_pushed
+from swiftqueue.pipelines.experiments.dvc_command import call_dvc, where_pushed
 
 WARNING_STAGE = """
 import subprocess, sys, warnings
-from pipelines.stage import run_stage
+from swiftqueue.pipelines.stage import run_stage
 def main() -> None:
     warnings.warn("the library has not converged")
     subprocess.run([sys.executable, "-c", "import warnings; warnings.warn('nor has its worker')"], check=True)

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from s3_server import s3_server
 
-from common.settings import settings, variable
-from common.storage import Storage, storage
-from infra.local.processes import free_ports
+from swiftqueue.common.settings import settings, variable
+from swiftqueue.common.storage import Storage, storage
+from swiftqueue.infra.local.processes import free_ports
 
 pytestmark = pytest.mark.slow
 

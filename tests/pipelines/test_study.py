@@ -12,16 +12,16 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.section import read
-from feature_store.packets.schema import scan_packets
-from models.registry.register_params import RegisterParams
-from models.training.head import FinetuneParams
-from models.training.protocol import PROTOCOLS
-from pipelines.experiments.study import PROJECT, Study, run_study, study_params
-from pipelines.extract import ExtractParams
-from pipelines.params.document import load_yaml, save_yaml
-from pipelines.simulate import SimulateParams, simulate
-from pipelines.simulators import build_simulator
+from swiftqueue.common.section import read
+from swiftqueue.feature_store.packets.schema import scan_packets
+from swiftqueue.models.registry.register_params import RegisterParams
+from swiftqueue.models.training.head import FinetuneParams
+from swiftqueue.models.training.protocol import PROTOCOLS
+from swiftqueue.pipelines.experiments.study import PROJECT, Study, run_study, study_params
+from swiftqueue.pipelines.extract import ExtractParams
+from swiftqueue.pipelines.params.document import load_yaml, save_yaml
+from swiftqueue.pipelines.simulate import SimulateParams, simulate
+from swiftqueue.pipelines.simulators import build_simulator
 
 
 def params_of(protocol: str, *overrides: str, captures: dict[str, Path] | None = None) -> Any:

@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 import yaml
 
-from benchmarks.synthetic_capture import write_capture
-from common.section import read_all
-from pipelines.experiments.traces import _divided, add_trace, check_name, list_traces, remove_trace
-from pipelines.extract import ExtractParams
-from pipelines.params.document import load_yaml, parse_value, save_yaml
-from pipelines.simulate import SimulateParams, simulate
-from pipelines.simulators import build_simulator
+from swiftqueue.benchmarks.synthetic_capture import write_capture
+from swiftqueue.common.section import read_all
+from swiftqueue.pipelines.experiments.traces import _divided, add_trace, check_name, list_traces, remove_trace
+from swiftqueue.pipelines.extract import ExtractParams
+from swiftqueue.pipelines.params.document import load_yaml, parse_value, save_yaml
+from swiftqueue.pipelines.simulate import SimulateParams, simulate
+from swiftqueue.pipelines.simulators import build_simulator
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import pytest
 from scapy.layers.inet import IP, TCP, UDP
 from scapy.utils import rdpcap
 
-from laboratory.runs import execution, programs
+from swiftqueue.laboratory.runs import execution, programs
 
 pytestmark = pytest.mark.slow  # ns-3 programs are compiled and run
 

@@ -25,24 +25,24 @@ import yaml
 from safetensors.numpy import load_file
 from waiting import wait_until
 
-from feature_store.packets.extract import ExtractJob, extract_trace
-from feature_store.packets.schema import scan_packets
-from infra.local.processes import free_ports
-from laboratory import command
-from laboratory.command import Request, run_lab
-from laboratory.explain import explain
-from laboratory.learning.judged_models import models_by_profile
-from laboratory.learning.packet_table import packets_of
-from laboratory.learning.train import explore
-from laboratory.report import comparison, looks
-from laboratory.report.page import make_report
-from laboratory.runs import execution, programs
-from laboratory.runs.resolve import Model
-from laboratory.runs.results import COMPLETE, FILE, NOT_RUN, load
-from laboratory.scenarios.controls import CONTROLS
-from laboratory.scenarios.files import FOLDER
-from laboratory.scenarios.files import load as load_scenario
-from models.networks.files import WEIGHTS_FILE
+from swiftqueue.feature_store.packets.extract import ExtractJob, extract_trace
+from swiftqueue.feature_store.packets.schema import scan_packets
+from swiftqueue.infra.local.processes import free_ports
+from swiftqueue.laboratory import command
+from swiftqueue.laboratory.command import Request, run_lab
+from swiftqueue.laboratory.explain import explain
+from swiftqueue.laboratory.learning.judged_models import models_by_profile
+from swiftqueue.laboratory.learning.packet_table import packets_of
+from swiftqueue.laboratory.learning.train import explore
+from swiftqueue.laboratory.report import comparison, looks
+from swiftqueue.laboratory.report.page import make_report
+from swiftqueue.laboratory.runs import execution, programs
+from swiftqueue.laboratory.runs.resolve import Model
+from swiftqueue.laboratory.runs.results import COMPLETE, FILE, NOT_RUN, load
+from swiftqueue.laboratory.scenarios.controls import CONTROLS
+from swiftqueue.laboratory.scenarios.files import FOLDER
+from swiftqueue.laboratory.scenarios.files import load as load_scenario
+from swiftqueue.models.networks.files import WEIGHTS_FILE
 
 pytestmark = pytest.mark.slow
 

@@ -10,11 +10,11 @@ import polars as pl
 import pytest
 from sampled import some
 
-from laboratory.command import Request, run_lab
-from laboratory.runs import canary, programs
-from laboratory.runs.execution import Job
-from laboratory.runs.programs import Equals
-from laboratory.runs.results import COMPLETE, FILE, KEY, load
+from swiftqueue.laboratory.command import Request, run_lab
+from swiftqueue.laboratory.runs import canary, programs
+from swiftqueue.laboratory.runs.execution import Job
+from swiftqueue.laboratory.runs.programs import Equals
+from swiftqueue.laboratory.runs.results import COMPLETE, FILE, KEY, load
 
 pytestmark = pytest.mark.slow
 

@@ -23,13 +23,13 @@ import toy_world
 from cpp_suite import passed
 from waiting import wait_until
 
-from feature_store.packets.schema import read_packets, traces_in
-from laboratory.learning import packet_table
-from laboratory.learning.packet_table import packets_of, write_packets
-from laboratory.runs.execution import check
-from models.forecasters.traces import Trace, decision_times
-from models.training.protocol import EvaluationProtocol, divide
-from pipelines.simulators import build_simulator
+from swiftqueue.feature_store.packets.schema import read_packets, traces_in
+from swiftqueue.laboratory.learning import packet_table
+from swiftqueue.laboratory.learning.packet_table import packets_of, write_packets
+from swiftqueue.laboratory.runs.execution import check
+from swiftqueue.models.forecasters.traces import Trace, decision_times
+from swiftqueue.models.training.protocol import EvaluationProtocol, divide
+from swiftqueue.pipelines.simulators import build_simulator
 
 pytestmark = pytest.mark.slow  # ns-3 programs are compiled and run
 
@@ -134,8 +134,8 @@ def truth_of(out: Path) -> np.ndarray[Any, Any]:
 
 def test_the_capture_and_the_simulator_agree(program: Path, tmp_path: Path) -> None:
     """Every column that a sender can see, packet by packet, amid moves, drops and retransmissions."""
-    from feature_store.packets.extract import ExtractJob, extract_trace
-    from feature_store.packets.schema import scan_packets
+    from swiftqueue.feature_store.packets.extract import ExtractJob, extract_trace
+    from swiftqueue.feature_store.packets.schema import scan_packets
 
     run = figure8(
         control={"kind": "random", "share": 0.3, "burst_packets": 1, "seed": 1},
@@ -397,8 +397,8 @@ def test_a_question_holds_what_was_known_when_it_was_asked(program: Path, tmp_pa
 
     The log's times are those at which transmission began, up to a packet after the decision about it.
     """
-    from feature_store.events.definition import EVENTS
-    from pipelines.live.encoding import event_windows
+    from swiftqueue.feature_store.events.definition import EVENTS
+    from swiftqueue.pipelines.live.encoding import event_windows
 
     run = figure8(
         control=model(event_artifact(tmp_path / "events")),

@@ -9,10 +9,10 @@ import numpy as np
 import polars as pl
 import pytest
 
-from feature_store.packets.truth import read_waits
-from laboratory.learning import long_trace
-from models.scoring.choice import movable_and_moved, score_choice, score_explored
-from pipelines import extract
+from swiftqueue.feature_store.packets.truth import read_waits
+from swiftqueue.laboratory.learning import long_trace
+from swiftqueue.models.scoring.choice import movable_and_moved, score_choice, score_explored
+from swiftqueue.pipelines import extract
 
 
 @pytest.mark.slow

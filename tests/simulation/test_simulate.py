@@ -22,14 +22,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from waiting import wait_until
 
-from common.section import schema_at
-from feature_store.packets.extract import ExtractJob, extract_trace
-from feature_store.packets.schema import scan_packets
-from feature_store.packets.truth import read_waits
-from pipelines.experiments.traces import simulate_trace
-from pipelines.simulate import SimulateParams, simulate
-from pipelines.simulators import build_simulator
-from pipelines.stage import StageError
+from swiftqueue.common.section import schema_at
+from swiftqueue.feature_store.packets.extract import ExtractJob, extract_trace
+from swiftqueue.feature_store.packets.schema import scan_packets
+from swiftqueue.feature_store.packets.truth import read_waits
+from swiftqueue.pipelines.experiments.traces import simulate_trace
+from swiftqueue.pipelines.simulate import SimulateParams, simulate
+from swiftqueue.pipelines.simulators import build_simulator
+from swiftqueue.pipelines.stage import StageError
 
 SECOND_TRACE = "ead6c83db291a3e77ac89876041be7c11ee107b490ce3531ba5b75a678f2d306"  # its first two seconds
 
@@ -224,7 +224,15 @@ def test_a_trace_that_cannot_be_simulated_leaves_no_folder(
 def test_a_killed_stage_leaves_nothing_half_written(project: Path, program: Path, tmp_path: Path) -> None:
     text = yaml.safe_load((project / "params.yaml").read_text())
     (tmp_path / "params.yaml").write_text(yaml.safe_dump(text))
-    command = [sys.executable, "-m", "pipelines.simulate", "--params", "params.yaml", "--output", "traces"]
+    command = [
+        sys.executable,
+        "-m",
+        "swiftqueue.pipelines.simulate",
+        "--params",
+        "params.yaml",
+        "--output",
+        "traces",
+    ]
     stage = subprocess.Popen(command, cwd=tmp_path)
     partial = tmp_path / "traces" / "..done-1.partial" / "dumbbell-1.partial" / "s1.pcap"
     wait_until(lambda: partial.exists() and partial.stat().st_size > 100_000)

@@ -18,7 +18,7 @@ from cpp_suite import passed
 from mutants import ALL
 from sampled import some
 
-from pipelines.simulators import build_simulator
+from swiftqueue.pipelines.simulators import build_simulator
 
 pytestmark = pytest.mark.slow  # ns-3 programs are compiled and run
 runs_are_dear = pytest.mark.long("runs of TCP Prague")

@@ -17,15 +17,15 @@ import psutil
 import pytest
 from waiting import wait_until
 
-from serving.agent.bindings.marked_udp import BINARY
-from serving.agent.bindings.marked_udp import why_not_built as no_udp
-from testbed.host import checks, router_log, tcp
-from testbed.host.checks import capability
-from testbed.host.hosts import ADDRESS_B, Bed, clean, leftovers, run_folder
-from testbed.host.lateness import in_stalls, lateness
-from testbed.host.programs import MARK_OBJECT, MARKER, ROUTER, SAMPLER_OBJECT, why_not_built
-from testbed.host.run import Plan, figures, run, send
-from testbed.host.selfcheck import NO_AQM, ideal_due_ns, selfcheck
+from swiftqueue.serving.agent.bindings.marked_udp import BINARY
+from swiftqueue.serving.agent.bindings.marked_udp import why_not_built as no_udp
+from swiftqueue.testbed.host import checks, router_log, tcp
+from swiftqueue.testbed.host.checks import capability
+from swiftqueue.testbed.host.hosts import ADDRESS_B, Bed, clean, leftovers, run_folder
+from swiftqueue.testbed.host.lateness import in_stalls, lateness
+from swiftqueue.testbed.host.programs import MARK_OBJECT, MARKER, ROUTER, SAMPLER_OBJECT, why_not_built
+from swiftqueue.testbed.host.run import Plan, figures, run, send
+from swiftqueue.testbed.host.selfcheck import NO_AQM, ideal_due_ns, selfcheck
 
 CANNOT = no_udp() or capability("router").why_not
 needs_bed = pytest.mark.skipif(CANNOT is not None, reason=str(CANNOT))
@@ -212,7 +212,7 @@ def of_the_bed(mark: str) -> list[int]:
 SCRIPT = """
 import subprocess, sys
 from pathlib import Path
-from testbed.host.hosts import Bed
+from swiftqueue.testbed.host.hosts import Bed
 step, log = sys.argv[1], Path(sys.argv[2])
 with Bed(rate_mbps=10, log=log) as bed:
     if step == "router":
@@ -248,7 +248,7 @@ def test_nothing_is_left_of_a_bed_whose_owner_is_killed(tmp_path: Path, step: st
 
 OF_A_RUN = """
 from pathlib import Path
-from testbed.host.hosts import run_folder
+from swiftqueue.testbed.host.hosts import run_folder
 with run_folder() as folder:
     Path(folder, "router").touch()
     print(folder, flush=True); input()
@@ -289,7 +289,7 @@ input()
 """
 OWNED = """
 import os, subprocess
-from testbed.host import hosts
+from swiftqueue.testbed.host import hosts
 words = " ".join(hosts.Bed(rate_mbps=10)._command)
 shell = f"{words} >/dev/null & echo $!; wait"
 env = os.environ | {hosts.OWNER: hosts._owner()}

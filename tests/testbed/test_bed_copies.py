@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from testbed.host.marking import UNSAID
-from testbed.host.run import PROFILES
-from testbed.host.scenario import RULE, queue_of
+from swiftqueue.testbed.host.marking import UNSAID
+from swiftqueue.testbed.host.run import PROFILES
+from swiftqueue.testbed.host.scenario import RULE, queue_of
 
 NAMES = {"CouplingFactor": "coupling", "LStep": "l_step_ms", "MaxSize": "max_bytes"}
 BUFFER = 3_000_000

@@ -17,21 +17,21 @@ from killed_runs import check_nothing_stays
 from typer.testing import CliRunner
 from waiting import wait_until
 
-from laboratory.learning.judged_models import models_by_profile
-from laboratory.runs.resolve import cells, resolve
-from laboratory.runs.results import COMPLETE
-from laboratory.scenarios.files import load as load_scenario
-from laboratory.scenarios.files import path_of
 from swiftqueue.cli.app import app
-from testbed.host import router_log, scenario
-from testbed.host.hosts import Bed
-from testbed.host.lateness import router_error
-from testbed.host.programs import DCTCP, DCTCP_OBJECT, HOLDER
-from testbed.host.report import agreement, router_errors, router_table, side_by_side
-from testbed.host.runs import LATER, ROUTER, SCHEMA, keep, load
-from testbed.host.scenario import figures, groups_of, queue_of, rule_of, sizes_of
-from testbed.host.selfcheck import NO_AQM
-from testbed.host.tcp import PORT
+from swiftqueue.laboratory.learning.judged_models import models_by_profile
+from swiftqueue.laboratory.runs.resolve import cells, resolve
+from swiftqueue.laboratory.runs.results import COMPLETE
+from swiftqueue.laboratory.scenarios.files import load as load_scenario
+from swiftqueue.laboratory.scenarios.files import path_of
+from swiftqueue.testbed.host import router_log, scenario
+from swiftqueue.testbed.host.hosts import Bed
+from swiftqueue.testbed.host.lateness import router_error
+from swiftqueue.testbed.host.programs import DCTCP, DCTCP_OBJECT, HOLDER
+from swiftqueue.testbed.host.report import agreement, router_errors, router_table, side_by_side
+from swiftqueue.testbed.host.runs import LATER, ROUTER, SCHEMA, keep, load
+from swiftqueue.testbed.host.scenario import figures, groups_of, queue_of, rule_of, sizes_of
+from swiftqueue.testbed.host.selfcheck import NO_AQM
+from swiftqueue.testbed.host.tcp import PORT
 
 CANNOT = scenario.why_not()
 needs_bed = pytest.mark.skipif(CANNOT is not None, reason=str(CANNOT))
@@ -277,13 +277,13 @@ def test_a_kernels_flows_are_marked_answer_marks_and_are_moved(tmp_path: Path) -
 
 OWNERS = {
     "figure8": """
-from testbed.host import scenario
-from laboratory.scenarios.files import load, path_of
+from swiftqueue.testbed.host import scenario
+from swiftqueue.laboratory.scenarios.files import load, path_of
 asked = load(path_of("bed-figure8")).model_copy(update={"seconds": 60.0, "seeds": [1]})
 scenario.run("try", asked, folder, print)
 """,
     "selfcheck": """
-from testbed.host.selfcheck import selfcheck
+from swiftqueue.testbed.host.selfcheck import selfcheck
 selfcheck(20, 60)
 """,
 }

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from serving.agent import process as agent_process
-from testbed.host.checks import capability, own_network
-from testbed.host.programs import MARK_OBJECT, MARKER, why_not_built
+from swiftqueue.serving.agent import process as agent_process
+from swiftqueue.testbed.host.checks import capability, own_network
+from swiftqueue.testbed.host.programs import MARK_OBJECT, MARKER, why_not_built
 
 UNBUILT = why_not_built(MARKER, MARK_OBJECT)
 CANNOT = UNBUILT or capability("tc_bpf").why_not
@@ -223,7 +223,7 @@ def test_who_has_no_privilege_is_told_so() -> None:
 @pytest.mark.long
 @needs_bpf
 def test_the_bench_says_what_a_packet_costs() -> None:
-    from benchmarks.marker import measure
+    from swiftqueue.benchmarks.marker import measure
 
     rows = {row.name: row for row in measure(1)}
     assert rows["right codepoints"].ours == 100
@@ -254,8 +254,8 @@ def test_a_benchmark_that_cannot_run_here_is_left_out_with_its_reason(
     """`make bench` goes on then; any other failure ends it."""
     from typer.testing import CliRunner
 
-    from benchmarks import marker
-    from benchmarks.rows import UnsupportedMachineError
+    from swiftqueue.benchmarks import marker
+    from swiftqueue.benchmarks.rows import UnsupportedMachineError
     from swiftqueue.cli.app import app
 
     def cannot(rounds: int) -> None:

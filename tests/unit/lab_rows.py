@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from laboratory.runs.results import COMPLETE, SCHEMA
+from swiftqueue.laboratory.runs.results import COMPLETE, SCHEMA
 
 NO_NOISE = (0.98, 1.0, 1.01, 1.02, 0.99)  # how seeds differ
 

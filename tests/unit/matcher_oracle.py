@@ -11,8 +11,8 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from feature_store.packets import pcaplib
-from feature_store.packets.rare import address_bytes
+from swiftqueue.feature_store.packets import pcaplib
+from swiftqueue.feature_store.packets.rare import address_bytes
 
 SENDER = address_bytes("192.0.2.1")
 RECEIVERS = (address_bytes("198.51.100.1"), address_bytes("2001:db8::2"))

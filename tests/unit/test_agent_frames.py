@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from toy_world import uneven_table, write_table
 
-from feature_store.packets.schema import HORIZON
-from feature_store.telemetry.events import (
+from swiftqueue.feature_store.packets.schema import HORIZON
+from swiftqueue.feature_store.telemetry.events import (
     EVENT,
     MAX_LATENCY_US,
     MAX_PACKET,
@@ -21,10 +21,10 @@ from feature_store.telemetry.events import (
     SEND_COLUMNS,
     SEND_FIELDS,
 )
-from serving.agent.io import frames
-from serving.agent.io.packet_log import PacketLog, open_log
-from serving.agent.predictors.reference_client import AgentDecision
-from serving.agent.replay import decide_all
+from swiftqueue.serving.agent.io import frames
+from swiftqueue.serving.agent.io.packet_log import PacketLog, open_log
+from swiftqueue.serving.agent.predictors.reference_client import AgentDecision
+from swiftqueue.serving.agent.replay import decide_all
 
 
 def test_frames_are_as_documented(project: Path) -> None:

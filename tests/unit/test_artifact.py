@@ -10,10 +10,10 @@ import torch
 import toy_world
 from safetensors.torch import load_file, save_file
 
-from feature_store.events.definition import EVENTS
-from models.event_stream.network import EventArchitecture, EventPredictor
-from models.networks import artifact
-from models.networks.scaling import TargetScaling
+from swiftqueue.feature_store.events.definition import EVENTS
+from swiftqueue.models.event_stream.network import EventArchitecture, EventPredictor
+from swiftqueue.models.networks import artifact
+from swiftqueue.models.networks.scaling import TargetScaling
 
 ARTIFACTS = Path(__file__).resolve().parent.parent / "data" / "artifacts"
 TINY = EventArchitecture(layers=1, band=64, width=8, heads=2, feed_forward=16)

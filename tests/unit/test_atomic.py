@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from common import atomic
-from common.atomic import new_file, new_folder, write_durably, write_file
+from swiftqueue.common import atomic
+from swiftqueue.common.atomic import new_file, new_folder, write_durably, write_file
 
 WRITER = """
 import sys
 from pathlib import Path
-from common.atomic import new_folder
+from swiftqueue.common.atomic import new_folder
 print("ready", flush=True)
 number = 0
 while True:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from models.networks.band_attention import BandSpans, attend
+from swiftqueue.models.networks.band_attention import BandSpans, attend
 
 ROWS, KEYS = 37, 150
 

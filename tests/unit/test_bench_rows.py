@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import pretrain
-from benchmarks.ingest import FLAT_MIB, PROMISED, RunStretch, memory_rows, slope
-from benchmarks.rows import run_benchmark
-from models.training import ray_job
+from swiftqueue.benchmarks import pretrain
+from swiftqueue.benchmarks.ingest import FLAT_MIB, PROMISED, RunStretch, memory_rows, slope
+from swiftqueue.benchmarks.rows import run_benchmark
+from swiftqueue.models.training import ray_job
 
 
 def long_run(mib_per_million: float) -> list[RunStretch]:

@@ -13,14 +13,14 @@ from types import SimpleNamespace
 import event_rows
 import pytest
 
-from feature_store.telemetry import sessions
-from feature_store.telemetry.compact import Compactor
-from feature_store.telemetry.events import MINUTE_NS, SEND, BatchKey, Events, RefusedError, encode
-from feature_store.telemetry.log import SegmentWriter
-from feature_store.telemetry.sessions import open_session
-from serving.ingest import bounds
-from serving.ingest.bounds import IN_FLIGHT, PACKET_JUMP, SEQUENCE_JUMP, Bounds, LaterError, Limits
-from serving.ingest.server import limits
+from swiftqueue.feature_store.telemetry import sessions
+from swiftqueue.feature_store.telemetry.compact import Compactor
+from swiftqueue.feature_store.telemetry.events import MINUTE_NS, SEND, BatchKey, Events, RefusedError, encode
+from swiftqueue.feature_store.telemetry.log import SegmentWriter
+from swiftqueue.feature_store.telemetry.sessions import open_session
+from swiftqueue.serving.ingest import bounds
+from swiftqueue.serving.ingest.bounds import IN_FLIGHT, PACKET_JUMP, SEQUENCE_JUMP, Bounds, LaterError, Limits
+from swiftqueue.serving.ingest.server import limits
 
 
 def batch(packet: int, minutes: tuple[int, ...] = (0,)) -> Events:

@@ -12,12 +12,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from models.forecasters.spread import Spread
-from models.mlp.network import MlpArchitecture, QueryMlp
-from models.networks.prediction import HeadInputs, answers, quantiles
-from models.networks.scaling import ScaledFeature, TargetScaling
-from models.scoring.choice import RULES, rule_name, score_choice, score_sooner
-from models.training.calibration import SLICES, calibrated, missed, shifts
+from swiftqueue.models.forecasters.spread import Spread
+from swiftqueue.models.mlp.network import MlpArchitecture, QueryMlp
+from swiftqueue.models.networks.prediction import HeadInputs, answers, quantiles
+from swiftqueue.models.networks.scaling import ScaledFeature, TargetScaling
+from swiftqueue.models.scoring.choice import RULES, rule_name, score_choice, score_sooner
+from swiftqueue.models.training.calibration import SLICES, calibrated, missed, shifts
 
 LEVELS = (0.05, 0.25, 0.5, 0.9, 0.99)
 TARGET = TargetScaling("log", 10.0, 0.5)

@@ -6,7 +6,7 @@ import polars as pl
 import pytest
 from toy_world import bottleneck_table
 
-from feature_store.quality.claims import KINDS, believed
+from swiftqueue.feature_store.quality.claims import KINDS, believed
 
 
 @pytest.fixture(scope="module")

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from prometheus_client import REGISTRY
 
-from feature_store.telemetry.events import BatchKey
-from feature_store.telemetry.log import SegmentWriter, log_dir, read_segment
-from serving.ingest import committer
-from serving.ingest.committer import WAITING_BATCHES, BusyError, Committer
+from swiftqueue.feature_store.telemetry.events import BatchKey
+from swiftqueue.feature_store.telemetry.log import SegmentWriter, log_dir, read_segment
+from swiftqueue.serving.ingest import committer
+from swiftqueue.serving.ingest.committer import WAITING_BATCHES, BusyError, Committer
 
 
 class Disk:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from serving.agent.bindings.controller import CLASSIC, L4S, ControllerParams, QueueController
+from swiftqueue.serving.agent.bindings.controller import CLASSIC, L4S, ControllerParams, QueueController
 
 latencies = arrays.arrays(np.float32, (2, 8), elements=st.floats(1, 2e6, width=32))
 flows = st.lists(st.integers(0, 3), min_size=8, max_size=8)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from serving.deploy.checks import TOLERANCE, DeployError, SmokeWindows
+from swiftqueue.serving.deploy.checks import TOLERANCE, DeployError, SmokeWindows
 
 
 def test_answers_of_zero_are_compared_too() -> None:

@@ -13,10 +13,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from common.lock import held
-from models.registry.registry import REPLACED_TAG
-from serving.deploy import deployment, hold
-from serving.deploy import log as deploy_log
+from swiftqueue.common.lock import held
+from swiftqueue.models.registry.registry import REPLACED_TAG
+from swiftqueue.serving.deploy import deployment, hold
+from swiftqueue.serving.deploy import log as deploy_log
 
 
 @pytest.fixture(autouse=True)
@@ -65,7 +65,7 @@ def test_a_version_is_as_old_as_its_registration(monkeypatch: pytest.MonkeyPatch
 def test_a_deployment_that_does_not_end_is_named(state: Path) -> None:
     lock = state / "deploy.lock"
     program = (
-        "import sys, pathlib; from common.lock import held\n"
+        "import sys, pathlib; from swiftqueue.common.lock import held\n"
         "with held(pathlib.Path(sys.argv[1]), '', 9): print(1, flush=True); sys.stdin.read()"
     )
     command = [sys.executable, "-c", program, lock]

@@ -13,8 +13,8 @@ import pytest
 from strangers import as_nobody
 from waiting import wait_until
 
-from common import door
-from infra.local.processes import free_ports
+from swiftqueue.common import door
+from swiftqueue.infra.local.processes import free_ports
 
 SERVER = """
 import socket, selectors, sys

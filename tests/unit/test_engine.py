@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from feature_store.events.definition import EVENTS
-from serving.engine import Engine
+from swiftqueue.feature_store.events.definition import EVENTS
+from swiftqueue.serving.engine import Engine
 
 ROW = [feature.name for feature in EVENTS.features]
 FEATURES = ["ack", "latency_us", "latency_visible", "size_bytes"]  # that the network sees of an event

@@ -27,8 +27,8 @@ from self_signed import self_signed
 from strangers import PYTHON
 from waiting import wait_until
 
-from common.program import SWIFTQUEUE
-from feature_store.telemetry.events import (
+from swiftqueue.common.program import SWIFTQUEUE
+from swiftqueue.feature_store.telemetry.events import (
     ACK,
     EVENT,
     MAX_SPAN_NS,
@@ -42,10 +42,10 @@ from feature_store.telemetry.events import (
     checked,
     encode,
 )
-from serving.agent.io import frames
-from serving.ingest import own_socket
-from serving.ingest.client import IngestClient
-from serving.ingest.forwarder import (
+from swiftqueue.serving.agent.io import frames
+from swiftqueue.serving.ingest import own_socket
+from swiftqueue.serving.ingest.client import IngestClient
+from swiftqueue.serving.ingest.forwarder import (
     MOST_NAMED,
     Forwarder,
     ForwarderCounts,

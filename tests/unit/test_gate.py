@@ -8,8 +8,8 @@ import gate_world as world
 import numpy as np
 import pytest
 
-from models.registry.bars import NO_CHAMPION, Verdict
-from models.registry.gate import (
+from swiftqueue.models.registry.bars import NO_CHAMPION, Verdict
+from swiftqueue.models.registry.gate import (
     LATE,
     LOG,
     Figures,

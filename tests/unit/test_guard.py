@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from serving.agent.bindings.controller import CLASSIC, L4S
+from swiftqueue.serving.agent.bindings.controller import CLASSIC, L4S
 
 MS = 1_000_000  # ns
 RUNS = 2_000

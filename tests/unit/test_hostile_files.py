@@ -115,7 +115,7 @@ def small_artifact() -> tuple[bytes, bytes]:
 
 
 def read_description(data: bytes) -> None:
-    from models.networks import artifact
+    from swiftqueue.models.networks import artifact
 
     described, weights = small_artifact()
     artifact.load(artifact_folder(placed(json.loads(described), data), weights))
@@ -123,13 +123,13 @@ def read_description(data: bytes) -> None:
 
 def read_weights(data: bytes) -> None:
     """A safetensors file of which the header was changed, or the end is missing."""
-    from models.networks import artifact
+    from swiftqueue.models.networks import artifact
 
     artifact.load(artifact_folder(small_artifact()[0], data))
 
 
 def read_signature(data: bytes) -> None:
-    from serving.triton.config import Signature
+    from swiftqueue.serving.triton.config import Signature
 
     described, weights = small_artifact()
     Signature.read(artifact_folder(placed(json.loads(described), data), weights))
@@ -145,14 +145,14 @@ def engine_artifact() -> tuple[bytes, bytes]:
 
 
 def read_description_in_engine(data: bytes) -> None:
-    from serving.engine import Engine
+    from swiftqueue.serving.engine import Engine
 
     described, weights = engine_artifact()
     Engine(artifact_folder(placed(json.loads(described), data), weights))
 
 
 def read_weights_in_engine(data: bytes) -> None:
-    from serving.engine import Engine
+    from swiftqueue.serving.engine import Engine
 
     described, weights = engine_artifact()
     (length,) = np.frombuffer(weights[:8], "<u8")
@@ -161,15 +161,15 @@ def read_weights_in_engine(data: bytes) -> None:
 
 
 def read_scenario(data: bytes) -> None:
-    from laboratory.scenarios import files as scenario_file
+    from swiftqueue.laboratory.scenarios import files as scenario_file
 
     document = yaml.safe_load((PROJECT / "simulation/scenarios/default.yaml").read_text())
     scenario_file.load(written("mine.yaml", placed(document, data)))
 
 
 def read_params(data: bytes) -> None:
-    from common.section import read
-    from pipelines.validate import ValidateParams
+    from swiftqueue.common.section import read
+    from swiftqueue.pipelines.validate import ValidateParams
 
     document = yaml.safe_load((PROJECT / "params.yaml").read_text())
     read(written("params.yaml", placed(document, data)), ValidateParams)
@@ -181,20 +181,20 @@ def packet_tables(data: bytes) -> Path:
 
 
 def read_replayed_table(data: bytes) -> None:
-    from laboratory.scenarios.replay import replayed
-    from laboratory.scenarios.traffic import Replay
+    from swiftqueue.laboratory.scenarios.replay import replayed
+    from swiftqueue.laboratory.scenarios.traffic import Replay
 
     replayed(Replay(kind="replay", packets=str(packet_tables(data)), trace="t"), f"key {len(data)}")
 
 
 def read_log_to_replay(data: bytes) -> None:
-    from serving.agent.io.packet_log import open_log
+    from swiftqueue.serving.agent.io.packet_log import open_log
 
     open_log(str(packet_tables(data) / "trace=t"), 0.0, None)
 
 
 def read_results(data: bytes) -> None:
-    from laboratory.runs import results
+    from swiftqueue.laboratory.runs import results
 
     results.load(written("lab/results.parquet", data).parent)
 
@@ -210,8 +210,8 @@ SERVER = {
 
 
 def read_server_record(data: bytes) -> None:
-    from infra.local import processes
-    from serving.triton import endpoint
+    from swiftqueue.infra.local import processes
+    from swiftqueue.serving.triton import endpoint
 
     written("triton/server.json", placed(SERVER, data))
     assert 0 < endpoint.port("grpc") < 65536
@@ -225,7 +225,7 @@ LIVE = {"trace": "t", "speed": 1.0, "every_s": 300.0, "learn_s": 60.0, "judge_s"
 
 
 def read_asked(data: bytes) -> None:
-    from infra.local import live_options
+    from swiftqueue.infra.local import live_options
 
     written("live/up.json", placed(LIVE, data))
     live = live_options.read()
@@ -251,7 +251,7 @@ def lines(entry: Any, data: bytes) -> bytes:
 
 
 def read_deploy_log(data: bytes) -> None:
-    from serving.deploy import log as deploy_log
+    from swiftqueue.serving.deploy import log as deploy_log
 
     written("deploy.log.jsonl", lines(DEPLOYED, data))
     for entry in deploy_log.newest_first():
@@ -266,14 +266,14 @@ def read_deploy_log(data: bytes) -> None:
 def round_entry() -> dict[str, Any]:
     from dataclasses import asdict
 
-    from pipelines.live.rounds_log import RoundRecord
+    from swiftqueue.pipelines.live.rounds_log import RoundRecord
 
     return asdict(RoundRecord(3, 1.0, "pushed", "better", 4, 3, 100, ended_boot_s=5.0, psi={"x": 0.1}))
 
 
 def read_rounds(data: bytes) -> None:
-    from infra.local import status
-    from pipelines.live import rounds_log as record
+    from swiftqueue.infra.local import status
+    from swiftqueue.pipelines.live import rounds_log as record
 
     log = written("live/rounds.jsonl", lines(round_entry(), data))
     for entry in record.read(log):
@@ -288,7 +288,7 @@ METRICS = {"traces": {"t": {"model": {"f1": 0.5, "interval": [0.4, 0.6]}}}, "poo
 
 
 def read_metrics(data: bytes) -> None:
-    from pipelines.register import headline_figures
+    from swiftqueue.pipelines.register import headline_figures
 
     written("evaluation/metrics.json", placed(METRICS, data))
     assert all(np.isfinite(value) for value in headline_figures(state() / "evaluation").values())
@@ -301,15 +301,15 @@ SPLIT = {"traces": {"t": SLICES}}
 
 
 def read_split(data: bytes) -> None:
-    from models.forecasters.traces import read_traces
-    from models.sharp import PAPERS
+    from swiftqueue.models.forecasters.traces import read_traces
+    from swiftqueue.models.sharp import PAPERS
 
     read_traces(packet_tables(packets()), written("split.json", placed(SPLIT, data)), PAPERS)
 
 
 def read_forecaster(data: bytes) -> None:
     """A saved forecaster whose description, or whose trees, are damaged."""
-    from models.forecasters import forecaster
+    from swiftqueue.models.forecasters import forecaster
 
     described = json.loads(forecaster_files()["forecaster.json"])
     for name, content in forecaster_files().items():
@@ -322,9 +322,9 @@ def read_forecaster(data: bytes) -> None:
 
 @cache
 def forecaster_files() -> dict[str, bytes]:
-    from models.forecasters import forecaster
-    from models.trees.boosting import BoostedTrees
-    from models.trees.forecaster import Trees, TreesParams
+    from swiftqueue.models.forecasters import forecaster
+    from swiftqueue.models.trees.boosting import BoostedTrees
+    from swiftqueue.models.trees.forecaster import Trees, TreesParams
 
     rng = np.random.default_rng(1)
     trees = BoostedTrees.fit(rng.random((50, 3), np.float32), rng.random(50) + 1, rounds=2, seed=1)
@@ -335,7 +335,7 @@ def forecaster_files() -> dict[str, bytes]:
 
 
 def read_origin(data: bytes) -> None:
-    from laboratory.learning.judged_models import said_acks
+    from swiftqueue.laboratory.learning.judged_models import said_acks
 
     said_acks(written("origin.json", placed({"acks": "selective"}, data)))
 
@@ -344,7 +344,7 @@ LOCK = {"schema": "2.0", "stages": {"s": {"outs": [{"path": "p", "md5": "m"}]}}}
 
 
 def read_dvc_lock(data: bytes) -> None:
-    from models.registry.lineage import dvc_hashes
+    from swiftqueue.models.registry.lineage import dvc_hashes
 
     hashes = dvc_hashes(written("dvc.lock", placed(LOCK, data)))
     assert all(isinstance(text, str) for pair in hashes.items() for text in pair)
@@ -368,7 +368,7 @@ def packets() -> bytes:
 
 
 def results_table() -> bytes:
-    from laboratory.runs.results import SCHEMA
+    from swiftqueue.laboratory.runs.results import SCHEMA
 
     return parquet(pl.DataFrame(schema=SCHEMA))
 
@@ -442,7 +442,7 @@ def test_a_page_that_ends_polars_is_refused(tmp_path: Path) -> None:
     assert rows_of_a_page in table
     (tmp_path / "table.parquet").write_bytes(table.replace(rows_of_a_page, b"\x2c\x15\x4d\x15", 1))
     code = (
-        "import pathlib, sys; from common.parquet import read_parquet;"
+        "import pathlib, sys; from swiftqueue.common.parquet import read_parquet;"
         " read_parquet([pathlib.Path(sys.argv[1])])"
     )
     command = [sys.executable, "-c", code, str(tmp_path / "table.parquet")]
@@ -464,7 +464,7 @@ def test_a_reader_survives_what_no_mutant_is(reader: Callable[[bytes], None]) ->
 
 def test_parts_are_one_table_by_the_names_of_their_columns(tmp_path: Path) -> None:
     """A part whose columns stand in another order must not swap them; one that has others is named."""
-    from common.parquet import read_parquet
+    from swiftqueue.common.parquet import read_parquet
 
     files = [tmp_path / f"part-{n}.parquet" for n in range(2)]
     pl.DataFrame({"sent_ns": [1], "acked_ns": [2]}).write_parquet(files[0])

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from common import import_closure
-from common.import_closure import code_hash, files_of
+from swiftqueue.common import import_closure
+from swiftqueue.common.import_closure import code_hash, files_of
 
 
 @pytest.fixture

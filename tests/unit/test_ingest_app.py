@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from starlette.requests import Request
 
-from feature_store.telemetry import sessions as telemetry_sessions
-from serving.ingest import server
-from serving.ingest.senders import hashed
+from swiftqueue.feature_store.telemetry import sessions as telemetry_sessions
+from swiftqueue.serving.ingest import server
+from swiftqueue.serving.ingest.senders import hashed
 
 TOKEN = "t" * 64
 
@@ -22,7 +22,7 @@ TOKEN = "t" * 64
 @pytest.fixture
 def replica(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(tmp_path))
-    from serving.ingest.app import Ingest
+    from swiftqueue.serving.ingest.app import Ingest
 
     return Ingest(str(tmp_path / "store"), str(tmp_path / "log"), hashed(TOKEN), server.limits(), None)
 
@@ -66,7 +66,7 @@ def test_other_requests_are_answered_while_a_session_waits_for_the_disk(
 def test_however_many_ask_for_a_check_there_is_one_write_a_second(
     replica: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    from serving.ingest import app
+    from swiftqueue.serving.ingest import app
 
     (tmp_path / "store").mkdir()
     now_s, writes = [100.0], []
@@ -85,7 +85,7 @@ def test_however_many_ask_for_a_check_there_is_one_write_a_second(
 
 
 def test_a_body_that_does_not_come_is_given_up(replica: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from serving.ingest import app
+    from swiftqueue.serving.ingest import app
 
     monkeypatch.setattr(app, "BODY_S", 0.1)
 

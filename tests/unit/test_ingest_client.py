@@ -16,9 +16,9 @@ import pytest
 from self_signed import self_signed
 from waiting import wait_until
 
-from feature_store.telemetry.events import EVENT, SEND, SEND_COLUMNS, Events, checked, event_batch
-from serving.ingest import client
-from serving.ingest.client import IngestClient, SenderRefusedError
+from swiftqueue.feature_store.telemetry.events import EVENT, SEND, SEND_COLUMNS, Events, checked, event_batch
+from swiftqueue.serving.ingest import client
+from swiftqueue.serving.ingest.client import IngestClient, SenderRefusedError
 
 Answer = Callable[[str, bytes], tuple[int, Any]]
 

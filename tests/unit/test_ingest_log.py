@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from serving.ingest import log
+from swiftqueue.serving.ingest import log
 
 WRITER = """
 import logging, sys
 from pathlib import Path
-from serving.ingest import log
+from swiftqueue.serving.ingest import log
 log.LOG_BYTES = 10_000
 log.keep_log(sys.argv[1], "part")
 for number in range(400):

@@ -9,13 +9,13 @@ from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
-EXPOSE = "from serving.ingest import metrics; print(metrics.exposition().decode())"
-COUNT = "from serving.ingest import metrics; metrics.BATCHES.labels('failed').inc()"
-FORGET = "from serving.ingest import metrics; metrics.forget_dead_processes()"
+EXPOSE = "from swiftqueue.serving.ingest import metrics; print(metrics.exposition().decode())"
+COUNT = "from swiftqueue.serving.ingest import metrics; metrics.BATCHES.labels('failed').inc()"
+FORGET = "from swiftqueue.serving.ingest import metrics; metrics.forget_dead_processes()"
 # A process of the node that it is told, which lives until its input ends.
 LIVE = """import socket, sys
 socket.gethostname = lambda: sys.argv[1]
-from serving.ingest import metrics
+from swiftqueue.serving.ingest import metrics
 metrics.QUEUE_DEPTH.set(3)
 metrics.BATCHES.labels("failed").inc()
 metrics.APPEND_SECONDS.observe(0.003)

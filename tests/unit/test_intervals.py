@@ -9,7 +9,7 @@ import pytest
 from interval_world import HOLDS, THREE_SEEDS, World, shares
 from scipy.stats import binomtest
 
-from models.scoring.intervals import over_all, over_time
+from swiftqueue.models.scoring.intervals import over_all, over_time
 
 TRIALS = 300
 NOT_ABOVE = 0.08  # of 5 %: 300 trials tell that from what the interval before had

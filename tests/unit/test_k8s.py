@@ -19,8 +19,8 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from common.settings import Settings, variable
-from infra.monitoring.metrics import OURS
+from swiftqueue.common.settings import Settings, variable
+from swiftqueue.infra.monitoring.metrics import OURS
 
 K8S = Path(__file__).resolve().parents[2] / "infra" / "k8s"
 VERSIONS = ("1.29", "1.34", kubernetes_validate.latest_version())
@@ -212,7 +212,7 @@ def test_versions_are_those_of_the_lock(project: Path) -> None:
 
 
 def test_the_server_list_names_every_replica(monkeypatch: pytest.MonkeyPatch) -> None:
-    from serving.triton.endpoint import grpc_addresses
+    from swiftqueue.serving.triton.endpoint import grpc_addresses
 
     triton = find("StatefulSet", "triton")
     listed = find("ConfigMap", "swiftqueue-settings")["data"]["SWIFTQUEUE_TRITON_SERVERS"]
@@ -229,9 +229,9 @@ def test_the_server_list_names_every_replica(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_the_replicas_read_what_a_push_writes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """On the one volume, by the arguments that a local server has too."""
-    from infra.local.servers import triton_command
-    from infra.local.triton_environment import TritonEnvironment
-    from serving.triton.repository import ModelRepository
+    from swiftqueue.infra.local.servers import triton_command
+    from swiftqueue.infra.local.triton_environment import TritonEnvironment
+    from swiftqueue.serving.triton.repository import ModelRepository
 
     state = find("ConfigMap", "swiftqueue-settings")["data"]["SWIFTQUEUE_STATE"]
     monkeypatch.setenv("SWIFTQUEUE_STATE", state)

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from self_signed import self_signed
 
-from infra.k8s import tls
+from swiftqueue.infra.k8s import tls
 
 MOST = 3
 

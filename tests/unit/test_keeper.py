@@ -20,13 +20,13 @@ import pytest
 from prometheus_client import Counter
 from waiting import LIMIT_S, wait_until
 
-from common import heartbeat
-from common.heartbeat import Heartbeat
-from common.state import drop_scratch, make_scratch
-from infra.local import keeper, live_options, parts, processes, status, under_way
-from infra.local import loop as loop_of_parts
-from infra.local.disk import Disk
-from infra.local.keeper import Keeper
+from swiftqueue.common import heartbeat
+from swiftqueue.common.heartbeat import Heartbeat
+from swiftqueue.common.state import drop_scratch, make_scratch
+from swiftqueue.infra.local import keeper, live_options, parts, processes, status, under_way
+from swiftqueue.infra.local import loop as loop_of_parts
+from swiftqueue.infra.local.disk import Disk
+from swiftqueue.infra.local.keeper import Keeper
 
 SLEEPER = [sys.executable, "-S", "-c", "import time; time.sleep(60)"]
 
@@ -88,7 +88,7 @@ class Loop:
         (self.started if well else self.failed).append(name)
 
     def heal(self, name: str, idle: bool) -> Ended:
-        """As infra.local.heal does, at once."""
+        """As swiftqueue.infra.local.heal does, at once."""
         try:
             if not idle:
                 processes.stop(name)
@@ -210,8 +210,8 @@ def test_what_heals_triton_leaves_the_keeper_small(project: Path) -> None:
     """It grew from 151 to 855 MB: serving the champion brings PyTorch and MLflow."""
     program = """
 import sys, time, psutil
-from infra.local import keeper
-from infra.local.heal import Healing
+from swiftqueue.infra.local import keeper
+from swiftqueue.infra.local.heal import Healing
 healing = Healing("triton", idle=False)
 while healing.outcome() is None:
     time.sleep(0.1)
@@ -427,7 +427,7 @@ def test_a_supervisor_ends_where_nothing_is_to_be_kept(tmp_path: Path) -> None:
     wanted, alive = tmp_path / "up.json", tmp_path / "keeper.alive"
     wanted.touch()
     program = (
-        "import sys; from infra.local import supervisor; supervisor.STILL_S = 1.0; "
+        "import sys; from swiftqueue.infra.local import supervisor; supervisor.STILL_S = 1.0; "
         "supervisor.supervise(sys.argv[1], sys.argv[2], sys.argv[3:])"
     )
     sleeper = [sys.executable, "-c", "import time; time.sleep(3600)"]
@@ -449,7 +449,7 @@ def test_what_systemd_starts_is_the_keeper_and_tells_that_it_lives(
     """`up --live --foreground`, with the socket that systemd gives to a unit of type `notify`."""
     told = make_scratch() / "notify.sock"
     program = (
-        "import os, sys; from infra.local import loop\n"
+        "import os, sys; from swiftqueue.infra.local import loop\n"
         "child = os.fork()\n"
         "if child: loop.stay_as_keeper(child)\n"
     )

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from laboratory.explain import CLASSIC, L4S, _print, errors, explain, tail
-from laboratory.learning.train import train
-from laboratory.runs import programs
+from swiftqueue.laboratory.explain import CLASSIC, L4S, _print, errors, explain, tail
+from swiftqueue.laboratory.learning.train import train
+from swiftqueue.laboratory.runs import programs
 
 TRUTH = [
     ("sent_ns", "<i8"),

@@ -12,17 +12,17 @@ import pytest
 import toy_world
 from safetensors.numpy import load_file
 
-from feature_store.packets.truth import TRUTH
-from laboratory.learning import finetune_round
-from laboratory.learning.packet_table import packets_of
-from laboratory.runs.execution import TRACE_METADATA
-from models.forecasters import forecaster as door
-from models.forecasters.traces import TracePart, decision_times
-from models.networks import artifact
-from models.networks.files import WEIGHTS_FILE
-from models.training.protocol import Slice
-from pipelines.live.encoding import event_windows
-from serving.engine import Engine
+from swiftqueue.feature_store.packets.truth import TRUTH
+from swiftqueue.laboratory.learning import finetune_round
+from swiftqueue.laboratory.learning.packet_table import packets_of
+from swiftqueue.laboratory.runs.execution import TRACE_METADATA
+from swiftqueue.models.forecasters import forecaster as door
+from swiftqueue.models.forecasters.traces import TracePart, decision_times
+from swiftqueue.models.networks import artifact
+from swiftqueue.models.networks.files import WEIGHTS_FILE
+from swiftqueue.models.training.protocol import Slice
+from swiftqueue.pipelines.live.encoding import event_windows
+from swiftqueue.serving.engine import Engine
 
 SECONDS = 3.0
 

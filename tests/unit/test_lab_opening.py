@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from lab_rows import NO_NOISE, run_row, runs_of, table
 
-from laboratory.report.opening import QUESTION, Opening, opening
-from laboratory.report.page import make_report
-from laboratory.runs.results import merge
+from swiftqueue.laboratory.report.opening import QUESTION, Opening, opening
+from swiftqueue.laboratory.report.page import make_report
+from swiftqueue.laboratory.runs.results import merge
 
 LIMITED = ["P99", "P99.9", "the longest wait", "RTT P99", "S1's goodput"]
 LIMITED += ["cross traffic's goodput", "the classic flows' share"]

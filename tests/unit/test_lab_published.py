@@ -10,19 +10,19 @@ from typing import get_args
 import polars as pl
 import pytest
 
-from common.json_file import read_object
-from laboratory.learning.judged_models import models_by_profile
-from laboratory.learning.train import settings
-from laboratory.runs import experience
-from laboratory.runs.canary import INSTEAD, ROUTERS, RUNGS, canaries
-from laboratory.runs.programs import Equals
-from laboratory.runs.resolve import Cell, Model, control_of, identity, resolve
-from laboratory.runs.results import COMPLETE, KEY, load
-from laboratory.scenarios.controls import CONTROLS, ControlSettings
-from laboratory.scenarios.files import environment_at, names, path_of
-from laboratory.scenarios.files import load as load_scenario
-from laboratory.scenarios.schema import PROFILES, Scenario
-from laboratory.scenarios.traffic import Group
+from swiftqueue.common.json_file import read_object
+from swiftqueue.laboratory.learning.judged_models import models_by_profile
+from swiftqueue.laboratory.learning.train import settings
+from swiftqueue.laboratory.runs import experience
+from swiftqueue.laboratory.runs.canary import INSTEAD, ROUTERS, RUNGS, canaries
+from swiftqueue.laboratory.runs.programs import Equals
+from swiftqueue.laboratory.runs.resolve import Cell, Model, control_of, identity, resolve
+from swiftqueue.laboratory.runs.results import COMPLETE, KEY, load
+from swiftqueue.laboratory.scenarios.controls import CONTROLS, ControlSettings
+from swiftqueue.laboratory.scenarios.files import environment_at, names, path_of
+from swiftqueue.laboratory.scenarios.files import load as load_scenario
+from swiftqueue.laboratory.scenarios.schema import PROFILES, Scenario
+from swiftqueue.laboratory.scenarios.traffic import Group
 
 WINDOW_MODELS = {  # content of those of docs/laboratory/models/figure8 in commit ebbf31e4
     "rfc9332": "654094badddfa231b611c4dd6eb1b6e6243d45975cf1fcf2d309333a934a5378",

@@ -16,18 +16,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from lab_rows import run_row, runs_of, table
 
-from laboratory.report.comparison import Place, places
-from laboratory.report.measures import MOVED, QUEUEING_P99
-from laboratory.report.page import make_report
-from laboratory.report.tables import brief, cell, chance, markdown, verdict
-from laboratory.report.targets import targets as judged
-from laboratory.runs import results
-from laboratory.runs.resolve import Asked, Cell
-from laboratory.runs.results import LATER, NOT_RUN, SCHEMA, forget, load, merge
-from laboratory.runs.rows import complete, not_run
-from laboratory.scenarios.files import load as load_scenario
-from laboratory.scenarios.files import path_of
-from models.scoring.intervals import corrected, estimate, paired_change
+from swiftqueue.laboratory.report.comparison import Place, places
+from swiftqueue.laboratory.report.measures import MOVED, QUEUEING_P99
+from swiftqueue.laboratory.report.page import make_report
+from swiftqueue.laboratory.report.tables import brief, cell, chance, markdown, verdict
+from swiftqueue.laboratory.report.targets import targets as judged
+from swiftqueue.laboratory.runs import results
+from swiftqueue.laboratory.runs.resolve import Asked, Cell
+from swiftqueue.laboratory.runs.results import LATER, NOT_RUN, SCHEMA, forget, load, merge
+from swiftqueue.laboratory.runs.rows import complete, not_run
+from swiftqueue.laboratory.scenarios.files import load as load_scenario
+from swiftqueue.laboratory.scenarios.files import path_of
+from swiftqueue.models.scoring.intervals import corrected, estimate, paired_change
 
 
 def test_an_interval_is_students() -> None:

@@ -13,18 +13,18 @@ import polars as pl
 import pytest
 import yaml
 
-from feature_store.packets.schema import PACKET_SCHEMA
-from laboratory.command import Request, adjusted, run_lab
-from laboratory.learning.judged_models import (
+from swiftqueue.feature_store.packets.schema import PACKET_SCHEMA
+from swiftqueue.laboratory.command import Request, adjusted, run_lab
+from swiftqueue.laboratory.learning.judged_models import (
     check_acks,
     model_at,
     models_by_profile,
     said_acks,
 )
-from laboratory.learning.train import PARAMS, settings, shared, train
-from laboratory.report.judging import FEWEST_PACKETS
-from laboratory.runs import execution, programs
-from laboratory.runs.resolve import (
+from swiftqueue.laboratory.learning.train import PARAMS, settings, shared, train
+from swiftqueue.laboratory.report.judging import FEWEST_PACKETS
+from swiftqueue.laboratory.runs import execution, programs
+from swiftqueue.laboratory.runs.resolve import (
     Cell,
     Model,
     cells,
@@ -33,11 +33,11 @@ from laboratory.runs.resolve import (
     identity,
     resolve,
 )
-from laboratory.scenarios.controls import CONTROLS
-from laboratory.scenarios.files import FOLDER, environment_at, files_of, full, load, names, path_of
-from laboratory.scenarios.replay import distribution
-from laboratory.scenarios.traffic import Group, Messages
-from pipelines.params.document import load_yaml
+from swiftqueue.laboratory.scenarios.controls import CONTROLS
+from swiftqueue.laboratory.scenarios.files import FOLDER, environment_at, files_of, full, load, names, path_of
+from swiftqueue.laboratory.scenarios.replay import distribution
+from swiftqueue.laboratory.scenarios.traffic import Group, Messages
+from swiftqueue.pipelines.params.document import load_yaml
 
 
 @pytest.fixture

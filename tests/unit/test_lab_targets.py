@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from lab_rows import run_row, runs_of, table
 
-from laboratory.report.plots import plots_of
-from laboratory.report.tables import markdown
-from laboratory.report.targets import Target, remarks, targets
+from swiftqueue.laboratory.report.plots import plots_of
+from swiftqueue.laboratory.report.tables import markdown
+from swiftqueue.laboratory.report.targets import Target, remarks, targets
 
 LONG = {"seconds": 300.0, "warmup_s": 10.0}
 GOOD = {"default": 1, "model": 0.6, "oracle": 0.5, "random": 0.8}

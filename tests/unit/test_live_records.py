@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from common import json_lines
-from common.json_lines import append
-from pipelines.live.rounds_log import RoundRecord, read
+from swiftqueue.common import json_lines
+from swiftqueue.common.json_lines import append
+from swiftqueue.pipelines.live.rounds_log import RoundRecord, read
 
 
 def test_a_line_cut_short_costs_itself_alone(tmp_path: Path) -> None:
@@ -45,7 +45,9 @@ def test_a_log_has_a_bounded_size_and_is_read_across_the_turn(
 def test_a_full_disk_costs_lines_and_no_program() -> None:
     with pytest.raises(OSError, match="No space left"):
         append(Path("/dev/full"), asdict(RoundRecord(1, 0.0)))
-    program = "import sys; from common.say import say; say('a round'); sys.stderr.write('it goes on')"
+    program = (
+        "import sys; from swiftqueue.common.say import say; say('a round'); sys.stderr.write('it goes on')"
+    )
     with Path("/dev/full").open("wb") as full:
         done = subprocess.run(
             [sys.executable, "-c", program], stdout=full, stderr=subprocess.PIPE, text=True, check=False

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from models.registry.decision import FILES_TAG
-from models.registry.saving import sha256
-from models.registry.store import RegistryError
-from serving.agent.command import LocalChampion
-from serving.triton.repository import LIMIT
+from swiftqueue.models.registry.decision import FILES_TAG
+from swiftqueue.models.registry.saving import sha256
+from swiftqueue.models.registry.store import RegistryError
+from swiftqueue.serving.agent.command import LocalChampion
+from swiftqueue.serving.triton.repository import LIMIT
 
 
 class OneVersion:

@@ -9,10 +9,10 @@ import polars as pl
 import pytest
 from lab_rows import NO_NOISE, run_row, table
 
-from laboratory.report.comparison import Place
-from laboratory.report.judging import SETTLED
-from laboratory.report.looks import keep, load, looked, planned, said, settled_at, settled_places
-from laboratory.runs.results import SCHEMA
+from swiftqueue.laboratory.report.comparison import Place
+from swiftqueue.laboratory.report.judging import SETTLED
+from swiftqueue.laboratory.report.looks import keep, load, looked, planned, said, settled_at, settled_places
+from swiftqueue.laboratory.runs.results import SCHEMA
 
 SEEDS = 20
 SPREAD = 0.3  # of the logarithm, from seed to seed

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from matcher_oracle import HEADERS, MS, SENDER, START_NS, Event, Row, expected, matched, rows_of, segments
 from mutants import ALL
 
-import feature_store
-from feature_store.packets import pcaplib
+from swiftqueue import feature_store
+from swiftqueue.feature_store.packets import pcaplib
 
 WRAP = 2**32
 AT_SENDER = st.sampled_from(("acks", "selective"))

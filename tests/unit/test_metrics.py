@@ -19,8 +19,8 @@ from sklearn.metrics import (
     precision_recall_fscore_support,
 )
 
-from models.scoring import choice, metrics
-from models.sharp import PAPERS, change_direction, change_of, sharp_changes
+from swiftqueue.models.scoring import choice, metrics
+from swiftqueue.models.sharp import PAPERS, change_direction, change_of, sharp_changes
 
 latencies = st.sampled_from([1_000.0, 9_000.0, 20_000.0, 30_000.0, 40_000.0, 48_000.0, 120_000.0, 145_000.0])
 coarse = st.sampled_from([-1.0, 0.0, 0.25, 0.5, 1.0, 2.0])

@@ -10,12 +10,12 @@ from collections.abc import Iterator
 import pytest
 from crowd import DEAF, IDLE, MANY, SLOW, check_a_crowd_costs_only_its_places
 
-from common.metrics_page import MOST_CLIENTS
+from swiftqueue.common.metrics_page import MOST_CLIENTS
 
 PROGRAM = """
 import sys, time
 from prometheus_client import CollectorRegistry, Gauge
-from common import metrics_page
+from swiftqueue.common import metrics_page
 registry = CollectorRegistry()
 Gauge("shown", "", registry=registry).set(7)
 Gauge("large", "x" * 100_000, registry=registry)

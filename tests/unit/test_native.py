@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-import feature_store
-from common import native
-from feature_store.events import event_library
-from feature_store.packets import pcaplib
+from swiftqueue import feature_store
+from swiftqueue.common import native
+from swiftqueue.feature_store.events import event_library
+from swiftqueue.feature_store.packets import pcaplib
 
 
 def test_a_library_older_than_a_source_is_refused(tmp_path: Path) -> None:
@@ -36,7 +36,8 @@ def test_an_import_that_meets_it_ends_in_one_line(tmp_path: Path) -> None:
         [
             sys.executable,
             "-c",
-            "import pathlib, sys; from common.native import load; load(pathlib.Path(sys.argv[1]), (), {})",
+            "import pathlib, sys; from swiftqueue.common.native import load; "
+            "load(pathlib.Path(sys.argv[1]), (), {})",
             str(library),
         ],
         capture_output=True,

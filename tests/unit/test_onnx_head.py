@@ -12,12 +12,12 @@ import pytest
 import torch
 import toy_world
 
-from feature_store.events.definition import EVENTS
-from models.event_stream.network import EventArchitecture, EventPredictor
-from models.mlp.network import MlpArchitecture, QueryMlp
-from models.networks import artifact, onnx_head
-from models.networks.query_network import QueryNetwork
-from models.networks.scaling import TargetScaling
+from swiftqueue.feature_store.events.definition import EVENTS
+from swiftqueue.models.event_stream.network import EventArchitecture, EventPredictor
+from swiftqueue.models.mlp.network import MlpArchitecture, QueryMlp
+from swiftqueue.models.networks import artifact, onnx_head
+from swiftqueue.models.networks.query_network import QueryNetwork
+from swiftqueue.models.networks.scaling import TargetScaling
 
 pytestmark = pytest.mark.slow  # exports take seconds
 

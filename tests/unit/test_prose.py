@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.setup.prose import faults
+from swiftqueue.infra.setup.prose import faults
 
 GOOD = '''"""Loads rates."""
 

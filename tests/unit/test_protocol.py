@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from models.training.protocol import (
+from swiftqueue.models.training.protocol import (
     OF_A_TRACE,
     PAPER,
     PROTOCOLS,

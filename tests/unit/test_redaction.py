@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from common.program import one_line
-from common.redaction import redacted
+from swiftqueue.common.program import one_line
+from swiftqueue.common.redaction import redacted
 
 
 @pytest.mark.parametrize(

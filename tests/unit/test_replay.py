@@ -10,13 +10,13 @@ import polars as pl
 import pytest
 import toy_world
 
-from feature_store.events.event_window import EventWindow
-from pipelines.live.encoding import event_windows
-from serving.agent import process as agent_process
-from serving.agent.io.packet_log import open_log
-from serving.agent.predictors.reference_client import AgentDecision, DecisionCounts
-from serving.agent.replay import RECORD_SCHEMA, as_frame, decide_all, record_table, replay_trace
-from serving.agent.replay_view import sparkline
+from swiftqueue.feature_store.events.event_window import EventWindow
+from swiftqueue.pipelines.live.encoding import event_windows
+from swiftqueue.serving.agent import process as agent_process
+from swiftqueue.serving.agent.io.packet_log import open_log
+from swiftqueue.serving.agent.predictors.reference_client import AgentDecision, DecisionCounts
+from swiftqueue.serving.agent.replay import RECORD_SCHEMA, as_frame, decide_all, record_table, replay_trace
+from swiftqueue.serving.agent.replay_view import sparkline
 
 
 @pytest.fixture
@@ -133,14 +133,14 @@ def test_without_a_server_every_batch_keeps_its_default_and_is_counted(
     import socket
 
     if agent == "Python":
-        monkeypatch.setattr("serving.agent.process.BINARY", tmp_path / "agent" / "_build" / "none")
+        monkeypatch.setattr("swiftqueue.serving.agent.process.BINARY", tmp_path / "agent" / "_build" / "none")
     elif reason := agent_process.why_not_built():
         pytest.skip(reason)
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))  # bound and never listening: nobody can answer there
         monkeypatch.setenv("SWIFTQUEUE_TRITON_GRPC", str(unused.getsockname()[1]))
         monkeypatch.setenv("SWIFTQUEUE_STATE", str(tmp_path / "state"))
-        monkeypatch.setattr("serving.agent.replay.FIRST_MODEL_S", 0.2)
+        monkeypatch.setattr("swiftqueue.serving.agent.replay.FIRST_MODEL_S", 0.2)
         code = replay_trace(str(folder), speed=0, deadline_us=2_000, seconds=None, as_json=True)
     shown = capsys.readouterr()
     summary = json.loads(shown.out)

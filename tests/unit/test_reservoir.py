@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from feature_store.packets.schema import HORIZON
-from pipelines.live.encoding import Decisions
-from pipelines.live.reservoir import (
+from swiftqueue.feature_store.packets.schema import HORIZON
+from swiftqueue.pipelines.live.encoding import Decisions
+from swiftqueue.pipelines.live.reservoir import (
     EMPTY,
     FILE,
     MOST_WINDOWS,

@@ -15,20 +15,20 @@ import pytest
 from lab_rows import runs_of
 from lab_rows import table as table_of
 
-from benchmarks import published
-from benchmarks import queues as bench
-from benchmarks.published import Published
-from benchmarks.results import evaluations, forecasters, replayed
-from benchmarks.results import queues as bench_queues
-from benchmarks.results.pages import END, FOLDER, STUDIES, filled, rewrite
-from benchmarks.results.pictures import coverage
-from benchmarks.results.tables import TABLES, Data, many_places
-from benchmarks.rows import Row
-from common.json_file import read_object
-from laboratory.report.judging import SERVED
-from laboratory.report.tables import controls_in_brief
-from laboratory.scenarios.schema import PROFILES
-from models.scoring.plot_style import svg
+from swiftqueue.benchmarks import published
+from swiftqueue.benchmarks import queues as bench
+from swiftqueue.benchmarks.published import Published
+from swiftqueue.benchmarks.results import evaluations, forecasters, replayed
+from swiftqueue.benchmarks.results import queues as bench_queues
+from swiftqueue.benchmarks.results.pages import END, FOLDER, STUDIES, filled, rewrite
+from swiftqueue.benchmarks.results.pictures import coverage
+from swiftqueue.benchmarks.results.tables import TABLES, Data, many_places
+from swiftqueue.benchmarks.rows import Row
+from swiftqueue.common.json_file import read_object
+from swiftqueue.laboratory.report.judging import SERVED
+from swiftqueue.laboratory.report.tables import controls_in_brief
+from swiftqueue.laboratory.scenarios.schema import PROFILES
+from swiftqueue.models.scoring.plot_style import svg
 
 ROW = Row("a thing", 2.0, 1.0, "another", 2.0, "s", 3)
 
@@ -71,7 +71,7 @@ def test_every_table_has_its_page(project: Path) -> None:
 
 def test_every_table_of_a_study_has_its_place_on_its_pages(project: Path) -> None:
     for module in (project / STUDIES).glob("*/results.py"):
-        study = importlib.import_module(f"{STUDIES}.{module.parent.name}.results")
+        study = importlib.import_module(f"swiftqueue.{STUDIES}.{module.parent.name}.results")
         pages = [page.read_text() for page in module.parent.glob("*.md")]
         shown = [name for page in pages for name in re.findall(r"<!-- table: (\S+) -->", page)]
         assert sorted(shown) == sorted(study.TABLES), module

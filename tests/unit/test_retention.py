@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from infra.local import processes, tidy
-from infra.local.tidy import Housekeeping
-from models.registry.decision import REFERENCE_TAG
-from models.registry.registry import CHALLENGER, CHAMPION
-from models.registry.retention import spare
+from swiftqueue.infra.local import processes, tidy
+from swiftqueue.infra.local.tidy import Housekeeping
+from swiftqueue.models.registry.decision import REFERENCE_TAG
+from swiftqueue.models.registry.registry import CHALLENGER, CHAMPION
+from swiftqueue.models.registry.retention import spare
 
 
 def chain(count: int, **origin: str) -> dict[int, dict[str, str]]:
@@ -111,8 +111,8 @@ def test_the_scratch_folder_looks_used_to_who_cleans_the_system(
 
 
 def test_ray_serve_writes_no_line_for_each_request() -> None:
-    from serving.ingest.app import application
-    from serving.ingest.bounds import Limits
+    from swiftqueue.serving.ingest.app import application
+    from swiftqueue.serving.ingest.bounds import Limits
 
     ingest = application(Path("store"), Path("log"), keep={}, limits=Limits(senders=1, bytes_s=1.0))
     assert ingest._bound_deployment.logging_config["enable_access_log"] is False

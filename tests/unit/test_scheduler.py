@@ -8,11 +8,11 @@ from typing import Any, cast
 
 import pytest
 
-from pipelines.live import scheduler
-from pipelines.live.metrics import Metrics
-from pipelines.live.rounds import Rounds
-from pipelines.live.rounds_log import RoundRecord
-from pipelines.live.scheduler import Scheduler
+from swiftqueue.pipelines.live import scheduler
+from swiftqueue.pipelines.live.metrics import Metrics
+from swiftqueue.pipelines.live.rounds import Rounds
+from swiftqueue.pipelines.live.rounds_log import RoundRecord
+from swiftqueue.pipelines.live.scheduler import Scheduler
 
 
 class Quiet:

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from common.program import SWIFTQUEUE
-from serving.ingest import senders
-from serving.ingest.client import read_token
-from serving.ingest.senders import add, hashed, may_speak, remove, tokens_dir, with_tokens
+from swiftqueue.common.program import SWIFTQUEUE
+from swiftqueue.serving.ingest import senders
+from swiftqueue.serving.ingest.client import read_token
+from swiftqueue.serving.ingest.senders import add, hashed, may_speak, remove, tokens_dir, with_tokens
 
 INSTALLATION = "i" * 64
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from common.program import SWIFTQUEUE
-from common.settings import Settings, reference, settings, variable
+from swiftqueue.common.program import SWIFTQUEUE
+from swiftqueue.common.settings import Settings, reference, settings, variable
 
 PORTS = [name for name, kind in Settings.__annotations__.items() if "Port" in kind]
 
@@ -22,7 +22,7 @@ def no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_reference_page_is_current(project: Path) -> None:
     page = reference()
-    again = "run: python -m common.settings > docs/SETTINGS.md"
+    again = "run: python -m swiftqueue.common.settings > docs/SETTINGS.md"
     assert (project / "docs/SETTINGS.md").read_text() == page, again
     for name, field in Settings.model_fields.items():
         assert (field.description or "").endswith("."), name

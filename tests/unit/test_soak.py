@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks import soak
+from swiftqueue.benchmarks import soak
 
 
 def samples(**per_hour: float) -> list[dict[str, Any]]:

@@ -9,10 +9,10 @@ import pytest
 import torch
 from sklearn.metrics import mean_pinball_loss
 
-from models.forecasters.spread import Spread
-from models.scoring.choice import PACKET_US, score_choice
-from models.scoring.metrics import EPISODE_NS, late_from, late_margin, score_with_replicates
-from models.training.loss import weighted_error
+from swiftqueue.models.forecasters.spread import Spread
+from swiftqueue.models.scoring.choice import PACKET_US, score_choice
+from swiftqueue.models.scoring.metrics import EPISODE_NS, late_from, late_margin, score_with_replicates
+from swiftqueue.models.training.loss import weighted_error
 
 LEVELS = (0.05, 0.25, 0.5, 0.75, 0.95)
 

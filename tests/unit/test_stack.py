@@ -20,18 +20,18 @@ import pytest
 from toy_world import bottleneck_table, write_table
 from waiting import wait_until
 
-from common.state import drop_scratch
-from infra.local import live_options, loop, parts, processes, prometheus, status, under_way
-from infra.local.disk import Disk
-from infra.local.judgement import Judgement
-from infra.local.loop import start_loop, stop_stack
-from infra.local.parts import PARTS
-from infra.local.sender import laps, laps_of_a_pass
-from infra.local.triton_environment import find_environment
-from serving.agent.io.frames import ACKED, BATCH, SENT, replay_frames
-from serving.agent.io.packet_log import open_log
-from serving.ingest import server as ingest
-from serving.triton.endpoint import elsewhere, grpc_addresses, port
+from swiftqueue.common.state import drop_scratch
+from swiftqueue.infra.local import live_options, loop, parts, processes, prometheus, status, under_way
+from swiftqueue.infra.local.disk import Disk
+from swiftqueue.infra.local.judgement import Judgement
+from swiftqueue.infra.local.loop import start_loop, stop_stack
+from swiftqueue.infra.local.parts import PARTS
+from swiftqueue.infra.local.sender import laps, laps_of_a_pass
+from swiftqueue.infra.local.triton_environment import find_environment
+from swiftqueue.serving.agent.io.frames import ACKED, BATCH, SENT, replay_frames
+from swiftqueue.serving.agent.io.packet_log import open_log
+from swiftqueue.serving.ingest import server as ingest
+from swiftqueue.serving.triton.endpoint import elsewhere, grpc_addresses, port
 
 SLEEPER = [sys.executable, "-S", "-c", "import time; print('ready', flush=True); time.sleep(60)"]
 
@@ -115,7 +115,7 @@ def test_a_clock_that_was_set_hides_no_server(state: Path) -> None:
     )
     (state / "stat").write_text(stat)
     look = (
-        "import psutil; from infra.local import processes as p; "
+        "import psutil; from swiftqueue.infra.local import processes as p; "
         "print(psutil.boot_time(), p.running('sleeper').pid)"
     )
     script = f'mount --bind {state}/stat /proc/stat && exec {sys.executable} -c "{look}"'
@@ -149,7 +149,7 @@ def test_a_log_keeps_what_was_said_before(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_a_server_that_another_started_outlives_it() -> None:
     start = (
-        "from infra.local import processes as p; import time; "
+        "from swiftqueue.infra.local import processes as p; import time; "
         f"p.start('sleeper', {SLEEPER!r}, {{}}, {{}}, lambda: True, 10); "
         "print('ready', flush=True); time.sleep(60)"
     )
@@ -396,7 +396,7 @@ def test_the_loops_scheduler_answers_on_loopback_wherever_one_by_itself_does(
     program.write_text(
         f"#!{sys.executable}\n"
         "import http.server, sys\n"
-        "from common.settings import settings\n"
+        "from swiftqueue.common.settings import settings\n"
         "class Page(http.server.BaseHTTPRequestHandler):\n"
         "    def do_GET(self):\n"
         "        self.send_response(200)\n"

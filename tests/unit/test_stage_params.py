@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import yaml
 
-from common.allowed_values import allowed
-from common.section import read, schema_at
-from models.forecasters.forecaster import variants
-from pipelines.extract import ExtractParams
-from pipelines.params.sections import check, reference, section_of, sections
+from swiftqueue.common.allowed_values import allowed
+from swiftqueue.common.section import read, schema_at
+from swiftqueue.models.forecasters.forecaster import variants
+from swiftqueue.pipelines.extract import ExtractParams
+from swiftqueue.pipelines.params.sections import check, reference, section_of, sections
 
 PROJECT = Path(__file__).resolve().parents[2]
 OWN: dict[str, dict[str, Any]] = yaml.safe_load((PROJECT / "params.yaml").read_text())
@@ -32,7 +32,7 @@ def test_the_projects_own_parameters_pass() -> None:
 def test_the_reference_page_is_current(project: Path) -> None:
     page = reference(project)
     assert (project / "docs/PARAMETERS.md").read_text() == page, (
-        "run: python -m pipelines.params.sections > docs/PARAMETERS.md"
+        "run: python -m swiftqueue.pipelines.params.sections > docs/PARAMETERS.md"
     )
     for name, key in KEYS:
         assert (section_of(name).model_fields[key].description or "").endswith("."), f"{name}.{key}"
@@ -132,7 +132,13 @@ def test_a_parameter_file_that_cannot_be_used_is_named(tmp_path: Path, text: str
 def test_a_stage_says_it_in_one_line_and_writes_nothing(tmp_path: Path, project: Path, protocol: Any) -> None:
     path = tmp_path / "params.yaml"
     path.write_text(yaml.safe_dump({**OWN, "split": {"protocol": protocol}}))
-    command = [sys.executable, "-m", "pipelines.split", f"--params={path}", f"--packets={tmp_path}"]
+    command = [
+        sys.executable,
+        "-m",
+        "swiftqueue.pipelines.split",
+        f"--params={path}",
+        f"--packets={tmp_path}",
+    ]
     command += [f"--output={tmp_path / 'o'}"]
     result = subprocess.run(command, cwd=project, capture_output=True, text=True, check=False)
     assert result.returncode != 0

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from conftest import PROJECT
 
-from common.state import (
+from swiftqueue.common.state import (
     drop_scratch,
     make_scratch,
     private_dir,
@@ -143,13 +143,14 @@ def test_a_command_that_writes_state_lets_nobody_read_it_and_dvc_has_the_users_u
     monkeypatch.setenv("SWIFTQUEUE_STATE", str(tmp_path))
     program = (
         "import os, sys; from swiftqueue.cli.app import main\n"
-        "from infra.local import status; from pipelines.experiments import dvc_command\n"
+        "from swiftqueue.infra.local import status\n"
+        "from swiftqueue.pipelines.experiments import dvc_command\n"
         "def look(**_):\n"
         "    open('made', 'w').close()\n"
         "    sys.executable = '/bin/sh'; dvc_command.run_dvc(['-c', 'true'], '.')\n"
         "    print(oct(os.stat('made').st_mode)[-3:], oct(state.users_umask()))\n"
         "    return 0\n"
-        "from common import state; status.print_status = look; os.umask(0o022)\n"
+        "from swiftqueue.common import state; status.print_status = look; os.umask(0o022)\n"
         "sys.argv = ['swiftqueue', 'status']; main()"
     )
     done = subprocess.run(

@@ -9,10 +9,10 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
-from infra.local import status
-from infra.local.pages import answers
-from infra.local.processes import ServerProcess
-from infra.local.prometheus_query import QueryError, ask
+from swiftqueue.infra.local import status
+from swiftqueue.infra.local.pages import answers
+from swiftqueue.infra.local.processes import ServerProcess
+from swiftqueue.infra.local.prometheus_query import QueryError, ask
 
 STRANGERS = {
     "no-http": b"SSH-2.0-OpenSSH\r\n",

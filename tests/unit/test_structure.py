@@ -56,7 +56,7 @@ def test_stages_params_and_files_are_the_same_set(project: Path) -> None:
     stages = set(yaml.safe_load((project / "dvc.yaml").read_text())["stages"])
     sections = set(yaml.safe_load((project / "params.yaml").read_text()))
     files = {p.stem for p in (project / "pipelines").glob("*.py")} - STAGES_SHARE
-    from pipelines.params.sections import of_forecasters
+    from swiftqueue.pipelines.params.sections import of_forecasters
 
     of_no_one_stage = {"architecture", "change", "live", "lfq_register", *of_forecasters()}
     assert stages == (sections - of_no_one_stage) | {"pretrain"} == files
@@ -68,7 +68,7 @@ def stages_of(project: Path) -> dict[str, Any]:
 
 
 def test_each_stage_depends_on_its_own_file_and_section(project: Path) -> None:
-    from pipelines.params.sections import of_forecasters
+    from swiftqueue.pipelines.params.sections import of_forecasters
 
     own, kinds = yaml.safe_load((project / "params.yaml").read_text()), of_forecasters()
     for name, stage in stages_of(project).items():
@@ -93,11 +93,17 @@ def module_imports(project: Path) -> dict[str, set[str]]:
     for name, path in modules.items():
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Import):
-                found[name] |= {alias.name for alias in node.names}
+                found[name] |= {without_package(alias.name) for alias in node.names}
             elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
-                inner = {f"{node.module}.{alias.name}" for alias in node.names}
-                found[name] |= inner & modules.keys() or {node.module}
+                inner = {without_package(f"{node.module}.{alias.name}") for alias in node.names}
+                found[name] |= inner & modules.keys() or {without_package(node.module)}
     return {name: imported & modules.keys() - {name} for name, imported in found.items()}
+
+
+def without_package(module: str) -> str:
+    """A room's module by the room's folder, which `swiftqueue/ROOM` leads to."""
+    room = module.removeprefix("swiftqueue.")
+    return room if room.split(".")[0] in {room.split(".")[0] for room in ROOMS} else module
 
 
 def room_of(module: str) -> str:
@@ -128,8 +134,17 @@ def test_each_room_is_installed_and_checked(project: Path) -> None:
     settings = tomllib.loads((project / "pyproject.toml").read_text())["tool"]
     rooms = list(dict.fromkeys(room.split(".")[0] for room in ROOMS))
     installed = settings["setuptools"]["packages"]["find"]["include"]
-    assert sorted(installed) == sorted(f"{room}*" for room in rooms)
-    assert sorted(settings["mypy"]["packages"]) == sorted(set(rooms) - {"studies"})  # lint.sh asks for them
+    assert installed == ["swiftqueue*"]
+    assert settings["mypy"]["packages"] == ["swiftqueue"]
+    for room in set(rooms) - {"swiftqueue"}:
+        assert (project / "swiftqueue" / room).readlink() == Path("..", room)
+
+
+def test_rooms_are_imported_through_the_package(project: Path) -> None:
+    """By its folder's name a module would be loaded twice, or another package's would come instead."""
+    rooms = "|".join({room.split(".")[0] for room in ROOMS} - {"swiftqueue"})
+    bare = re.compile(rf"^\s*(?:from|import) (?:{rooms})(?:\.|\s)", re.M)
+    assert [path for path in tracked(project, "*.py") if bare.search(path.read_text())] == []
 
 
 def test_nothing_outside_the_studies_imports_from_them(project: Path) -> None:
@@ -138,13 +153,15 @@ def test_nothing_outside_the_studies_imports_from_them(project: Path) -> None:
         for path in tracked(project, "*.py", "*.cc", "*.h", "*.c", "*Makefile", "*.mk")
         if path.relative_to(project).parts[0] != "studies"
     ]
-    begins = re.compile(r"^\s*(?:from|import) studies\b|#include .*\bstudies/|\bstudies/\w+/", re.M)
+    begins = re.compile(
+        r"^\s*(?:from|import) swiftqueue\.studies\b|#include .*\bstudies/|\bstudies/\w+/", re.M
+    )
     assert [path for path in outside if begins.search(path.read_text())] == []
 
 
 def test_documents_outside_the_studies_name_no_command_of_theirs(project: Path) -> None:
     """Without the folder they would be untrue; the log tells what was, and links may go there."""
-    from common.studies import declarations, served
+    from swiftqueue.common.studies import declarations, served
 
     named = "|".join(study.NAME for study in declarations())
     command = re.compile(rf"swiftqueue (?:{named}) |--model (?:{'|'.join(served())})\b|dvc repro studies/")
@@ -171,6 +188,10 @@ def test_the_product_does_without_the_studies(project: Path, tmp_path: Path) -> 
         if name.parts[0] != "studies":
             (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(path, tmp_path / name)
+    for link in filter(
+        Path.is_symlink, (project / "swiftqueue").iterdir()
+    ):  # that to the studies leads nowhere
+        shutil.copy2(link, tmp_path / "swiftqueue", follow_symlinks=False)
     shown = "import swiftqueue.cli.app as cli; cli.app(['--help'])"
     for command in ([BIN / "ruff", "check", "."], [BIN / "mypy"], [sys.executable, "-c", shown]):
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
@@ -188,7 +209,10 @@ def test_the_rooms_of_models_build_on_each_other(project: Path) -> None:
     for path in (project / "models").rglob("*.py"):
         room = path.relative_to(project / "models").parts[0]
         allowed = MODEL_ROOMS[: MODEL_ROOMS.index(room) + 1] if room in MODEL_ROOMS else []
-        imported = {m[1] for m in re.finditer(r"^\s*from models(?:\.| import )(\w+)", path.read_text(), re.M)}
+        imported = {
+            m[1]
+            for m in re.finditer(r"^\s*from swiftqueue\.models(?:\.| import )(\w+)", path.read_text(), re.M)
+        }
         assert imported & set(MODEL_ROOMS) <= set(allowed), path
         assert imported <= {*MODEL_ROOMS, "sharp"}, path
 
@@ -271,7 +295,7 @@ def test_commands_of_the_documents_exist_with_their_options(project: Path) -> No
             for target in re.findall(r"(?:^|[ &])make ([a-z][a-z-]*)(?=$|[ ;`])", code):
                 assert re.search(rf"^{target}:", makefile, re.M), f"{document}: make {target}"
             for module in re.findall(
-                r"python -m ((?:infra|benchmarks|pipelines|serving)[a-z_.]*[a-z])", code
+                r"python -m ((?:swiftqueue|infra|benchmarks|pipelines|serving)[a-z_.]*[a-z])", code
             ):
                 path = project / module.replace(".", "/")
                 assert path.with_suffix(".py").is_file() or path.is_dir(), f"{document}: {module}"

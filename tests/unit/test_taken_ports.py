@@ -9,11 +9,11 @@ import pytest
 from event_rows import batch
 from strangers import stranger_at
 
-from common.state import secret, stranger_listens
-from infra.local import ray_head
-from infra.local.processes import free_ports
-from serving.ingest.client import IngestClient
-from serving.triton.endpoint import Triton, TritonError, control_headers
+from swiftqueue.common.state import secret, stranger_listens
+from swiftqueue.infra.local import ray_head
+from swiftqueue.infra.local.processes import free_ports
+from swiftqueue.serving.ingest.client import IngestClient
+from swiftqueue.serving.triton.endpoint import Triton, TritonError, control_headers
 
 
 @pytest.fixture(autouse=True)

@@ -9,7 +9,7 @@ import event_rows
 import numpy as np
 import pytest
 
-from feature_store.telemetry.events import (
+from swiftqueue.feature_store.telemetry.events import (
     ACK,
     HEADER,
     MAX_BODY_BYTES,

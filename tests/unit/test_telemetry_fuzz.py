@@ -14,9 +14,18 @@ import event_rows
 import mutants
 import pytest
 
-from feature_store.telemetry.compact import Compactor
-from feature_store.telemetry.events import ACK, HEADER, SEND, BatchKey, RefusedError, checked, encode, sealed
-from feature_store.telemetry.log import (
+from swiftqueue.feature_store.telemetry.compact import Compactor
+from swiftqueue.feature_store.telemetry.events import (
+    ACK,
+    HEADER,
+    SEND,
+    BatchKey,
+    RefusedError,
+    checked,
+    encode,
+    sealed,
+)
+from swiftqueue.feature_store.telemetry.log import (
     FRAME,
     MAGIC,
     MAX_BATCH_BYTES,
@@ -24,9 +33,9 @@ from feature_store.telemetry.log import (
     adopt_segments,
     read_frames,
 )
-from feature_store.telemetry.manifest import Manifest, load_manifest, read_manifest, sender_dir
-from feature_store.telemetry.sessions import read_asked
-from serving.ingest.senders import hashed, may_speak
+from swiftqueue.feature_store.telemetry.manifest import Manifest, load_manifest, read_manifest, sender_dir
+from swiftqueue.feature_store.telemetry.sessions import read_asked
+from swiftqueue.serving.ingest.senders import hashed, may_speak
 
 SENT = {"kind": SEND, "time_ns": 10**18, "packet": 0, "size_bytes": 1500, "flow_id": 1, "queue": 1}
 ACKED = {"kind": ACK, "time_ns": 10**18 + 10**6, "packet": 0, "latency_us": 1000.0}

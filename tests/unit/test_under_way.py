@@ -13,16 +13,16 @@ import psutil
 import pytest
 from toy_world import bottleneck_table, write_table
 
-from infra.local import processes, sender, under_way
-from infra.local.loop import NoChampionError, start_loop, stop_stack
-from infra.local.parts import PARTS
-from serving.agent.io.packet_log import open_log
+from swiftqueue.infra.local import processes, sender, under_way
+from swiftqueue.infra.local.loop import NoChampionError, start_loop, stop_stack
+from swiftqueue.infra.local.parts import PARTS
+from swiftqueue.serving.agent.io.packet_log import open_log
 
 # The first champion takes minutes, in a process of its own.
 UP = """
 import re
 import subprocess
-from infra.local.loop import start_loop
+from swiftqueue.infra.local.loop import start_loop
 
 def make_champion():
     child = subprocess.Popen(["sleep", "300"])
@@ -89,7 +89,7 @@ def test_up_ends_with_the_code_of_what_makes_the_first_champion(monkeypatch: pyt
 
     from swiftqueue.cli.app import app
 
-    monkeypatch.setattr("infra.local.main_job._make_and_serve", lambda *_, **__: 3)
+    monkeypatch.setattr("swiftqueue.infra.local.main_job._make_and_serve", lambda *_, **__: 3)
     result = CliRunner().invoke(app, ["up", "--live"])
     assert result.exit_code == 3, result.output
     assert "the main job makes the first one" in result.output
@@ -101,7 +101,7 @@ def test_up_ends_with_the_code_of_what_makes_the_first_champion(monkeypatch: pyt
 def test_what_is_missing_is_said_before_the_first_champion_is_made(
     trace: str | None, bed: bool, line: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("testbed.host.tcp.why_not", lambda: "no tc here")
+    monkeypatch.setattr("swiftqueue.testbed.host.tcp.why_not", lambda: "no tc here")
     with pytest.raises(OSError, match=line):
         start_loop(trace, speed=1, every_s=60, learn_s=30, judge_s=8, bed=bed, make_champion=pytest.fail)
 
@@ -171,7 +171,7 @@ def test_make_hands_the_last_down_to_up_before_its_setup(project: Path, tmp_path
 # A benchmark that ends what it started on its way out, as all of them do.
 BENCH = """
 import sys, time
-import benchmarks.rows
+import swiftqueue.benchmarks.rows
 from swiftqueue.cli.app import main
 
 def measure(*_, **__):
@@ -181,7 +181,7 @@ def measure(*_, **__):
     finally:
         print("Triton is stopped", flush=True)
 
-benchmarks.rows.run_benchmark = measure
+swiftqueue.benchmarks.rows.run_benchmark = measure
 sys.argv = ["swiftqueue", "bench", "swap"]
 main()
 """

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from infra.local.units import write_unit
 from swiftqueue.cli.app import app
+from swiftqueue.infra.local.units import write_unit
 
 
 def test_the_unit_starts_the_loop_at_boot_and_bounds_its_memory(

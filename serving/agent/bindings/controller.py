@@ -15,10 +15,10 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-import feature_store
-from common import native
-from feature_store.packets.schema import HORIZON
-from models.networks.parameters import MEDIAN, MOST_LEVELS
+from swiftqueue import feature_store
+from swiftqueue.common import native
+from swiftqueue.feature_store.packets.schema import HORIZON
+from swiftqueue.models.networks.parameters import MEDIAN, MOST_LEVELS
 
 CLASSIC: Final = 0  # same numbers as in feature_store/events/event_stream.h
 L4S: Final = 1

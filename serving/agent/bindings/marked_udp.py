@@ -2,7 +2,7 @@
 
     import time
 
-    from serving.agent.bindings.marked_udp import MarkedUdp
+    from swiftqueue.serving.agent.bindings.marked_udp import MarkedUdp
 
     decided = 0
     with MarkedUdp("var/agent.sock", "video") as udp:
@@ -31,9 +31,9 @@ from typing import Final
 
 import numpy as np
 
-import feature_store
-from common import native
-from feature_store.packets.schema import HORIZON
+from swiftqueue import feature_store
+from swiftqueue.common import native
+from swiftqueue.feature_store.packets.schema import HORIZON
 
 FOLDER: Final = Path(__file__).resolve().parents[1]
 LIBRARY: Final = FOLDER / "_build" / "libswiftqueue_udp.so"

@@ -13,10 +13,10 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from feature_store.packets.schema import HORIZON
-from feature_store.rate.definition import FIELDS, HORIZONS
-from feature_store.telemetry.events import SEND_COLUMNS, SEND_FIELDS
-from serving.agent.io.packet_log import PacketLog
+from swiftqueue.feature_store.packets.schema import HORIZON
+from swiftqueue.feature_store.rate.definition import FIELDS, HORIZONS
+from swiftqueue.feature_store.telemetry.events import SEND_COLUMNS, SEND_FIELDS
+from swiftqueue.serving.agent.io.packet_log import PacketLog
 
 FORMAT: Final = 1
 MAGIC: Final = b"SWQFRAME"

@@ -11,7 +11,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from feature_store.packets.schema import HORIZON, QUEUES, read_packets, traces_in
+from swiftqueue.feature_store.packets.schema import HORIZON, QUEUES, read_packets, traces_in
 
 PACKETS: Final = Path("data/packets")
 

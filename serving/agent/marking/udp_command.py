@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from serving.agent.bindings.marked_udp import BINARY, why_not_built
+from swiftqueue.serving.agent.bindings.marked_udp import BINARY, why_not_built
 
 
 def send(

@@ -24,12 +24,12 @@ import numpy as np
 import tritonclient.grpc as triton
 from numpy.typing import NDArray
 
-from feature_store.events.event_window import EventWindow
-from feature_store.packets.schema import HORIZON
-from serving.agent.bindings.controller import CLASSIC, L4S, QueueController
-from serving.triton.endpoint import connect, first_line, grpc_address
-from serving.triton.repository import MODEL
-from serving.triton.served_model import why_not_usable
+from swiftqueue.feature_store.events.event_window import EventWindow
+from swiftqueue.feature_store.packets.schema import HORIZON
+from swiftqueue.serving.agent.bindings.controller import CLASSIC, L4S, QueueController
+from swiftqueue.serving.triton.endpoint import connect, first_line, grpc_address
+from swiftqueue.serving.triton.repository import MODEL
+from swiftqueue.serving.triton.served_model import why_not_usable
 
 WATCH_S: Final = 1.0  # seconds between looks at the served model
 WATCH_AFTER_FAILURE_S: Final = 0.1  # seconds, doubled at each failure, up to WATCH_S

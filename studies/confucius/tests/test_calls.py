@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from cpp_suite import passed
 
-from laboratory.runs import execution, programs
-from laboratory.runs.resolve import cells, resolve
-from laboratory.scenarios.files import load, path_of
+from swiftqueue.laboratory.runs import execution, programs
+from swiftqueue.laboratory.runs.resolve import cells, resolve
+from swiftqueue.laboratory.scenarios.files import load, path_of
 
 pytestmark = pytest.mark.slow  # ns-3 programs are compiled and run
 

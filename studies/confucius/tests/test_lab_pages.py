@@ -12,15 +12,15 @@ import polars as pl
 import pytest
 import yaml
 
-from laboratory.report import verdict
-from laboratory.runs import execution, experience, rows
-from laboratory.runs import results as lab_results
-from laboratory.runs.programs import Equals
-from laboratory.runs.resolve import cells, check_tables, identity, resolve
-from laboratory.scenarios.files import load, path_of
-from laboratory.scenarios.pages import drawn, rates_of
-from laboratory.scenarios.traffic import Lognormal, Pages
-from studies.confucius import judges
+from swiftqueue.laboratory.report import verdict
+from swiftqueue.laboratory.runs import execution, experience, rows
+from swiftqueue.laboratory.runs import results as lab_results
+from swiftqueue.laboratory.runs.programs import Equals
+from swiftqueue.laboratory.runs.resolve import cells, check_tables, identity, resolve
+from swiftqueue.laboratory.scenarios.files import load, path_of
+from swiftqueue.laboratory.scenarios.pages import drawn, rates_of
+from swiftqueue.laboratory.scenarios.traffic import Lognormal, Pages
+from swiftqueue.studies.confucius import judges
 
 
 def mine(folder: Path, **web: Any) -> Path:

@@ -13,12 +13,12 @@ import pytest
 import yaml
 from cpp_suite import passed
 
-from benchmarks import queues
-from laboratory.command import Request, run_lab
-from laboratory.runs import execution, experience, programs
-from laboratory.runs.resolve import Cell, cells, resolve
-from laboratory.scenarios.files import load, path_of
-from pipelines.simulators import build_simulator
+from swiftqueue.benchmarks import queues
+from swiftqueue.laboratory.command import Request, run_lab
+from swiftqueue.laboratory.runs import execution, experience, programs
+from swiftqueue.laboratory.runs.resolve import Cell, cells, resolve
+from swiftqueue.laboratory.scenarios.files import load, path_of
+from swiftqueue.pipelines.simulators import build_simulator
 
 pytestmark = pytest.mark.slow  # ns-3 programs are compiled and run
 
@@ -182,7 +182,7 @@ def test_decisions_out_of_range_are_counted(program: Path, tmp_path: Path) -> No
 def test_a_control_has_nothing_to_choose_without_l4s_flows(tmp_path: Path) -> None:
     path = scenario(tmp_path, controls=["default", "random"])
     assert run_lab(Request([str(path)], seconds=6), tmp_path / "lab") == 0
-    from laboratory.runs.results import load as load_results
+    from swiftqueue.laboratory.runs.results import load as load_results
 
     table = load_results(tmp_path / "lab").filter(pl.col("control") == "random")
     assert set(table["reason"]) == {"the captured sender has no L4S flow to choose for"}
@@ -217,7 +217,7 @@ def test_a_disc_that_cannot_be(tmp_path: Path, disc: object, says: str) -> None:
 
 
 def test_the_projects_scenarios_can_be_set_up(program: Path) -> None:
-    from laboratory.command import check_discs
+    from swiftqueue.laboratory.command import check_discs
 
     for name in ("confucius-web", "who-picks"):
         found = load(path_of(name))

@@ -5,10 +5,10 @@ from __future__ import annotations
 import polars as pl
 import pytest
 
-from laboratory.runs import experience
-from studies.confucius import judges as lab_confucius
-from studies.confucius import tables as confucius
-from studies.confucius import web_pages
+from swiftqueue.laboratory.runs import experience
+from swiftqueue.studies.confucius import judges as lab_confucius
+from swiftqueue.studies.confucius import tables as confucius
+from swiftqueue.studies.confucius import web_pages
 
 
 def noticed(scenario: str, point: str, seed: int, **columns: float) -> dict[str, object]:

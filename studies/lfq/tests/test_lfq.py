@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from laboratory.runs import execution
-from laboratory.runs.resolve import cells, identity, resolve
-from laboratory.scenarios.files import load, path_of
-from studies.lfq import settings
-from studies.lfq.flows import best_limit, better_arm, drawn, reward
-from studies.lfq.table import learned
+from swiftqueue.laboratory.runs import execution
+from swiftqueue.laboratory.runs.resolve import cells, identity, resolve
+from swiftqueue.laboratory.scenarios.files import load, path_of
+from swiftqueue.studies.lfq import settings
+from swiftqueue.studies.lfq.flows import best_limit, better_arm, drawn, reward
+from swiftqueue.studies.lfq.table import learned
 
 
 def test_reward_is_throughput_less_what_waits() -> None:

@@ -17,11 +17,11 @@ from cpp_suite import passed
 from limit_weights import weight_file
 from numpy.typing import NDArray
 
-from laboratory.report import verdict
-from models.limit import network as limit_network
-from pipelines.simulators import build_simulator
-from studies.lfq import judged, learning, table, verdicts
-from studies.lfq.flows import LFQ, NO_LIMIT, Disc, Environment, Flow, Simulator
+from swiftqueue.laboratory.report import verdict
+from swiftqueue.models.limit import network as limit_network
+from swiftqueue.pipelines.simulators import build_simulator
+from swiftqueue.studies.lfq import judged, learning, table, verdicts
+from swiftqueue.studies.lfq.flows import LFQ, NO_LIMIT, Disc, Environment, Flow, Simulator
 
 pytestmark = pytest.mark.slow  # ns-3 programs are compiled and run
 

@@ -7,13 +7,13 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from laboratory.runs import execution, experience, results
-from models.scoring.plot_style import svg
-from studies.lfq import queues as lfq_traces
-from studies.lfq import table as lfq_table
-from studies.lfq import tables as lfq
-from studies.lfq import traces
-from studies.lfq.results import DATA
+from swiftqueue.laboratory.runs import execution, experience, results
+from swiftqueue.models.scoring.plot_style import svg
+from swiftqueue.studies.lfq import queues as lfq_traces
+from swiftqueue.studies.lfq import table as lfq_table
+from swiftqueue.studies.lfq import tables as lfq
+from swiftqueue.studies.lfq import traces
+from swiftqueue.studies.lfq.results import DATA
 
 
 def test_lfqs_tables_are_of_one_initial_window(project: Path) -> None:

@@ -19,19 +19,19 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from feature_store.events.event_stream import INPUTS, replay_events
-from feature_store.packets.schema import HORIZON, QUEUES
-from feature_store.rate.definition import HORIZONS
-from feature_store.rate.tables import FLOW_SCHEMA, write_path
-from models.forecasters.queries import QUERY_INPUTS, column
-from models.scoring.intervals import LEVEL, Estimate, corrected, estimate
-from models.scoring.metrics import score_predictions
-from models.trees.boosting import BoostedTrees
-from models.trees.forecaster import BY_HEART
-from studies.rate.experiments.exchange_runs import STATE, Traffic
-from studies.rate.model import flows as rate_flows
-from studies.rate.model.flows import Flows
-from studies.rate.model.predictors import Fit, derived, log_mlp, mlp, xgboost
+from swiftqueue.feature_store.events.event_stream import INPUTS, replay_events
+from swiftqueue.feature_store.packets.schema import HORIZON, QUEUES
+from swiftqueue.feature_store.rate.definition import HORIZONS
+from swiftqueue.feature_store.rate.tables import FLOW_SCHEMA, write_path
+from swiftqueue.models.forecasters.queries import QUERY_INPUTS, column
+from swiftqueue.models.scoring.intervals import LEVEL, Estimate, corrected, estimate
+from swiftqueue.models.scoring.metrics import score_predictions
+from swiftqueue.models.trees.boosting import BoostedTrees
+from swiftqueue.models.trees.forecaster import BY_HEART
+from swiftqueue.studies.rate.experiments.exchange_runs import STATE, Traffic
+from swiftqueue.studies.rate.model import flows as rate_flows
+from swiftqueue.studies.rate.model.flows import Flows
+from swiftqueue.studies.rate.model.predictors import Fit, derived, log_mlp, mlp, xgboost
 
 Floats = NDArray[np.float64]
 OWN, EXCHANGED, PLACEBO = "own", "exchanged", "placebo"

@@ -13,11 +13,11 @@ from typing import Final
 
 import polars as pl
 
-from common.atomic import new_folder
-from common.parquet import read_parquet
-from feature_store.packets.schema import PACKET_SCHEMA
-from feature_store.rate.tables import FLOW_SCHEMA, SAMPLE_SCHEMA, checked
-from pipelines.simulators import Runs
+from swiftqueue.common.atomic import new_folder
+from swiftqueue.common.parquet import read_parquet
+from swiftqueue.feature_store.packets.schema import PACKET_SCHEMA
+from swiftqueue.feature_store.rate.tables import FLOW_SCHEMA, SAMPLE_SCHEMA, checked
+from swiftqueue.pipelines.simulators import Runs
 
 PROFILES: Final = ("uncoupled", "rfc9332")
 DOWNLOAD_BYTES: Final = (

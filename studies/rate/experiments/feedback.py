@@ -21,13 +21,13 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import polars as pl
 
-from common.atomic import write_file
-from common.json_file import read_object
-from models.scoring.intervals import LEVEL, Estimate, corrected, estimate, paired_change
-from pipelines.simulators import Runs
+from swiftqueue.common.atomic import write_file
+from swiftqueue.common.json_file import read_object
+from swiftqueue.models.scoring.intervals import LEVEL, Estimate, corrected, estimate, paired_change
+from swiftqueue.pipelines.simulators import Runs
 
 if TYPE_CHECKING:
-    from studies.rate.model.network import RateNetwork
+    from swiftqueue.studies.rate.model.network import RateNetwork
 
 BBR: Final = "bbr"
 ORACLE: Final = "oracle"
@@ -175,8 +175,8 @@ def hash_of(artifact: Path) -> str:
 
 def network_at(artifact: Path) -> RateNetwork:
     """The network in a folder; where there is none, the line says how to get one."""
-    from models.networks.files import DESCRIPTION_FILE
-    from studies.rate.model import networks
+    from swiftqueue.models.networks.files import DESCRIPTION_FILE
+    from swiftqueue.studies.rate.model import networks
 
     if not (artifact / DESCRIPTION_FILE).is_file():
         raise ValueError(

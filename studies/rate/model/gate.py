@@ -20,15 +20,15 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from feature_store.rate.definition import HORIZONS, PREFIXES
-from models.registry import bars
-from models.registry.bars import Floats, Gain, Verdict
-from models.scoring.metrics import SECOND_NS, Ints, block_draws
-from studies.rate.model.flows import Flows
-from studies.rate.model.network import RateNetwork
-from studies.rate.model.networks import load, predict_all
-from studies.rate.model.predictors import baselines
-from studies.rate.model.study import BEATEN, HEADLINE
+from swiftqueue.feature_store.rate.definition import HORIZONS, PREFIXES
+from swiftqueue.models.registry import bars
+from swiftqueue.models.registry.bars import Floats, Gain, Verdict
+from swiftqueue.models.scoring.metrics import SECOND_NS, Ints, block_draws
+from swiftqueue.studies.rate.model.flows import Flows
+from swiftqueue.studies.rate.model.network import RateNetwork
+from swiftqueue.studies.rate.model.networks import load, predict_all
+from swiftqueue.studies.rate.model.predictors import baselines
+from swiftqueue.studies.rate.model.study import BEATEN, HEADLINE
 
 MARGIN: Final = 0.02  # relative, of either error
 REFERENCE_MARGIN: Final = 0.01

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from models.networks.scaling import ScaledFeature
-from studies.rate.model.network import RateNetwork
+from swiftqueue.models.networks.scaling import ScaledFeature
+from swiftqueue.studies.rate.model.network import RateNetwork
 
 
 class RateLstm(RateNetwork):

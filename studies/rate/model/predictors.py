@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from feature_store.rate.definition import HORIZONS, NAMES
-from studies.rate.model.flows import Flows
-from studies.rate.model.network import US_PER_S, path_guess
+from swiftqueue.feature_store.rate.definition import HORIZONS, NAMES
+from swiftqueue.studies.rate.model.flows import Flows
+from swiftqueue.studies.rate.model.network import US_PER_S, path_guess
 
 Floats = NDArray[np.float64]
 Predictor = Callable[[Flows], Floats]

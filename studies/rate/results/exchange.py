@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from laboratory.report import tables as lab
+from swiftqueue.laboratory.report import tables as lab
 
 FILE: Final = Path("studies/rate/results/rate-exchange.json")
 MODELS: Final = {"xgboost": "trees", "mlp": "MLP"}

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from common.json_file import read_object
-from laboratory.report import tables as lab
-from studies.rate.experiments.feedback import BBR, BUFFERS_BDP, ORACLE, PATH
+from swiftqueue.common.json_file import read_object
+from swiftqueue.laboratory.report import tables as lab
+from swiftqueue.studies.rate.experiments.feedback import BBR, BUFFERS_BDP, ORACLE, PATH
 
 FILE: Final = Path("studies/rate/results/rate-feedback.json")
 KERNEL: Final = Path("studies/rate/results/bed-fct.json")  # the same, of a kernel's BBR on the bed

@@ -8,11 +8,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks import published as benchmarks_published
-from benchmarks.results.pages import Tables, filled
-from benchmarks.results.tables import benchmark_table
-from models.scoring.plot_style import svg
-from studies.rate.results import exchange, feedback, pictures, published
+from swiftqueue.benchmarks import published as benchmarks_published
+from swiftqueue.benchmarks.results.pages import Tables, filled
+from swiftqueue.benchmarks.results.tables import benchmark_table
+from swiftqueue.models.scoring.plot_style import svg
+from swiftqueue.studies.rate.results import exchange, feedback, pictures, published
 
 FOLDER: Final = Path("studies/rate/results")
 BENCHMARKS: Final = FOLDER / "bench.json"

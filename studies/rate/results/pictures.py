@@ -10,11 +10,11 @@ from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from laboratory.report.legend import legend_below
-from models.scoring.plot_style import grid
-from studies.rate.model.plain import LAST
-from studies.rate.results.feedback import NAMES
-from studies.rate.results.published import NETWORKS, studies
+from swiftqueue.laboratory.report.legend import legend_below
+from swiftqueue.models.scoring.plot_style import grid
+from swiftqueue.studies.rate.model.plain import LAST
+from swiftqueue.studies.rate.results.feedback import NAMES
+from swiftqueue.studies.rate.results.published import NETWORKS, studies
 
 SWIFTQUEUE: Final = "#e64980"  # the colour of the model on every page
 DIGITS: Final = 3  # digits kept, so that a page has the same bytes on every machine

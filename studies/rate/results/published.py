@@ -7,14 +7,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.published import check, entries_of, origin
-from common.atomic import write_file
-from common.json_file import read_object
-from feature_store.rate.tables import KERNEL, NS3
-from laboratory.report import tables as lab
-from studies.rate.model.plain import LAST
-from studies.rate.results import exchange as rate_exchange
-from studies.rate.results import feedback as rate_feedback
+from swiftqueue.benchmarks.published import check, entries_of, origin
+from swiftqueue.common.atomic import write_file
+from swiftqueue.common.json_file import read_object
+from swiftqueue.feature_store.rate.tables import KERNEL, NS3
+from swiftqueue.laboratory.report import tables as lab
+from swiftqueue.studies.rate.model.plain import LAST
+from swiftqueue.studies.rate.results import exchange as rate_exchange
+from swiftqueue.studies.rate.results import feedback as rate_feedback
 
 FILE: Final = Path("studies/rate/results/rate.json")
 FIELDS_FILE: Final = Path("studies/rate/results/rate-fields.json")  # of networks that see some fields alone

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from common.atomic import write_file
-from common.section import Count, Section, read
-from pipelines.stage import Given, StageError, run_stage
+from swiftqueue.common.atomic import write_file
+from swiftqueue.common.section import Count, Section, read
+from swiftqueue.pipelines.stage import Given, StageError, run_stage
 
 if TYPE_CHECKING:
-    from studies.rate.model.network import RateNetwork
-    from studies.rate.model.study import Pair
+    from swiftqueue.studies.rate.model.network import RateNetwork
+    from swiftqueue.studies.rate.model.study import Pair
 
 
 class RateEvaluateParams(Section):
@@ -35,11 +35,11 @@ def evaluate(params: RateEvaluateParams, flows: Path, models: Sequence[Path]) ->
     Raises:
         OSError, ValueError: flows or networks are missing, damaged or foreign; the line names the thing.
     """
-    from feature_store.rate.tables import paths_in, source_of_all
-    from studies.rate.model.flows import load, split
-    from studies.rate.model.networks import KINDS
-    from studies.rate.model.networks import load as load_network
-    from studies.rate.model.study import compared, scores, scores_alone, summary
+    from swiftqueue.feature_store.rate.tables import paths_in, source_of_all
+    from swiftqueue.studies.rate.model.flows import load, split
+    from swiftqueue.studies.rate.model.networks import KINDS
+    from swiftqueue.studies.rate.model.networks import load as load_network
+    from swiftqueue.studies.rate.model.study import compared, scores, scores_alone, summary
 
     by_seed: dict[int, dict[str, RateNetwork]] = {}
     alone: dict[int, dict[Pair, RateNetwork]] = {}

@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from common.atomic import write_file
-from common.json_file import read_object
-from common.section import read, read_all
-from common.state import private_files
-from models.registry.register_params import RegisteredParams
-from pipelines.stage import Given, StageError, run_stage
+from swiftqueue.common.atomic import write_file
+from swiftqueue.common.json_file import read_object
+from swiftqueue.common.section import read, read_all
+from swiftqueue.common.state import private_files
+from swiftqueue.models.registry.register_params import RegisteredParams
+from swiftqueue.pipelines.stage import Given, StageError, run_stage
 
 if TYPE_CHECKING:
-    from models.registry.registry import Registry
+    from swiftqueue.models.registry.registry import Registry
 
 
 class RateRegisterParams(RegisteredParams):
@@ -59,15 +59,15 @@ def register(
     """
     import torch
 
-    from feature_store.rate.tables import paths_in
-    from models.registry.entering import enter
-    from models.registry.lineage import folder_set
-    from models.registry.registry import Registry
-    from models.registry.store import numbers, texts
-    from studies.rate.model import gate
-    from studies.rate.model.flows import load, split
-    from studies.rate.model.networks import export_onnx
-    from studies.rate.model.networks import load as load_network
+    from swiftqueue.feature_store.rate.tables import paths_in
+    from swiftqueue.models.registry.entering import enter
+    from swiftqueue.models.registry.lineage import folder_set
+    from swiftqueue.models.registry.registry import Registry
+    from swiftqueue.models.registry.store import numbers, texts
+    from swiftqueue.studies.rate.model import gate
+    from swiftqueue.studies.rate.model.flows import load, split
+    from swiftqueue.studies.rate.model.networks import export_onnx
+    from swiftqueue.studies.rate.model.networks import load as load_network
 
     torch.set_num_threads(1)
     source = models / f"{params.network}-{params.seed}"
@@ -111,9 +111,9 @@ def _champions_paths(registry: Registry) -> set[str]:
 
     One that cannot be read is not judged either, which the gate says.
     """
-    from models.registry.entering import champion_to_beat
-    from studies.rate.model.networks import load as load_network
-    from studies.rate.model.tuning import TUNED_ON
+    from swiftqueue.models.registry.entering import champion_to_beat
+    from swiftqueue.studies.rate.model.networks import load as load_network
+    from swiftqueue.studies.rate.model.tuning import TUNED_ON
 
     champion, _ = champion_to_beat(registry)
     if champion is None:
@@ -130,7 +130,7 @@ def _champions_paths(registry: Registry) -> set[str]:
 
 def main(params: Given, flows: Given, models: Given, study: Given, output: Given) -> None:
     """Read `rate_register` of the params file; write the version and how it was judged."""
-    from models.registry.entering import told
+    from swiftqueue.models.registry.entering import told
 
     private_files()  # what the local registry gets is its owner's alone
     section = read(params, RateRegisterParams)

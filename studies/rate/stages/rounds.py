@@ -14,24 +14,31 @@ from typing import Any, Final
 
 import torch
 
-from common.say import say
-from common.section import read
-from feature_store.rate.tables import paths_in
-from models.registry.entering import enter
-from models.registry.registry import LIVE, Registry
-from models.registry.store import texts
-from pipelines.live.metrics import Metrics
-from pipelines.live.rounds_log import DeclinedError, RoundRecord
-from pipelines.live.runner import LEARNED, Runner, alone, timed
-from pipelines.live.scheduler import Scheduler, line, stop_on_signals
-from serving.deploy.deployment import deploy_version
-from studies.rate.commands import KIND, PARAMS_FILE
-from studies.rate.model import gate
-from studies.rate.model.flows import load
-from studies.rate.model.networks import export_onnx, save
-from studies.rate.model.networks import load as load_network
-from studies.rate.model.tuning import TUNED_ON, Division, RateRoundParams, divide, trained_on, tune_head
-from studies.rate.stages.register import RateRegisterParams
+from swiftqueue.common.say import say
+from swiftqueue.common.section import read
+from swiftqueue.feature_store.rate.tables import paths_in
+from swiftqueue.models.registry.entering import enter
+from swiftqueue.models.registry.registry import LIVE, Registry
+from swiftqueue.models.registry.store import texts
+from swiftqueue.pipelines.live.metrics import Metrics
+from swiftqueue.pipelines.live.rounds_log import DeclinedError, RoundRecord
+from swiftqueue.pipelines.live.runner import LEARNED, Runner, alone, timed
+from swiftqueue.pipelines.live.scheduler import Scheduler, line, stop_on_signals
+from swiftqueue.serving.deploy.deployment import deploy_version
+from swiftqueue.studies.rate.commands import KIND, PARAMS_FILE
+from swiftqueue.studies.rate.model import gate
+from swiftqueue.studies.rate.model.flows import load
+from swiftqueue.studies.rate.model.networks import export_onnx, save
+from swiftqueue.studies.rate.model.networks import load as load_network
+from swiftqueue.studies.rate.model.tuning import (
+    TUNED_ON,
+    Division,
+    RateRoundParams,
+    divide,
+    trained_on,
+    tune_head,
+)
+from swiftqueue.studies.rate.stages.register import RateRegisterParams
 
 FIRST: Final = "`dvc repro studies/rate/dvc.yaml` and `swiftqueue deploy --model rate` make the first one"
 

@@ -18,10 +18,17 @@ import numpy as np
 import polars as pl
 from pydantic import Field
 
-from common.section import Section, read
-from feature_store.rate.tables import FLOW_SCHEMA, NS3, SAMPLE_SCHEMA, described, source_of, write_path
-from pipelines.simulators import PROJECT, Runs, build_simulator
-from pipelines.stage import Given, StageError, run_stage
+from swiftqueue.common.section import Section, read
+from swiftqueue.feature_store.rate.tables import (
+    FLOW_SCHEMA,
+    NS3,
+    SAMPLE_SCHEMA,
+    described,
+    source_of,
+    write_path,
+)
+from swiftqueue.pipelines.simulators import PROJECT, Runs, build_simulator
+from swiftqueue.pipelines.stage import Given, StageError, run_stage
 
 SOURCES: Final = (
     "feature_store/rate/feedback.h",

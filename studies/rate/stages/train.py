@@ -10,10 +10,10 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import AfterValidator, Field
 
-from common.import_closure import code_hash
-from common.section import Above0, Count, Section, read
-from feature_store.rate.definition import HORIZONS, PREFIXES
-from pipelines.stage import Given, run_stage
+from swiftqueue.common.import_closure import code_hash
+from swiftqueue.common.section import Above0, Count, Section, read
+from swiftqueue.feature_store.rate.definition import HORIZONS, PREFIXES
+from swiftqueue.pipelines.stage import Given, run_stage
 
 Seed = Annotated[int, Field(ge=1, le=2**31)]
 
@@ -77,16 +77,16 @@ def train_all(params: RateTrainParams, flows: Path, output: Path, say: Callable[
     """
     import torch
 
-    from feature_store.rate.tables import paths_in
-    from studies.rate.model.flows import load, split
-    from studies.rate.model.networks import EVERY_PAIR, KINDS, save, train
+    from swiftqueue.feature_store.rate.tables import paths_in
+    from swiftqueue.studies.rate.model.flows import load, split
+    from swiftqueue.studies.rate.model.networks import EVERY_PAIR, KINDS, save, train
 
     torch.set_num_threads(1)
     every = load(flows)
     of = {
         "paths": paths_in(flows),
         "params": params.model_dump(exclude={"seeds", "pairs"}),
-        "code": code_hash("studies.rate.model.networks", "studies.rate.model.flows"),
+        "code": code_hash("swiftqueue.studies.rate.model.networks", "swiftqueue.studies.rate.model.flows"),
     }
     wanted = [(kind, kind, EVERY_PAIR) for kind in KINDS]
     wanted += [(f"lstm-{n}-{k}", "lstm", ((n, k),)) for n, k in params.pairs]
@@ -124,7 +124,7 @@ def _said(say: Callable[[str], None], name: str, line: str) -> None:
 
 
 def _same(folder: Path, of: dict[str, Any]) -> bool:
-    from studies.rate.model.networks import load
+    from swiftqueue.studies.rate.model.networks import load
 
     try:
         return bool(load(folder)[1].get("made_of") == of)
@@ -137,7 +137,7 @@ def main(params: Given, flows: Given, output: Given) -> None:
 
     Networks in `output` that are not asked for any more are removed: `rate_evaluate` scores what is there.
     """
-    from models.networks.files import DESCRIPTION_FILE
+    from swiftqueue.models.networks.files import DESCRIPTION_FILE
 
     made = train_all(read(params, RateTrainParams), flows, output, lambda line: print(line, flush=True))
     for description in output.glob(f"*-*/{DESCRIPTION_FILE}"):

@@ -58,10 +58,17 @@ def _measure(
     output: Path,
     say: Callable[[str], None],
 ) -> dict[str, Any] | None:
-    from common.atomic import write_file
-    from studies.rate.experiments.feedback import BUFFERS_BDP, OURS, RTTS_MS, lines, network_at, summary
-    from studies.rate.testbed import completions as fct
-    from testbed.host.lateness import errors_of
+    from swiftqueue.common.atomic import write_file
+    from swiftqueue.studies.rate.experiments.feedback import (
+        BUFFERS_BDP,
+        OURS,
+        RTTS_MS,
+        lines,
+        network_at,
+        summary,
+    )
+    from swiftqueue.studies.rate.testbed import completions as fct
+    from swiftqueue.testbed.host.lateness import errors_of
 
     variants = variants or list(fct.VARIANTS)
     if OURS in variants:

@@ -28,13 +28,13 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from common.atomic import write_file
-from common.json_file import read_object
-from feature_store.rate.definition import NAMES
-from serving.agent import process as agent_process
-from serving.agent.process import BINARY as AGENT
-from serving.agent.process import end
-from studies.rate.experiments.feedback import (
+from swiftqueue.common.atomic import write_file
+from swiftqueue.common.json_file import read_object
+from swiftqueue.feature_store.rate.definition import NAMES
+from swiftqueue.serving.agent import process as agent_process
+from swiftqueue.serving.agent.process import BINARY as AGENT
+from swiftqueue.serving.agent.process import end
+from swiftqueue.studies.rate.experiments.feedback import (
     BBR,
     BUFFERS_BDP,
     CUBIC,
@@ -47,15 +47,15 @@ from studies.rate.experiments.feedback import (
     chosen,
     hash_of,
 )
-from studies.rate.experiments.feedback import VARIANTS as OF_NS3
-from studies.rate.testbed.flows import ACKED, CONTROL, RECORD, why_not
-from studies.rate.testbed.follow import Sampler, following
-from testbed.host import router_log, tcp_traffic
-from testbed.host.hosts import ADDRESS_B, DEVICE, Bed, run_folder
-from testbed.host.lateness import Error, router_error
-from testbed.host.programs import ROUTER, SAMPLER, SAMPLER_OBJECT, build_hash, wait_for_name
-from testbed.host.selfcheck import NO_AQM
-from testbed.host.tcp import PORT, STOP_S, running, summary, urgent
+from swiftqueue.studies.rate.experiments.feedback import VARIANTS as OF_NS3
+from swiftqueue.studies.rate.testbed.flows import ACKED, CONTROL, RECORD, why_not
+from swiftqueue.studies.rate.testbed.follow import Sampler, following
+from swiftqueue.testbed.host import router_log, tcp_traffic
+from swiftqueue.testbed.host.hosts import ADDRESS_B, DEVICE, Bed, run_folder
+from swiftqueue.testbed.host.lateness import Error, router_error
+from swiftqueue.testbed.host.programs import ROUTER, SAMPLER, SAMPLER_OBJECT, build_hash, wait_for_name
+from swiftqueue.testbed.host.selfcheck import NO_AQM
+from swiftqueue.testbed.host.tcp import PORT, STOP_S, running, summary, urgent
 
 SAMPLES: Final = 5
 NOT_OF_LINUX: Final = ("hystart++", "suss")

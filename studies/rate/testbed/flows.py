@@ -21,15 +21,15 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from feature_store.rate.definition import NAMES
-from feature_store.rate.tables import KERNEL, tables_of, write_path
-from testbed.host import router_log, tcp_traffic
-from testbed.host.checks import capability
-from testbed.host.hosts import ADDRESS_B, Bed, run_folder
-from testbed.host.lateness import router_error
-from testbed.host.programs import SAMPLER, SAMPLER_OBJECT, wait_for_name
-from testbed.host.selfcheck import NO_AQM
-from testbed.host.tcp import PORT, running, summary
+from swiftqueue.feature_store.rate.definition import NAMES
+from swiftqueue.feature_store.rate.tables import KERNEL, tables_of, write_path
+from swiftqueue.testbed.host import router_log, tcp_traffic
+from swiftqueue.testbed.host.checks import capability
+from swiftqueue.testbed.host.hosts import ADDRESS_B, Bed, run_folder
+from swiftqueue.testbed.host.lateness import router_error
+from swiftqueue.testbed.host.programs import SAMPLER, SAMPLER_OBJECT, wait_for_name
+from swiftqueue.testbed.host.selfcheck import NO_AQM
+from swiftqueue.testbed.host.tcp import PORT, running, summary
 
 CONTROL: Final = "sq_rate"
 LEAST_BUFFER_BYTES: Final = 15_000

@@ -16,12 +16,12 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from serving.agent import process as agent_process
-from studies.rate.testbed.flows import CONTROL
-from studies.rate.testbed.kept import keeping
-from testbed.host.checks import capability
-from testbed.host.programs import PROJECT, SAMPLER, SAMPLER_OBJECT, wait_for_name
-from testbed.host.tcp import running, summary, urgent
+from swiftqueue.serving.agent import process as agent_process
+from swiftqueue.studies.rate.testbed.flows import CONTROL
+from swiftqueue.studies.rate.testbed.kept import keeping
+from swiftqueue.testbed.host.checks import capability
+from swiftqueue.testbed.host.programs import PROJECT, SAMPLER, SAMPLER_OBJECT, wait_for_name
+from swiftqueue.testbed.host.tcp import running, summary, urgent
 
 QUEUES: Final = PROJECT / "docs/laboratory/models/figure8/rfc9332"  # the agent has a model of queues, always
 USED: Final = 0  # of `judged`: sq_verdict of feature_store/rate/feedback.h
@@ -79,7 +79,7 @@ def follow(
 
     Example: swiftqueue rate follow --agent var/agent.sock --keep var/rate/followed
     """
-    from feature_store.rate.definition import PREFIXES
+    from swiftqueue.feature_store.rate.definition import PREFIXES
 
     if samples not in PREFIXES:
         raise ValueError(f"--samples {samples}: a forecast is made from {', '.join(map(str, PREFIXES))}")

@@ -19,11 +19,11 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from common.atomic import new_file
-from common.lock import held
-from feature_store.rate.definition import HORIZONS, LARGEST_RATE, MOST_SAMPLES, NAMES
-from feature_store.rate.tables import KERNEL, described, write_path
-from studies.rate.testbed.flows import RECORD, flows_of, tables
+from swiftqueue.common.atomic import new_file
+from swiftqueue.common.lock import held
+from swiftqueue.feature_store.rate.definition import HORIZONS, LARGEST_RATE, MOST_SAMPLES, NAMES
+from swiftqueue.feature_store.rate.tables import KERNEL, described, write_path
+from swiftqueue.studies.rate.testbed.flows import RECORD, flows_of, tables
 
 MOST_PATHS: Final = 50  # that are kept; the oldest goes
 SILENT_NS: Final = 60 * 10**9  # a flow has ended, if others went on for so long

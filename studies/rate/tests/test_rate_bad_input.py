@@ -15,9 +15,9 @@ from rate_flows import write_flows
 from test_rate_engine import made_in
 from typer.testing import CliRunner, Result
 
-from studies.rate.model import networks
-from studies.rate.testbed.flows import KernelPath
 from swiftqueue.cli.app import app
+from swiftqueue.studies.rate.model import networks
+from swiftqueue.studies.rate.testbed.flows import KernelPath
 
 
 @pytest.fixture(scope="module")

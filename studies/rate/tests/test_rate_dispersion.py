@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from rate_flows import samples_of
 
-from feature_store.rate.definition import HORIZONS, MOST_SAMPLES, NAMES, PREFIXES, inputs
-from studies.rate.model.flows import Flows
-from studies.rate.model.predictors import TRAIN, dispersion, dispersion_of_all
+from swiftqueue.feature_store.rate.definition import HORIZONS, MOST_SAMPLES, NAMES, PREFIXES, inputs
+from swiftqueue.studies.rate.model.flows import Flows
+from swiftqueue.studies.rate.model.predictors import TRAIN, dispersion, dispersion_of_all
 
 PROGRAM = """
 #include <cstdio>

@@ -12,10 +12,11 @@ import polars as pl
 import pytest
 from typer.testing import CliRunner
 
-from feature_store.packets.schema import HORIZON
-from feature_store.rate.tables import SAMPLE_SCHEMA
-from pipelines.simulators import build_simulator
-from studies.rate.experiments.exchange import (
+from swiftqueue.cli.app import app
+from swiftqueue.feature_store.packets.schema import HORIZON
+from swiftqueue.feature_store.rate.tables import SAMPLE_SCHEMA
+from swiftqueue.pipelines.simulators import build_simulator
+from swiftqueue.studies.rate.experiments.exchange import (
     EXCHANGED,
     LATENCY_MODELS,
     OTHERS,
@@ -29,8 +30,7 @@ from studies.rate.experiments.exchange import (
     state_at_decision,
     with_forecasts,
 )  # fmt: skip
-from studies.rate.experiments.exchange_runs import DOWNLOADS, PACKETS, STATE, Traffic, make
-from swiftqueue.cli.app import app
+from swiftqueue.studies.rate.experiments.exchange_runs import DOWNLOADS, PACKETS, STATE, Traffic, make
 
 N = 64
 

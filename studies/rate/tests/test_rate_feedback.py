@@ -12,9 +12,9 @@ import polars as pl
 import pytest
 from cpp_suite import passed
 
-from pipelines.simulators import build_simulator
-from studies.rate.experiments import feedback as rate_feedback
-from studies.rate.experiments.feedback import (
+from swiftqueue.pipelines.simulators import build_simulator
+from swiftqueue.studies.rate.experiments import feedback as rate_feedback
+from swiftqueue.studies.rate.experiments.feedback import (
     BBR,
     CUBIC,
     ORACLE,
@@ -25,9 +25,9 @@ from studies.rate.experiments.feedback import (
     measure,
     summary,
 )
-from studies.rate.results import feedback as page
-from studies.rate.results import published as rates
-from studies.rate.results.pages import tables
+from swiftqueue.studies.rate.results import feedback as page
+from swiftqueue.studies.rate.results import published as rates
+from swiftqueue.studies.rate.results.pages import tables
 
 BOUND = 1.05  # of plain BBR's time: what a forecast a hundred times too high may cost at most
 

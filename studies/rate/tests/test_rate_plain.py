@@ -10,11 +10,11 @@ import pytest
 from rate_flows import write_flows
 from typer.testing import CliRunner
 
-from studies.rate.model.plain import plain, quartiles
-from studies.rate.results import pictures as rate_pictures
-from studies.rate.results import published as rates
-from studies.rate.results.pages import tables
 from swiftqueue.cli.app import app
+from swiftqueue.studies.rate.model.plain import plain, quartiles
+from swiftqueue.studies.rate.results import pictures as rate_pictures
+from swiftqueue.studies.rate.results import published as rates
+from swiftqueue.studies.rate.results.pages import tables
 
 
 def test_quartiles_are_of_what_is_known() -> None:

@@ -11,10 +11,10 @@ import numpy as np
 import polars as pl
 import pytest
 
-from feature_store.rate.tables import paths_in, read_path
-from pipelines.simulators import build_simulator
-from pipelines.stage import StageError
-from studies.rate.stages.simulate import RateSimulateParams, simulate
+from swiftqueue.feature_store.rate.tables import paths_in, read_path
+from swiftqueue.pipelines.simulators import build_simulator
+from swiftqueue.pipelines.stage import StageError
+from swiftqueue.studies.rate.stages.simulate import RateSimulateParams, simulate
 
 pytestmark = pytest.mark.slow
 HIGH_GAIN, MARGIN = 2.89, 0.99  # of BBR's STARTUP, and of its pacing

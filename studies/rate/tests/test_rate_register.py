@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 from rate_flows import write_flows
 
-from feature_store.rate.definition import HORIZONS, PREFIXES, schema_hash
-from models.registry.bars import NO_CHAMPION
-from studies.rate.model import gate
-from studies.rate.model.flows import Flows, load
-from studies.rate.stages.register import RateRegisterParams
-from studies.rate.stages.train import RateTrainParams, train_all
+from swiftqueue.feature_store.rate.definition import HORIZONS, PREFIXES, schema_hash
+from swiftqueue.models.registry.bars import NO_CHAMPION
+from swiftqueue.studies.rate.model import gate
+from swiftqueue.studies.rate.model.flows import Flows, load
+from swiftqueue.studies.rate.stages.register import RateRegisterParams
+from swiftqueue.studies.rate.stages.train import RateTrainParams, train_all
 
 NAMES = {place: f"p{place}" for place in range(8)}
 TRAINING = {
@@ -101,7 +101,7 @@ class Stage:
         (root / "study.json").write_text('{"headline": {"seen": {"mape": {"mean": 0.2, "low": null}}}}')
 
     def run(self, network: str = "transformer", seed: int = 1) -> dict[str, Any]:
-        from studies.rate.stages.register import register
+        from swiftqueue.studies.rate.stages.register import register
 
         params: dict[str, Any] = {"model_name": "swiftqueue-rate", "network": network, "seed": seed}
         return register(
@@ -124,8 +124,8 @@ def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stage:
 @pytest.mark.long
 @pytest.mark.slow
 def test_the_stage_registers_judges_and_reuses(stage: Stage, tmp_path: Path) -> None:
-    from models.registry.registry import Registry
-    from studies.rate.model.networks import load as load_network
+    from swiftqueue.models.registry.registry import Registry
+    from swiftqueue.studies.rate.model.networks import load as load_network
 
     first = stage.run()
     assert (first["version"], first["gate"]["passed"], first["gate"]["reason"]) == (1, True, NO_CHAMPION)
@@ -170,7 +170,7 @@ def test_the_stage_registers_judges_and_reuses(stage: Stage, tmp_path: Path) -> 
 
 @pytest.mark.slow
 def test_what_the_stage_needs_is_named(stage: Stage) -> None:
-    from pipelines.stage import StageError
+    from swiftqueue.pipelines.stage import StageError
 
     with pytest.raises(StageError, match=r"no network lstm-7 under .* \(there: lstm-1, lstm-2, transf"):
         stage.run("lstm", 7)

@@ -12,15 +12,15 @@ import pytest
 from rate_flows import write_flows
 from typer.testing import CliRunner
 
-from studies.rate.model import networks, predictors
-from studies.rate.model.flows import Flows, load, split
-from studies.rate.model.study import Score, cell, scores_alone, summary
-from studies.rate.results import published as rates
-from studies.rate.results.pages import drawn as drawn_pages
-from studies.rate.results.pages import tables
-from studies.rate.stages.evaluate import RateEvaluateParams, evaluate
-from studies.rate.stages.train import RateTrainParams, train_all
 from swiftqueue.cli.app import app
+from swiftqueue.studies.rate.model import networks, predictors
+from swiftqueue.studies.rate.model.flows import Flows, load, split
+from swiftqueue.studies.rate.model.study import Score, cell, scores_alone, summary
+from swiftqueue.studies.rate.results import published as rates
+from swiftqueue.studies.rate.results.pages import drawn as drawn_pages
+from swiftqueue.studies.rate.results.pages import tables
+from swiftqueue.studies.rate.stages.evaluate import RateEvaluateParams, evaluate
+from swiftqueue.studies.rate.stages.train import RateTrainParams, train_all
 
 SMALL = {
     "seeds": [1, 2], "epochs": 2, "batch_size": 16, "lstm_units": 8, "width": 8, "layers": 1, "heads": 2,

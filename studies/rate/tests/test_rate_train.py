@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from rate_flows import write_flows
 
-from studies.rate.stages import train as rate_train
+from swiftqueue.studies.rate.stages import train as rate_train
 
 SMALL = {
     "seeds": [1, 2], "epochs": 1, "batch_size": 16, "lstm_units": 4, "width": 4, "layers": 1, "heads": 1,

@@ -10,13 +10,13 @@ import polars as pl
 from guard_binding import MOST_ADVANTAGE, MOST_GROWTH
 from lab_rows import NO_NOISE, run_row
 
-from laboratory.report.changes import along_axis, harm, in_places
-from laboratory.report.comparison import Place
-from laboratory.runs.resolve import GUARD, Model, control_of
-from laboratory.runs.results import SCHEMA
-from laboratory.scenarios.files import environment_at, load, names, path_of
-from serving.agent.bindings.controller import ControllerParams
-from studies.swiftqueue.guard import PLACES, SHIPPED, kept
+from swiftqueue.laboratory.report.changes import along_axis, harm, in_places
+from swiftqueue.laboratory.report.comparison import Place
+from swiftqueue.laboratory.runs.resolve import GUARD, Model, control_of
+from swiftqueue.laboratory.runs.results import SCHEMA
+from swiftqueue.laboratory.scenarios.files import environment_at, load, names, path_of
+from swiftqueue.serving.agent.bindings.controller import ControllerParams
+from swiftqueue.studies.swiftqueue.guard import PLACES, SHIPPED, kept
 
 
 def rows(off: float, on: float, seeds: int = 5, packets: float = 1e6, **figures: Any) -> pl.DataFrame:

@@ -6,11 +6,11 @@ from typing import Any
 
 from lab_rows import runs_of, table
 
-from laboratory.report.comparison import Place
-from laboratory.runs.resolve import cells
-from laboratory.scenarios.controls import LADDER
-from laboratory.scenarios.files import load, path_of
-from studies.swiftqueue.ladder import RUNGS, STEPS, ladder, steps
+from swiftqueue.laboratory.report.comparison import Place
+from swiftqueue.laboratory.runs.resolve import cells
+from swiftqueue.laboratory.scenarios.controls import LADDER
+from swiftqueue.laboratory.scenarios.files import load, path_of
+from swiftqueue.studies.swiftqueue.ladder import RUNGS, STEPS, ladder, steps
 
 HERE = Place("ladder", "", "uncoupled")
 SHARES = {"default": 1, "constant_share": 0.8, "anchor": 0.7, "placebo": 0.8, "model": 0.6}

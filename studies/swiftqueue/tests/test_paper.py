@@ -13,14 +13,14 @@ from xml.etree import ElementTree
 import pytest
 from typer.testing import CliRunner
 
-from models.forecasters.forecaster import variants
-from studies.swiftqueue import paper
-from studies.swiftqueue.answers import MEDIAN_MS, Rows, answers
-from studies.swiftqueue.asked import LSTM, OURS, PREVIOUS, SHOWN, Asked
-from studies.swiftqueue.exhibits import EXHIBITS, FULL, PLAIN, SMALL, TREES, Exhibit, Form, chosen
-from studies.swiftqueue.pictures import pictures
-from studies.swiftqueue.verdicts import NOT_RUN, NOT_SETTLED, REFUTED, REPRODUCED, answer, verdict
 from swiftqueue.cli.app import app
+from swiftqueue.models.forecasters.forecaster import variants
+from swiftqueue.studies.swiftqueue import paper
+from swiftqueue.studies.swiftqueue.answers import MEDIAN_MS, Rows, answers
+from swiftqueue.studies.swiftqueue.asked import LSTM, OURS, PREVIOUS, SHOWN, Asked
+from swiftqueue.studies.swiftqueue.exhibits import EXHIBITS, FULL, PLAIN, SMALL, TREES, Exhibit, Form, chosen
+from swiftqueue.studies.swiftqueue.pictures import pictures
+from swiftqueue.studies.swiftqueue.verdicts import NOT_RUN, NOT_SETTLED, REFUTED, REPRODUCED, answer, verdict
 
 SCORE = {OURS: 0.6, LSTM: 0.4, TREES: 0.35, PLAIN: 0.5}
 

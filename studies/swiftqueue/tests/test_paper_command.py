@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import yaml
 
-from models.training.protocol import EvaluationProtocol
-from studies.swiftqueue import paper
-from studies.swiftqueue.asked import LSTM, OURS, SHOWN
-from studies.swiftqueue.exhibits import Form
-from studies.swiftqueue.run import run_paper
+from swiftqueue.models.training.protocol import EvaluationProtocol
+from swiftqueue.studies.swiftqueue import paper
+from swiftqueue.studies.swiftqueue.asked import LSTM, OURS, SHOWN
+from swiftqueue.studies.swiftqueue.exhibits import Form
+from swiftqueue.studies.swiftqueue.run import run_paper
 
 TINY = Form(
     name="small",  # so that it can be drawn

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from lab_rows import NO_NOISE, run_row, table
 
-from laboratory.command import Request
-from studies.swiftqueue import waits
-from studies.swiftqueue.verdicts import NOT_RUN, NOT_SETTLED, REFUTED, REPRODUCED
+from swiftqueue.laboratory.command import Request
+from swiftqueue.studies.swiftqueue import waits
+from swiftqueue.studies.swiftqueue.verdicts import NOT_RUN, NOT_SETTLED, REFUTED, REPRODUCED
 
 
 def rows(parts: dict[str, float], seeds: int = 5, scenario: str = "paper-queue") -> list[dict[str, object]]:

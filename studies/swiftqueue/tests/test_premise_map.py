@@ -9,11 +9,19 @@ from typing import Any
 import polars as pl
 from lab_rows import NO_NOISE, run_row
 
-from laboratory.runs.results import SCHEMA
-from laboratory.scenarios.files import environment_at, load, path_of
-from models.scoring.plot_style import svg
-from studies.swiftqueue.map_picture import premise_map
-from studies.swiftqueue.premise_map import GUARDED, SCENARIO, Setting, counted, mapped, settings_of, square
+from swiftqueue.laboratory.runs.results import SCHEMA
+from swiftqueue.laboratory.scenarios.files import environment_at, load, path_of
+from swiftqueue.models.scoring.plot_style import svg
+from swiftqueue.studies.swiftqueue.map_picture import premise_map
+from swiftqueue.studies.swiftqueue.premise_map import (
+    GUARDED,
+    SCENARIO,
+    Setting,
+    counted,
+    mapped,
+    settings_of,
+    square,
+)
 
 STEPS, COUPLINGS, WEIGHTS = ("1ms", "5ms"), (0, 2), (0.5, 0.1)
 

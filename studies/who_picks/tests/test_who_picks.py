@@ -5,9 +5,9 @@ from __future__ import annotations
 import polars as pl
 import pytest
 
-from laboratory.runs import experience
-from studies.who_picks import judges as who_picks
-from studies.who_picks import tables as queues
+from swiftqueue.laboratory.runs import experience
+from swiftqueue.studies.who_picks import judges as who_picks
+from swiftqueue.studies.who_picks import tables as queues
 
 
 def noticed(scenario: str, point: str, seed: int, **columns: float) -> dict[str, object]:

@@ -99,11 +99,11 @@ def hold_appends(log: ModuleType) -> None:
 
 
 HOLDS = {
-    "pipelines.live.rounds": hold_rounds,
-    "pipelines.live.minute": hold_minute,
-    "serving.triton.endpoint": hold_push,
-    "models.registry.registry": hold_alias,
-    "feature_store.telemetry.log": hold_appends,
+    "swiftqueue.pipelines.live.rounds": hold_rounds,
+    "swiftqueue.pipelines.live.minute": hold_minute,
+    "swiftqueue.serving.triton.endpoint": hold_push,
+    "swiftqueue.models.registry.registry": hold_alias,
+    "swiftqueue.feature_store.telemetry.log": hold_appends,
 }
 
 

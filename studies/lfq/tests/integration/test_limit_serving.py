@@ -25,14 +25,14 @@ def test_registers_deploys_and_rolls_back(
     champion: int, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """A limit of 5 is near the best one; a limit of 1000 is far from it and does not pass."""
-    from infra.local.status import print_status
-    from models.limit.weight_file import INPUTS, content_of
-    from models.registry.registry import Registry
-    from serving.deploy.deployment import deploy_version, rollback_champion
-    from serving.triton.endpoint import Triton, TritonError
-    from serving.triton.repository import LIMIT, MODELS
-    from studies.lfq import table
-    from studies.lfq.registering import register
+    from swiftqueue.infra.local.status import print_status
+    from swiftqueue.models.limit.weight_file import INPUTS, content_of
+    from swiftqueue.models.registry.registry import Registry
+    from swiftqueue.serving.deploy.deployment import deploy_version, rollback_champion
+    from swiftqueue.serving.triton.endpoint import Triton, TritonError
+    from swiftqueue.serving.triton.repository import LIMIT, MODELS
+    from swiftqueue.studies.lfq import table
+    from swiftqueue.studies.lfq.registering import register
 
     lab, name = tmp_path / "lab", MODELS[LIMIT]
     a = weights(tmp_path / "a", 5)
@@ -68,7 +68,7 @@ def test_registers_deploys_and_rolls_back(
 
 
 def test_what_cannot_be_registered_is_one_line(champion: int, tmp_path: Path) -> None:
-    from studies.lfq.registering import register
+    from swiftqueue.studies.lfq.registering import register
 
     path = weights(tmp_path / "a", 5)
     said = json.loads(path.with_suffix(".json").read_text())

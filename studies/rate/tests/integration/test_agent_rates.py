@@ -14,11 +14,11 @@ import pytest
 from agent_program import AgentProgram, LiveSender, needs_agent
 from waiting import wait_until
 
-from feature_store.rate.definition import MOST_SAMPLES, NAMES, PREFIXES
-from serving.agent import process as agent_process
-from serving.agent.io import frames
-from serving.agent.rate_client import Forecast, RateClient
-from serving.engine.rate import RateEngine
+from swiftqueue.feature_store.rate.definition import MOST_SAMPLES, NAMES, PREFIXES
+from swiftqueue.serving.agent import process as agent_process
+from swiftqueue.serving.agent.io import frames
+from swiftqueue.serving.agent.rate_client import Forecast, RateClient
+from swiftqueue.serving.engine.rate import RateEngine
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 pytestmark = [pytest.mark.slow, needs_agent]
@@ -37,7 +37,7 @@ def network(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Path]:
     import torch
     from rate_flows import saved_once, untrained
 
-    from studies.rate.model.network import RateNetwork
+    from swiftqueue.studies.rate.model.network import RateNetwork
 
     def make(seed: int) -> RateNetwork:
         made = untrained("transformer", seed)

@@ -20,16 +20,16 @@ from killed_runs import check_nothing_stays
 from typer.testing import CliRunner
 from waiting import wait_until
 
-from feature_store.rate.definition import NAMES
-from studies.rate.experiments.feedback import WINDOWS, Run
-from studies.rate.testbed import completions as fct
-from studies.rate.testbed.flows import CONTROL, RECORD, why_not
 from swiftqueue.cli.app import app
-from testbed.host import tcp_traffic
-from testbed.host.hosts import ADDRESS_B, Bed
-from testbed.host.programs import SAMPLER, SAMPLER_OBJECT
-from testbed.host.selfcheck import NO_AQM
-from testbed.host.tcp import PORT, running, summary
+from swiftqueue.feature_store.rate.definition import NAMES
+from swiftqueue.studies.rate.experiments.feedback import WINDOWS, Run
+from swiftqueue.studies.rate.testbed import completions as fct
+from swiftqueue.studies.rate.testbed.flows import CONTROL, RECORD, why_not
+from swiftqueue.testbed.host import tcp_traffic
+from swiftqueue.testbed.host.hosts import ADDRESS_B, Bed
+from swiftqueue.testbed.host.programs import SAMPLER, SAMPLER_OBJECT
+from swiftqueue.testbed.host.selfcheck import NO_AQM
+from swiftqueue.testbed.host.tcp import PORT, running, summary
 
 CANNOT = why_not()
 needs_bed = pytest.mark.skipif(CANNOT is not None, reason=str(CANNOT))
@@ -264,11 +264,11 @@ def test_the_buffers_that_are_refused_are_those_that_the_router_refuses(project:
 
 OWNERS = {
     "completions": """
-from studies.rate.testbed import completions
+from swiftqueue.studies.rate.testbed import completions
 completions.download(completions.Traffic(flows=20), 50, 1, 0, 1, lambda samples, records: None)
 """,
     "collect": """
-from studies.rate.testbed.flows import KernelPath, collect
+from swiftqueue.studies.rate.testbed.flows import KernelPath, collect
 collect(KernelPath(rate_mbps=20, rtt_ms=40, flows=50), folder)
 """,
 }

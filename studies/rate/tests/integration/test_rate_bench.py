@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from studies.rate import benchmark
+from swiftqueue.studies.rate import benchmark
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
 

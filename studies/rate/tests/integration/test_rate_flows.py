@@ -21,10 +21,18 @@ import numpy as np
 import pytest
 from waiting import wait_until
 
-from feature_store.rate.definition import NAMES, inputs
-from feature_store.rate.tables import checked, paths_in, read_path
-from studies.rate.testbed.flows import CONTROL, RECORD, KernelPath, collect, complete, tables, why_not
-from testbed.host.programs import SAMPLER, SAMPLER_OBJECT, wait_for_name, why_not_built
+from swiftqueue.feature_store.rate.definition import NAMES, inputs
+from swiftqueue.feature_store.rate.tables import checked, paths_in, read_path
+from swiftqueue.studies.rate.testbed.flows import (
+    CONTROL,
+    RECORD,
+    KernelPath,
+    collect,
+    complete,
+    tables,
+    why_not,
+)
+from swiftqueue.testbed.host.programs import SAMPLER, SAMPLER_OBJECT, wait_for_name, why_not_built
 
 CANNOT = why_not()
 needs_sampler = pytest.mark.skipif(CANNOT is not None, reason=str(CANNOT))

@@ -22,16 +22,16 @@ from agent_program import AgentProgram, needs_agent
 from conftest import PROJECT
 from waiting import wait_until
 
-from feature_store.rate.definition import HORIZONS, MOST_SAMPLES, NAMES
-from serving.agent.io import frames
-from studies.rate.model.flows import load
-from studies.rate.testbed.flows import CONTROL, why_not
-from studies.rate.testbed.follow import QUEUES, following
-from testbed.host import tcp_traffic
-from testbed.host.hosts import ADDRESS_B, Bed
-from testbed.host.programs import CONTROLS, SAMPLER, SAMPLER_OBJECT
-from testbed.host.selfcheck import NO_AQM
-from testbed.host.tcp import PORT, running, summary, urgent
+from swiftqueue.feature_store.rate.definition import HORIZONS, MOST_SAMPLES, NAMES
+from swiftqueue.serving.agent.io import frames
+from swiftqueue.studies.rate.model.flows import load
+from swiftqueue.studies.rate.testbed.flows import CONTROL, why_not
+from swiftqueue.studies.rate.testbed.follow import QUEUES, following
+from swiftqueue.testbed.host import tcp_traffic
+from swiftqueue.testbed.host.hosts import ADDRESS_B, Bed
+from swiftqueue.testbed.host.programs import CONTROLS, SAMPLER, SAMPLER_OBJECT
+from swiftqueue.testbed.host.selfcheck import NO_AQM
+from swiftqueue.testbed.host.tcp import PORT, running, summary, urgent
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 CANNOT = why_not()
@@ -343,7 +343,7 @@ def test_the_command_keeps_flows_as_a_round_reads_them(tmp_path: Path, network: 
 
 
 def test_the_bench_times_a_kernels_flows_from_ack_to_map(tmp_path: Path, network: Path) -> None:
-    from studies.rate.benchmark import kernel_rows
+    from swiftqueue.studies.rate.benchmark import kernel_rows
 
     wait_until(GONE, "another bed runs")
     time_row, share_row = kernel_rows(tmp_path, network, 1)
@@ -356,8 +356,8 @@ def test_the_bench_times_a_kernels_flows_from_ack_to_map(tmp_path: Path, network
 def test_the_bench_without_a_bed_says_why_and_leaves_the_rows_out(
     tmp_path: Path, network: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from studies.rate.benchmark import kernel_rows
-    from studies.rate.testbed import flows as rate_flows
+    from swiftqueue.studies.rate.benchmark import kernel_rows
+    from swiftqueue.studies.rate.testbed import flows as rate_flows
 
     monkeypatch.setattr(rate_flows, "why_not", lambda: "struct_ops: not here")
     assert kernel_rows(tmp_path, network, 1) == []

@@ -11,7 +11,7 @@ from pathlib import Path
 import mutants
 import pytest
 
-from serving.engine import LIBRARY
+from swiftqueue.serving.engine import LIBRARY
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 pytestmark = [

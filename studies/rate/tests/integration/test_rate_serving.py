@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 from registered import add_version, served
 
-from feature_store.rate.definition import NAMES
+from swiftqueue.feature_store.rate.definition import NAMES
 
 if TYPE_CHECKING:
-    from serving.agent.rate_client import Forecast, RateClient
+    from swiftqueue.serving.agent.rate_client import Forecast, RateClient
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 pytestmark = pytest.mark.slow
@@ -29,7 +29,7 @@ def network(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Path]:
     """An untrained network with its ONNX form: an LSTM of odd seeds, a Transformer of even ones."""
     from rate_flows import saved_once, untrained
 
-    from studies.rate.model import networks
+    from swiftqueue.studies.rate.model import networks
 
     saved = saved_once(
         tmp_path_factory.mktemp("networks"),
@@ -46,7 +46,7 @@ def network(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Path]:
 
 
 def register(folder: Path, gate: str = "passed") -> int:
-    from models.registry.registry import Registry
+    from swiftqueue.models.registry.registry import Registry
 
     version = add_version(folder, gate=gate, model="swiftqueue-rate")
     Registry("swiftqueue-rate").set_alias("challenger", version)
@@ -85,15 +85,15 @@ def asked(client: RateClient, n: int, numbers: itertools.count[int] = itertools.
 def test_deploys_rolls_back_and_leaves_the_latency_model_alone(  # type: ignore[no-untyped-def]
     champion: int, network: Callable[[int], Path], capsys
 ) -> None:
-    from feature_store.rate.definition import inputs
-    from infra.local.status import print_status
-    from models.registry.registry import Registry
-    from serving.deploy import hold
-    from serving.deploy import log as deploy_log
-    from serving.deploy.deployment import deploy_version, rollback_champion, serve_champion
-    from serving.triton.endpoint import Triton, TritonError
-    from studies.rate.commands import KIND, MODEL
-    from studies.rate.model import networks
+    from swiftqueue.feature_store.rate.definition import inputs
+    from swiftqueue.infra.local.status import print_status
+    from swiftqueue.models.registry.registry import Registry
+    from swiftqueue.serving.deploy import hold
+    from swiftqueue.serving.deploy import log as deploy_log
+    from swiftqueue.serving.deploy.deployment import deploy_version, rollback_champion, serve_champion
+    from swiftqueue.serving.triton.endpoint import Triton, TritonError
+    from swiftqueue.studies.rate.commands import KIND, MODEL
+    from swiftqueue.studies.rate.model import networks
 
     rate = MODEL
     with Triton() as triton:
@@ -162,11 +162,11 @@ def test_the_agent_asks_triton_and_goes_on_without_it(
     from agent_program import AgentProgram
     from waiting import wait_until
 
-    from serving.agent.rate_client import RateClient
-    from serving.deploy.deployment import deploy_version
-    from serving.triton.endpoint import Triton, grpc_addresses
-    from studies.rate.commands import KIND, MODEL
-    from studies.rate.model import networks
+    from swiftqueue.serving.agent.rate_client import RateClient
+    from swiftqueue.serving.deploy.deployment import deploy_version
+    from swiftqueue.serving.triton.endpoint import Triton, grpc_addresses
+    from swiftqueue.studies.rate.commands import KIND, MODEL
+    from swiftqueue.studies.rate.model import networks
 
     register(network(2))
     deploy_version(None, kind=KIND)
@@ -199,10 +199,10 @@ def test_what_triton_refuses_of_one_connection_costs_no_other_its_forecast(
     from triton_process import paused_server
     from waiting import wait_until
 
-    from serving.agent.rate_client import RateClient
-    from serving.deploy.deployment import deploy_version
-    from serving.triton.endpoint import grpc_addresses
-    from studies.rate.commands import KIND
+    from swiftqueue.serving.agent.rate_client import RateClient
+    from swiftqueue.serving.deploy.deployment import deploy_version
+    from swiftqueue.serving.triton.endpoint import grpc_addresses
+    from swiftqueue.studies.rate.commands import KIND
 
     register(network(2))
     deploy_version(None, kind=KIND)
@@ -233,10 +233,10 @@ def test_a_server_that_hangs_is_asked_last(
     from agent_program import AgentProgram
     from waiting import wait_until
 
-    from serving.agent.rate_client import RateClient
-    from serving.deploy.deployment import deploy_version
-    from serving.triton.endpoint import grpc_addresses
-    from studies.rate.commands import KIND
+    from swiftqueue.serving.agent.rate_client import RateClient
+    from swiftqueue.serving.deploy.deployment import deploy_version
+    from swiftqueue.serving.triton.endpoint import grpc_addresses
+    from swiftqueue.studies.rate.commands import KIND
 
     register(network(2))
     deploy_version(None, kind=KIND)
@@ -267,16 +267,16 @@ def test_a_round_ends_in_a_served_version(
     """A new head for the served network, by the whole way: flows, gate, registry, Triton."""
     from rate_flows import write_flows
 
-    from common.section import read
-    from feature_store.rate.definition import inputs
-    from models.registry.registry import Registry
-    from serving.deploy.deployment import deploy_version, rollback_champion
-    from serving.deploy.hold import release
-    from serving.triton.endpoint import Triton
-    from studies.rate.commands import KIND, MODEL, PARAMS_FILE
-    from studies.rate.model import networks
-    from studies.rate.model.tuning import RateRoundParams
-    from studies.rate.stages.rounds import RateRounds
+    from swiftqueue.common.section import read
+    from swiftqueue.feature_store.rate.definition import inputs
+    from swiftqueue.models.registry.registry import Registry
+    from swiftqueue.serving.deploy.deployment import deploy_version, rollback_champion
+    from swiftqueue.serving.deploy.hold import release
+    from swiftqueue.serving.triton.endpoint import Triton
+    from swiftqueue.studies.rate.commands import KIND, MODEL, PARAMS_FILE
+    from swiftqueue.studies.rate.model import networks
+    from swiftqueue.studies.rate.model.tuning import RateRoundParams
+    from swiftqueue.studies.rate.stages.rounds import RateRounds
 
     first = register(network(2))
     deploy_version(first, kind=KIND)
@@ -307,10 +307,10 @@ def test_what_cannot_be_served_is_one_line_and_the_champion_goes_on(
     """A definition of other samples, a network that failed the gate, one of another model."""
     import shutil
 
-    from serving.deploy.checks import DeployError
-    from serving.deploy.deployment import deploy_version
-    from serving.triton.endpoint import Triton
-    from studies.rate.commands import KIND, MODEL
+    from swiftqueue.serving.deploy.checks import DeployError
+    from swiftqueue.serving.deploy.deployment import deploy_version
+    from swiftqueue.serving.triton.endpoint import Triton
+    from swiftqueue.studies.rate.commands import KIND, MODEL
 
     good = register(network(2))
     deploy_version(good, kind=KIND)
