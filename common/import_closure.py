@@ -22,7 +22,9 @@ def files_of(*modules: str) -> list[Path]:
     todo = list(modules)
     while todo:
         module = todo.pop()
-        if (parent := module.rpartition(".")[0]) and parent != "swiftqueue":  # whose `__init__` loads nothing
+        if module == "swiftqueue":
+            continue  # the package loads nothing by itself
+        if parent := module.rpartition(".")[0]:
             todo.append(parent)  # importing a module runs the packages that it lies in
         path = _file(module)
         if path is None or path in found or _only_words(path):

@@ -23,7 +23,7 @@ def stages_of(project: Path) -> dict[str, Any]:
 def test_a_stage_depends_on_the_rooms_that_it_imports_from_and_on_no_other(project: Path) -> None:
     """Lazy imports counted, C++ sources and templates too."""
     for name, stage in stages_of(project).items():
-        needed = files_of(f"pipelines.{name}")
+        needed = files_of(f"swiftqueue.pipelines.{name}")
         named = [Path(dep) for dep in stage["deps"] if not dep.startswith(BY_HAND)]
         alone = {Path("feature_store/__init__.py")}  # where the room lies, and nothing else
         left_out = [file for file in needed if not any(file.is_relative_to(room) for room in named)]
@@ -37,7 +37,7 @@ def test_a_stage_depends_on_the_rooms_that_it_imports_from_and_on_no_other(proje
 
 def test_a_stage_that_loads_a_library_depends_on_its_makefile(project: Path) -> None:
     for name, stage in stages_of(project).items():
-        loads = any(path.suffix == ".cc" for path in files_of(f"pipelines.{name}"))
+        loads = any(path.suffix == ".cc" for path in files_of(f"swiftqueue.pipelines.{name}"))
         assert loads <= ("feature_store/Makefile" in stage["deps"]), name
 
 
