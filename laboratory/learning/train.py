@@ -197,7 +197,13 @@ def _pretrain(folder: Path, runs: dict[str, Path], params: Any, *, flows_apart: 
         ("split", [*packets, "--output", divided]),
         ("pretrain", [*packets, "--split", divided, "--output", folder / "pretrained"]),
     ):
-        command = [sys.executable, "-m", f"pipelines.{stage}", "--params", str(folder / "params.yaml")]
+        command = [
+            sys.executable,
+            "-m",
+            f"swiftqueue.pipelines.{stage}",
+            "--params",
+            str(folder / "params.yaml"),
+        ]
         command += [str(argument) for argument in arguments]
         code = subprocess.run(command, cwd=PROJECT, check=False).returncode
         if code != 0:

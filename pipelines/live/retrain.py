@@ -227,7 +227,13 @@ def run_stages(folder: Path) -> None:
     options = {name: ["--" + name, str(folder / name)] for name in ("packets", "split", "validation")}
 
     def stage(name: str, output: str, *inputs: str) -> None:
-        command = [sys.executable, "-m", f"pipelines.{name}", "--params", str(folder / "params.yaml")]
+        command = [
+            sys.executable,
+            "-m",
+            f"swiftqueue.pipelines.{name}",
+            "--params",
+            str(folder / "params.yaml"),
+        ]
         command += [word for one in inputs for word in options[one]]
         command += ["--output", str(folder / output)]
         for _ in range(TRIES):  # a Ray of the lowest priority may not start in time on a busy machine

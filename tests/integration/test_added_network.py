@@ -53,7 +53,7 @@ def kind(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
     monkeypatch.setattr(models, "__path__", [*models.__path__, str(folder.parent)])
     importlib.invalidate_caches()
     yield door.kind_named(NAME)
-    for module in [name for name in sys.modules if name.startswith(f"models.{NAME}")]:
+    for module in [name for name in sys.modules if name.startswith(f"swiftqueue.models.{NAME}")]:
         del sys.modules[module]
     delattr(models, NAME)
 

@@ -91,7 +91,14 @@ def test_training_goes_on_where_its_node_died_and_ends_with_the_same_weights(
     (given / "params.yaml").write_text(yaml.safe_dump(params))
 
     def stage(what: str, name: str, environment: dict[str, str], *options: str) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-u", "-m", f"pipelines.{what}", "--params", str(given / "params.yaml")]
+        command = [
+            sys.executable,
+            "-u",
+            "-m",
+            f"swiftqueue.pipelines.{what}",
+            "--params",
+            str(given / "params.yaml"),
+        ]
         command += ["--packets", str(given / "packets"), "--split", str(given / "split.json"), *options]
         with (own / f"{name}.log").open("wb") as log:
             return subprocess.Popen(

@@ -333,7 +333,13 @@ def test_the_programs_of_all_stages_run_through_with_it(name: str, tmp_path: Pat
     environment = {**os.environ, "SWIFTQUEUE_STATE": str(tmp_path / "var"), "RAY_ADDRESS": ""}
 
     def stage(name: str, output: str, *inputs: str) -> str:
-        command = [sys.executable, "-m", f"pipelines.{name}", "--params", str(tmp_path / "params.yaml")]
+        command = [
+            sys.executable,
+            "-m",
+            f"swiftqueue.pipelines.{name}",
+            "--params",
+            str(tmp_path / "params.yaml"),
+        ]
         for each in inputs:
             command += [f"--{each}", str(tmp_path / each)]
         done = subprocess.run(

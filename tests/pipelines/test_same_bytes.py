@@ -17,7 +17,7 @@ from swiftqueue.models.scoring.evaluation import stable
 def stage(folder: Path, name: str, *options: str) -> None:
     """Run a stage on a folder's traces, as DVC does."""
     project = Path(__file__).resolve().parents[2]
-    command = [sys.executable, "-m", f"pipelines.{name}", *options]
+    command = [sys.executable, "-m", f"swiftqueue.pipelines.{name}", *options]
     own = {**os.environ, "SWIFTQUEUE_STATE": str(folder / "var"), "PYTHONPATH": str(project)}
     done = subprocess.run(command, cwd=folder, env=own, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
