@@ -13,13 +13,12 @@ from benchmarks.published import check, entries_of, origin
 from common.atomic import write_file
 from common.json_file import read_object
 from laboratory.report import tables as lab
-from models.scoring.choice import RULES, rule_name
 from models.scoring.intervals import estimate
 
 FILE: Final = Path("docs/results/forecasters.json")
 # Alike in two summaries of the same packets, each known at the same moment and scored alike.
 SAME_PACKETS: Final = (
-    *("traces", "protocol", "within_training", "told", "visibility", "change", "round_s", "explored", "also"),
+    *("traces", "protocol", "within_training", "told", "visibility", "change", "round_s", "also"),
     *("n", "n_late"),
 )
 NEEDED: Final = {"traces", "protocol", "within_training", "against", "n", "n_late", "base_rate", "variants"}
@@ -38,12 +37,8 @@ JUDGED_SCORES: Final = (
     ("mae_ms", "MAE, ms", 2),
     (REGRET, "regret, ms", 2),
 )
-CHALLENGER: Final = "event-stream"
 # Traces with three receivers, on which the choice between the queues is scored (docs/results/choice.md).
 CHOICES: Final = ("web", "web-varying", "video", "video-varying")
-TRIED_RULE: Final = 0.4  # the best one on web
-TOLD: Final = {"all": "", "flows": "-flows", "first": "-first"}  # what ends an entry's name
-SELECTIVE: Final = "-selective"  # likewise, of latencies by selective ACKs too
 CHOICE_HEAD: Final = [
     "trace",
     "variant",
@@ -55,7 +50,6 @@ CHOICE_HEAD: Final = [
     "AP late",
     "MAE, ms",
 ]
-TOLD_HEAD: Final = ["trace", "told of packets 2 to 8", "AP late", "MAE, ms", "regret, ms"]
 SETTLED: Final = ("**better**", "**worse**")
 TIE_PRECISION: Final = 0.02
 TIE_ERROR: Final = 0.02  # of the other's error
@@ -214,27 +208,17 @@ def verdict(ends: Sequence[Sequence[float] | None], tie: float, *, lower_is_bett
     return "no worse" if all(low >= -tie for low, _ in gains) else "not settled"
 
 
-def choice_entry(kind: str, told: str = "all") -> str:
-    """Name of what is published of a kind of trace with three receivers."""
-    return f"choice-{kind}{TOLD[told]}"
+def choices(published: Mapping[str, Any]) -> list[str]:
+    """Return how well each variant chooses between the queues: a line for each kind of trace and variant.
 
-
-def calibration_entry(kind: str) -> str:
-    """Name of what is published of quantiles, calibrated and not, on such a kind."""
-    return f"calibration-{kind}"
-
-
-def choices(published: Mapping[str, Any], acks: str = "") -> list[str]:
-    """A line for each kind of trace and variant: how well it chooses between the queues, with tuned heads.
-
-    `acks` ends the entries' names: SELECTIVE, or none where latencies are of cumulative ACKs.
+    Heads are tuned, and latencies are those of selective ACKs.
 
     Raises:
         ValueError: a kind is not published.
     """
     lines = lab.head_of(CHOICE_HEAD)
     for kind in CHOICES:
-        one = entry(published, choice_entry(kind) + acks)
+        one = entry(published, f"choice-{kind}-selective")
         never, always = one["choice"]["never_ms"], one["choice"]["always_ms"]
         lines.append(lab.row_of([kind, "never move", "", f"{never:.2f}", *[""] * 5]))
         lines.append(lab.row_of([kind, "always move", "", f"{always:.2f}", *[""] * 5]))
@@ -254,95 +238,6 @@ def choices(published: Mapping[str, Any], acks: str = "") -> list[str]:
                     ]
                 )
             )
-    return lines
-
-
-@dataclass(frozen=True)
-class Covered:
-    """Coverage of a variant's levels on a kind of trace, by one of its heads."""
-
-    kind: str
-    variant: str
-    seeds: int
-    form: str
-    levels: Sequence[float]
-    shares: Sequence[float]  # of the latencies, at or below each level
-    pinball: Mapping[str, Any]
-
-    @property
-    def off_points(self) -> float:
-        """Mean distance of the shares from their levels, in percentage points."""
-        away = [abs(share - level) for share, level in zip(self.shares, self.levels, strict=True)]
-        return 100 * sum(away) / len(away)
-
-
-def covered(published: Mapping[str, Any]) -> list[Covered]:
-    """Coverage of every variant with quantiles, by kind of trace.
-
-    Raises:
-        ValueError: a kind is not published, or nobody has quantiles there.
-    """
-    found = []
-    for kind in CHOICES:
-        for name, variant in entry(published, calibration_entry(kind))["variants"].items():
-            for form in ("tuned", "pretrained"):
-                scores = variant[form]
-                if "coverage" not in scores:
-                    raise ValueError(f"{FILE}: {calibration_entry(kind)}: {name} has no quantiles")
-                levels, shares = (scores["coverage"][key] for key in ("levels", "share"))
-                one = Covered(kind, name, variant["seeds"], form, levels, shares, scores["pinball_ms"])
-                found.append(one)
-    return found
-
-
-def coverages(published: Mapping[str, Any]) -> list[str]:
-    """A line for each kind of trace, variant and head: the share of latencies up to each level.
-
-    Raises:
-        ValueError: as `covered`.
-    """
-    found = covered(published)
-    levels = [f"{100 * level:g} %" for level in found[0].levels]
-    head = ["trace", "variant", "seeds", "head", *levels, "off, points", "pinball, ms", DIFFERENCE]
-    lines = lab.head_of(head)
-    for one in found:
-        shares = [f"{100 * share:.1f}" for share in one.shares]
-        said = [one.kind, f"`{one.variant}`", str(one.seeds), one.form, *shares, f"{one.off_points:.1f}"]
-        lines.append(lab.row_of([*said, *_beside(one.pinball, 3)]))
-    return lines
-
-
-def sooner(published: Mapping[str, Any]) -> list[str]:
-    """A line for each kind of trace and variant: its probability that the classic queue is faster.
-
-    Raises:
-        ValueError: a kind is not published.
-    """
-    rules = [f"from {100 * rule:.0f} %" for rule in RULES]
-    head = ["trace", "variant", "seeds", "Brier", "of the share", *rules]
-    lines = lab.head_of([*head, f"{100 * TRIED_RULE:.0f} less 50 %"])
-    for kind in CHOICES:
-        for name, variant in entry(published, calibration_entry(kind))["variants"].items():
-            scores = variant["tuned"]
-            briers = [number(scores[key], 3) for key in ("brier", "brier_of_share")]
-            regrets = [number(scores[rule_name(rule)], 2) for rule in RULES]
-            less = _beside(scores[rule_name(TRIED_RULE)], 2, "less_even")[1]
-            lines.append(lab.row_of([kind, f"`{name}`", str(variant["seeds"]), *briers, *regrets, less]))
-    return lines
-
-
-def told(published: Mapping[str, Any]) -> list[str]:
-    """A line for each kind of trace and what the sender tells: what that knowledge is worth.
-
-    Raises:
-        ValueError: a kind is not published.
-    """
-    lines = lab.head_of(TOLD_HEAD)
-    for kind in CHOICES:
-        for each in TOLD:
-            scores = entry(published, choice_entry(kind, each))["variants"][CHALLENGER]["tuned"]
-            numbers = (("average_precision", 3), ("mae_ms", 2), (REGRET, 2))
-            lines.append(lab.row_of([kind, each, *(with_ends(scores[key], n) for key, n in numbers)]))
     return lines
 
 

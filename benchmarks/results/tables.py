@@ -14,12 +14,7 @@ import polars as pl
 
 from benchmarks import published
 from benchmarks.published import Published
-from benchmarks.results import (
-    evaluations,
-    forecasters,
-    queues,
-    tuning,
-)
+from benchmarks.results import evaluations, forecasters, tuning
 from benchmarks.rows import Row
 from common.json_file import read_object
 from laboratory.report import changes
@@ -34,7 +29,7 @@ from laboratory.report.comparison import (
     percent,
     places,
 )
-from laboratory.report.judging import JUDGED, SERVED
+from laboratory.report.judging import SERVED
 from laboratory.report.measures import QUEUEING_P99
 from laboratory.runs.results import SCHEMA as RUNS
 from laboratory.runs.results import load as load_runs
@@ -51,20 +46,14 @@ ALONE: Final = frozenset({"linerate"})  # benchmarks whose references only the t
 SHOWN: Final[Mapping[str, Sequence[str]]] = {
     "inference": (
         *("full graph, avx512, p50 | *", "every candidate, avx512, p50 | OpenVINO*"),
-        *("last token, avx2, p50 | *", "last token, portable, p50 | *", "head swap*"),
+        *("last token, avx2, p50 | *", "head swap*"),
     ),
     "serving": ("event stream, p?? | identity*", "every candidate, p?? | ONNX*"),
     "linerate": ("* 4 flows, W 64 | *", "*5 ms ahead, 4 flows, W 128 | *", "packets decided*"),
     "live": ("trigger*", "step validate*", "step encode*", "step train*", "step shadow*", "questions*"),
     "marker": ("marked *", "plain*", "answer to *p99 | *", "packets with*"),
-    "soak-weeks": (
-        "push s,*",
-        "scheduler memory*",
-        "triton memory*",
-        "mlflow disk*",
-        "other disk*",
-        "MLflow rows*",
-    ),
+    "queues": ("*; flows: 100 | FqCoDel", "LFQ; flows: 1000 |*", "LFQ, no network; flows: 1000 |*"),
+    "soak-weeks": ("push s,*", "scheduler memory*", "triton memory*", "MLflow rows*"),
 }
 FORMS: Final = {"tuned": "Head tuned before each test slice", "pretrained": "The same without tuning"}
 ANYWHERE: Final = {  # scenarios of the page of many places, and whose model each has
@@ -135,11 +124,6 @@ class Data:
         if name not in self.benchmarks:
             raise ValueError(f"{published.FILE} has no {name}: swiftqueue bench {name} --publish")
         return self.benchmarks[name]
-
-    @property
-    def headline(self) -> str:
-        """Name of the scenario that the headline is of: what is served, or what was judged before it."""
-        return JUDGED if self.of(SERVED).is_empty() else SERVED
 
     def of(self, *scenarios: str) -> pl.DataFrame:
         """Runs of some scenarios."""
@@ -243,15 +227,6 @@ def _ratio(row: Row) -> str:
     return f"{row.ratio:.3g}" if row.ours else lab.NONE
 
 
-def of_served(data: Data, scenario: str, draw: Callable[[Data], list[str]]) -> list[str]:
-    """Draw a table of a scenario of the network that the loop serves; a line if none of it is published."""
-    if not data.of(scenario).is_empty():
-        return draw(data)
-    run = f"swiftqueue lab run {scenario} --artifact docs/laboratory/models/figure8"
-    publish = f"swiftqueue results --lab {scenario} var/lab"
-    return _wrapped(f"Nothing is published yet: `{run}`, then `{publish}`.")
-
-
 def brief(data: Data, profile: str, prefix: str) -> list[str]:
     """Scenarios along an axis, whose names begin so, in short."""
     runs = data.runs.filter(pl.col("scenario").str.starts_with(prefix))
@@ -313,16 +288,9 @@ TABLES: Final[Mapping[str, Callable[[Data], list[str]]]] = {
     "speed-tests": lambda data: scores(data, "speed-tests", FEW),
     "forecasters": lambda data: forecasters.beside_layers(data.forecasters),
     "choice": lambda data: forecasters.choices(data.forecasters),
-    "choice-selective": lambda data: forecasters.choices(data.forecasters, forecasters.SELECTIVE),
-    "choice-coverage": lambda data: forecasters.coverages(data.forecasters),
-    "choice-sooner": lambda data: forecasters.sooner(data.forecasters),
-    "choice-told": lambda data: forecasters.told(data.forecasters),
     "tuning-scores": lambda data: forecast_rows(data, tuning.scored, tuning.UNTUNED, tuning.TUNED),
     "bed": lambda data: bed_report.side_by_side(data.bed),
-    "figure8": lambda data: lab.controls_in_brief(data.of(JUDGED)),
-    "fresh-figure8": partial(
-        of_served, scenario=SERVED, draw=lambda data: lab.controls_in_brief(data.of(SERVED))
-    ),
+    "figure8": lambda data: lab.controls_in_brief(data.of(SERVED)),
     "other-traffic": lambda data: lab.controls_in_brief(
         data.of("hadoop", "receivers", "replay", "many-flows"), ("random", "model")
     ),
@@ -331,12 +299,11 @@ TABLES: Final[Mapping[str, Callable[[Data], list[str]]]] = {
     "surroundings": lambda data: lab.controls_in_brief(data.of("surroundings"), ("model",)),
     "many-places": lambda data: many_places(data.unpublished_models),
     "map": lambda data: brief(data, "rfc9332", "map-"),
-    "queues-costs": lambda data: queues.costs(data.benchmark("queues")),
     **{
         f"bench-{name}": _benchmark(name)
         for name in (
             *("capacity", "extract", "gate", "inference", "ingest", "intervals", "linerate"),
-            *("live", "marker", "reservoir", "selfcheck", "serving", "swap"),
+            *("live", "marker", "queues", "reservoir", "selfcheck", "serving", "swap"),
         )
     },
     "bench-finetune": lambda data: figures(data, "finetune", "pretrain"),
@@ -364,15 +331,12 @@ def _tuned(data: Data) -> str:
 
 
 def _wait(data: Data, profile: str) -> str:
-    place = Place(data.headline, "", profile)
-    runs = data.of(data.headline)
+    place, runs = Place(SERVED, "", profile), data.of(SERVED)
     random = change_of(runs, place, "random", QUEUEING_P99)
     said = f"{_to(change_of(runs, place, 'model', QUEUEING_P99))}; by chance {_short(random)}"
     if profile == "uncoupled":
-        said += f"; against chance {_short(against_chance(runs, place))}"
-    else:
-        said += f"; {len(by_seed(runs, place, 'model', QUEUEING_P99))} seeds"
-    return said if data.headline == SERVED else f"{said}*"
+        return f"{said}; against chance {_short(against_chance(runs, place))}"
+    return f"{said}; {len(by_seed(runs, place, 'model', QUEUEING_P99))} seeds"
 
 
 def _answer(data: Data) -> str:

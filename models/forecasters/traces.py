@@ -94,7 +94,6 @@ class Trace:
     told: str = "all"
     waits: Waits | None = None  # None: unknown
     change: Change = PAPERS
-    explored: float | None = None  # share of L4S flows' packets that were sent as classic at random
 
     def to_learn(self, part: Slice) -> TracePart:
         """Return a slice to learn from, as known at its end."""

@@ -1,7 +1,7 @@
 """Attention in which each row sees a run of keys and one key that all rows see, the sink.
 
 It is our own code, since a framework's attention needs the keys of each row gathered and padded, which costs
-more than the products (`swiftqueue bench pretrain`).
+more than the products.
 
 Shapes: R rows, E keys, D width of all heads, A heads, K band.
 """

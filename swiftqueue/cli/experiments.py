@@ -29,8 +29,6 @@ class Benchmark(StrEnum):
     linerate = "linerate"
     live = "live"
     marker = "marker"
-    pretrain = "pretrain"
-    queues = "queues"
     serving = "serving"
     soak = "soak"
     swap = "swap"
@@ -125,10 +123,6 @@ def forecasts(
     visibility: Annotated[
         Visibility, typer.Option(help="latencies known at a decision; previous: the paper's protocol")
     ] = Visibility.acked,
-    explored: Annotated[
-        float | None,
-        typer.Option(help="share of L4S flows' packets moved at random, to estimate the choice by"),
-    ] = None,
     params: Scored = Path("params.yaml"),
     also: Annotated[
         Path | None, typer.Option(help="folder of packet tables of further training traces")
@@ -157,7 +151,6 @@ def forecasts(
         told=told.value,
         truths={name: Path(path) for name, path in (each.split("=", 1) for each in truth or [])},
         visibility=visibility.value,
-        explored=explored,
         also=also,
     )
 
@@ -223,9 +216,6 @@ def bench(
     gigabytes: Annotated[
         float | None, typer.Option(min=0, help="extract: GB of a capture to measure its memory over")
     ] = None,
-    packets: Annotated[
-        str | None, typer.Option(help="pretrain: a folder of packet tables, instead of simulated")
-    ] = None,
     json: Annotated[bool, typer.Option("--json", help="print a JSON list of rows")] = False,
     publish: Annotated[
         bool, typer.Option("--publish", help="put the rows into docs/results/bench.json too")
@@ -250,7 +240,6 @@ def bench(
                 events=events,
                 minutes=minutes,
                 gigabytes=gigabytes,
-                packets=packets,
             )
     except UnsupportedMachineError as reason:
         print(f"bench {what.value} is left out: {reason}")

@@ -34,7 +34,6 @@ from models.forecasters.comparison import FORMS, HeldOutPackets, JudgingParams, 
 from models.forecasters.forecaster import Forecaster, Variant, variants
 from models.forecasters.queries import EVENT_INPUTS, QUERY_INPUTS, Inputs, replayed
 from models.forecasters.traces import Trace, TracePart, decision_times, within_training
-from models.scoring.choice import RULES, rule_name
 from models.training.calibration import missed
 from models.training.protocol import EvaluationProtocol, Slice, divide
 from models.window.windows import NAMES as WINDOW_INPUTS
@@ -270,18 +269,10 @@ def test_queues_are_scored_where_their_waits_are_known(quick: Path, toy: Trace) 
     found = run(last, 1, [known], asked, JUDGING, lambda _: None)
     choice = found["tuned"]["choice"]
     assert "choice" not in found["pretrained"] or found["pretrained"]["choice"] == choice
-    tested_N = np.concatenate([np.arange(r.test.lo * 8, r.test.hi * 8, 2) for r in toy.slices.rounds])
     tested = sum(len(each.test) for each in toy.slices.rounds) * 8
     assert choice["n"] == tested // 2
     assert choice["moved"] == 0
     assert choice["regret_ms"] == choice["never_ms"] > 0
-    sooner = found["tuned"]["sooner"]  # who forecasts one latency is sure
-    assert {sooner[rule_name(rule)] for rule in RULES} == {choice["regret_ms"]}
-    assert sooner["brier"] == pytest.approx((classic[tested_N] < l4s[tested_N]).mean())
-    [spread] = variants(quick, ["event-stream-calibrated"])
-    likely = run(spread, 1, [known], asked, JUDGING, lambda _: None)["tuned"]["sooner"]
-    assert 0 < likely["brier"] < sooner["brier"]
-    assert likely["regret_at_25_ms"] != likely["regret_at_75_ms"]
     assert len(found["tuned"]["draws"]["regret_ms"]) == len(found["tuned"]["draws"]["mae_ms"])
 
 
