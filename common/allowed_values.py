@@ -18,7 +18,7 @@ _SIGNS: Final = (  # words of `allowed`, and the signs for them on a reference p
     (r"\bfrom (\S+)…", r"\1…"),
     (r"\bfrom (\S+)", r"≥\1"),
     (r"\ba whole number", "whole"),
-    (r"\ba number ", ""),
+    (r"\ba number (?!or\b)", ""),
 )
 _FORMATS: Final = {"path": "a path", "ipv4": "an IPv4 address"}
 

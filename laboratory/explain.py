@@ -52,7 +52,7 @@ class Tail:
     p99_ms: float
     packets: int
     episodes: int
-    seconds: float  # that the episodes last, together
+    seconds: float  # length of all episodes together
     largest: float  # share of these packets in the largest episode
 
 
@@ -122,7 +122,7 @@ def errors(
     Args:
         truth_N: `truth.npy` of the run (simulation/doc/lab.md).
         questions_B: its `questions.npy`.
-        receivers: of each of S1's flows.
+        receivers: the receiver of each of S1's flows.
         warmup_ns: packets that left before are left out.
         forward: predictions in us, of windows.
     """

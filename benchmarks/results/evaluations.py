@@ -14,7 +14,7 @@ from models.scoring.predictions import FINETUNED, METHODS
 FILE: Final = Path("docs/results/evaluations.json")
 LATE: Final = ("average_precision", "average_precision_95", "recall_at_false_alarms")
 ERROR: Final = ("mae_ms", "mae_ms_95", "p99_ms", "log_mae")
-CHOICE: Final = ("n", "never_ms", "always_ms")  # what no method changes
+CHOICE: Final = ("n", "never_ms", "always_ms")  # scores that are the same for every method
 REGRET: Final = ("regret_ms", "regret_ms_95")
 DIGITS: Final = 6
 

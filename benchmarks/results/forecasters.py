@@ -52,7 +52,7 @@ CHOICE_HEAD: Final = [
 ]
 SETTLED: Final = ("**better**", "**worse**")
 TIE_PRECISION: Final = 0.02
-TIE_ERROR: Final = 0.02  # of the other's error
+TIE_ERROR: Final = 0.02  # share of the other forecaster's error
 
 
 def load(root: Path) -> dict[str, Any]:
@@ -87,14 +87,14 @@ def take(name: str, scores: Path, path: Path = FILE) -> str:
 
 
 def _differs(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
-    """In what two summaries are not of the same packets; empty where they are."""
+    """Return the first field in which two summaries differ in their packets; empty where they do not."""
     if bool(old.get("choice")) != bool(new.get("choice")):
         return "choice"
     return next((key for key in SAME_PACKETS if old.get(key) != new.get(key)), "")
 
 
 def _joined(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
-    """The entry with the variants that are new to it, or were measured again; its reference stays.
+    """Return the entry with the variants that are new to it or were measured again; its reference stays.
 
     Differences from the reference are left out of them: they are from another run of it.
     """
@@ -112,7 +112,7 @@ def _joined(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def measured(one: Mapping[str, Any]) -> str:
-    """What was measured, on what, when."""
+    """Return a sentence that says what was measured, on which traces and when."""
     where = "the last third of the training slices" if one["within_training"] else "all test slices"
     return (
         f"Measured on {one['date']} at commit `{one['commit']}`, on {one['machine']}. Traces "
@@ -168,7 +168,7 @@ def beside_layers(published: Mapping[str, Any]) -> list[str]:
 def _pairs(
     published: Mapping[str, Any], draws: Sequence[str], challenger: str, key: str, other: str
 ) -> list[tuple[float, float]]:
-    """A score of the challenger and of another one on each draw, heads tuned."""
+    """Return a score of the challenger and of another forecaster on each draw, with tuned heads."""
     of = [entry(published, name)["variants"] for name in draws]
     if any(not {challenger, other} <= set(variants) for variants in of):
         raise ValueError(f"{FILE} has no {challenger} beside {other} on each of {', '.join(draws)}")
@@ -197,7 +197,7 @@ def _judged(key: str, ends: Sequence[Sequence[float] | None], theirs: float) -> 
 
 
 def verdict(ends: Sequence[Sequence[float] | None], tie: float, *, lower_is_better: bool) -> str:
-    """`better` or `worse` where all intervals of a difference agree, `no worse` where none leaves the tie."""
+    """Return `better` or `worse` where all intervals agree, `no worse` where none leaves the tie."""
     gains = [sorted(-end for end in each) if lower_is_better else list(each) for each in ends if each]
     if len(gains) < len(ends):
         return "not settled"
@@ -242,7 +242,7 @@ def choices(published: Mapping[str, Any]) -> list[str]:
 
 
 def entry(published: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """What is published under a name.
+    """Return the published entry of a name.
 
     Raises:
         ValueError: nothing is.
@@ -253,7 +253,7 @@ def entry(published: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def with_ends(score: Mapping[str, Any], digits: int) -> str:
-    """A score with 95 % over its seeds, where there are several."""
+    """Return a score with its 95 % interval over seeds, where there are several."""
     ends = score["seeds_95"]
     said_ends = "" if ends is None else f" ({ends[0]:.{digits}f} to {ends[1]:.{digits}f})"
     return f"{number(score, digits)}{said_ends}"
@@ -272,5 +272,5 @@ def _ends(ends: Sequence[float] | None, digits: int) -> str:
 
 
 def number(score: Mapping[str, Any] | None, digits: int) -> str:
-    """A score's mean."""
+    """Return a score's mean as text."""
     return lab.NONE if score is None or score["mean"] is None else f"{score['mean']:.{digits}f}"

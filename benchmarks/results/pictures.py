@@ -23,7 +23,7 @@ from models.scoring.intervals import estimate
 from models.scoring.plot_style import INK, grid, svg
 
 MODEL: Final = "#e64980"  # on both pages
-DIGITS: Final = 3  # of a drawn figure: what differs beyond them on another machine changes no byte
+DIGITS: Final = 3  # digits of a drawn figure: machines differ beyond them, and the file must not
 
 
 def _bars(_: Path, data: Data, name: str) -> bytes:
@@ -44,7 +44,7 @@ PICTURES: Final[Mapping[str, Callable[[Path, Data], bytes]]] = {
 
 
 def sender(packets: pl.DataFrame) -> Figure:
-    """True latency and prediction, packet by packet, and which the controller would have moved."""
+    """Draw true latency and prediction, packet by packet, and the packets that would have been moved."""
     figure, [[above], [below]] = grid(2, 1, 8.4, 3.6)
     time_s = packets["time_ms"] / 1e3
     above.plot(time_s, packets["latency_ms"], "o", color=INK, markersize=3.4, label="came")

@@ -39,7 +39,7 @@ from testbed.host import report as bed_report
 from testbed.host import runs as bed_runs
 
 LABORATORY: Final = Path("docs/laboratory")
-WIDEST: Final = 150  # of a table's line, in characters
+WIDEST: Final = 150  # characters of a table's line
 FEW: Final = (FINETUNED, PRETRAINED, TREES, "ewma", "last_flow")  # where a picture has all methods
 ALONE: Final = frozenset({"linerate"})  # benchmarks whose references only the text names
 # Rows that a benchmark's page draws, as patterns of `NAME | REFERENCE`; of other benchmarks all are drawn.
@@ -105,7 +105,7 @@ class Data:
         )
 
     def evaluation(self, name: str) -> dict[str, Any]:
-        """Scores of a published evaluation.
+        """Return the scores of a published evaluation.
 
         Raises:
             ValueError: there is none of that name.
@@ -116,7 +116,7 @@ class Data:
         return found
 
     def benchmark(self, name: str) -> Published:
-        """Figures of a published benchmark.
+        """Return the figures of a published benchmark.
 
         Raises:
             ValueError: there are none.
@@ -126,7 +126,7 @@ class Data:
         return self.benchmarks[name]
 
     def of(self, *scenarios: str) -> pl.DataFrame:
-        """Runs of some scenarios."""
+        """Return the runs of some scenarios."""
         return self.runs.filter(pl.col("scenario").is_in(scenarios))
 
 
@@ -170,7 +170,7 @@ def scores(data: Data, name: str, methods: Sequence[str] = METHODS) -> list[str]
 
 
 def forecast_rows(data: Data, rows: Callable[[Mapping[str, Any]], list[str]], *entries: str) -> list[str]:
-    """A table of some entries of the forecasters, with what was measured; or which one is not published."""
+    """Return a table of some entries of the forecasters, or a line that names an unpublished one."""
     if missing := [name for name in entries if name not in data.forecasters]:
         return [f"Not published yet: `swiftqueue results --forecasts {missing[0]} FILE`."]
     said = forecasters.measured(data.forecasters[entries[-1]])
@@ -223,12 +223,12 @@ def _is_shown(name: str, row: Row) -> bool:
 
 
 def _ratio(row: Row) -> str:
-    """None beside 0, of which only a cap stands in the data."""
+    """Return the ratio; a figure of 0 has none, since the data hold only a cap."""
     return f"{row.ratio:.3g}" if row.ours else lab.NONE
 
 
 def brief(data: Data, profile: str, prefix: str) -> list[str]:
-    """Scenarios along an axis, whose names begin so, in short."""
+    """Return a short table of the scenarios along an axis whose names begin with a prefix."""
     runs = data.runs.filter(pl.col("scenario").str.starts_with(prefix))
     return lab.brief(runs, profile, with_costs=False)
 
@@ -266,7 +266,7 @@ def _choice(data: Data) -> str:
 
 
 def summary(data: Data) -> list[str]:
-    """The README's rows, each with its page."""
+    """Return the README's rows, each with a link to its page."""
     rows = (
         ("late packets", "late-packets", _late(data, "late-packets")),
         ("tuned head", "late-packets", _tuned(data)),

@@ -34,7 +34,7 @@ from pipelines.params.override import override
 from pipelines.simulators import PROJECT
 
 PARAMS: Final = PROJECT / "params.yaml"
-SECTION: Final = EventStreamParams.section  # of the one network that the engine in the simulator has
+SECTION: Final = EventStreamParams.section  # the simulator's engine computes this network alone
 
 
 def train(

@@ -1,4 +1,4 @@
-"""What a control changes at each point of scenarios, against default marking, and what is settled harm."""
+"""Tables of a control's changes against default marking at each point of scenarios, and of settled harm."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ WANTED: Final = tuple(
 """What is wanted: none of these is settled to be worse by more than 2 %, or a packet's time."""
 WITHOUT_TAIL: Final = tuple(
     limit for limit in WANTED if limit.measure != QUEUEING_P999
-)  # which no run there can judge
+)  # no run there can judge P99.9
 
 
 def along_axis(
@@ -131,14 +131,14 @@ def _other_limits(here: pl.DataFrame, at: Sequence[Place]) -> list[str]:
 
 
 def _figures(here: pl.DataFrame, place: Place, control: str, measures: Sequence[Measure]) -> list[str]:
-    """A place's first cells: what was moved, P99 by default, and what the control changes."""
+    """Return a place's first cells: the share moved, P99 by default, and the control's changes."""
     figures = [cell(here, place, *one).text for one in ((control, MOVED), ("default", QUEUEING_P99))]
     changes = [change(here, place, control, measure) for measure in measures]
     return [f"`{place.profile}`", place.point, *figures, *changes]
 
 
 def _scenarios(here: pl.DataFrame, prefix: str, control: str) -> list[tuple[list[str], list[Place]]]:
-    """Every scenario's title with its places that can be compared, in the order of its axis."""
+    """Return every scenario's title with its places that can be compared, in the order of its axis."""
     found = []
     for scenario in sorted(set(here["scenario"])):
         at = [p for p in places(here) if p.scenario == scenario and compare(here, p, control)]

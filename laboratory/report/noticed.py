@@ -21,10 +21,10 @@ SHOWN: Final = (
 )
 CALL: Final = ("call_mbps", "call, Mbit/s", 1, 1)
 FEW: Final = "not enough packets"
-Shown = Sequence[tuple[str, str, float, int]]
+ShownColumns = Sequence[tuple[str, str, float, int]]
 
 
-def runs_table(rows: pl.DataFrame, by: Sequence[str], names: Sequence[str], shown: Shown) -> list[str]:
+def runs_table(rows: pl.DataFrame, by: Sequence[str], names: Sequence[str], shown: ShownColumns) -> list[str]:
     """Return a line for each key of `by`, with means over seeds."""
     lines = head_of([*names, "seeds", *(heading for _, heading, _, _ in shown)])
     for key, own in sorted(rows.group_by(by), key=lambda one: [str(part) for part in one[0]]):

@@ -22,7 +22,7 @@ SCENARIO: Final = Path(__file__).with_name("canary.yaml")
 MODEL: Final = PROJECT / "docs" / "laboratory" / "models" / "bed-figure8-flows" / "rfc9332"
 LIMITS: Final = PROJECT / "docs" / "laboratory" / "models" / "lfq" / "counterfactual-10.safetensors"
 RANDOM_SHARE: Final = 0.3
-RUNGS: Final = (  # of the ladder: those that need no other run
+RUNGS: Final = (  # rungs of the ladder that need no other run
     "constant_share",
     "flow_split",
     "always",
@@ -30,9 +30,10 @@ RUNGS: Final = (  # of the ladder: those that need no other run
     "oracle_late",
     "oracle_batched",
 )
-GUARDED_SHARE: Final = 0.75  # of what is in flight
+GUARDED_SHARE: Final = 0.75  # share of the packets in flight
 ALONE: Final = {"ecn": "not_ect", "traffic": {"kind": "greedy"}}
-INSTEAD: Final[Mapping[str, Sequence[Mapping[str, Any]]]] = {  # of what the first sender's groups say
+# Fields that replace those of the first sender's groups.
+INSTEAD: Final[Mapping[str, Sequence[Mapping[str, Any]]]] = {
     "calls": (
         {
             "tcp": "gcc",
@@ -95,7 +96,7 @@ def prove(listed: Path = LISTED) -> int:
 
 
 def canaries() -> dict[str, execution.Job]:
-    """All canary runs by their names; a model's has the name of the kernel that this CPU answers with."""
+    """Return all canary runs by name; a model's is named after the kernel that this CPU answers with."""
     from serving.engine import Engine
 
     scenario = load(SCENARIO)
@@ -120,7 +121,7 @@ def canaries() -> dict[str, execution.Job]:
             if sender["name"] == "replayed":
                 sender["groups"][0]["traffic"] = REPLAYED
         jobs[name] = execution.Job(f"canary-{len(jobs)}", run, MODEL if drives else None)
-    for cell in plain:  # which no scenario of that time had
+    for cell in plain:  # these are younger than the scenario
         always = control_of(scenario.environment, "always", model=None, share=0)
         control = {**always, "guard": "on", "max_moved_share": GUARDED_SHARE}
         run = resolve(scenario, replace(cell, control="always"), control, ["truth", "waits"])
@@ -167,7 +168,7 @@ def digests(program: Path, runs: Mapping[str, execution.Job]) -> dict[str, str]:
 
 
 def _digest(result: Path) -> str:
-    """Hash of a result's files: without what it cost, the run that was given, and where this project lies."""
+    """Return a hash of a result's files, without their cost, the given run and the project's path."""
     digest = hashlib.sha256()
     for name, content in _files(result):
         digest.update(f"{name} {len(content)}\n".encode())

@@ -311,7 +311,7 @@ class Rounds(Runner[RoundRecord]):
         packets, record.refused = found.packets, dict(found.refused)
         if found.refused:
             said = ", ".join(f"{count} {kind}" for kind, count in found.refused.items())
-            say(f"round {record.number}: claims of sender {name} that cannot be are refused: {said}")
+            say(f"round {record.number}: impossible claims of sender {name} are refused: {said}")
         if line := found.line():
             raise DeclinedError(line)
         if line := _gaps(latest):

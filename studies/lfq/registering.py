@@ -16,9 +16,9 @@ from models.limit.register_params import LfqRegisterParams
 from models.limit.weight_file import said_of
 from models.networks.files import WEIGHTS_FILE
 from pipelines.simulators import PROJECT
-from studies.lfq.flows import Disc, Flow, Simulator, reward
+from studies.lfq.flows import Flow, FlowDisc, Simulator, reward
 from studies.lfq.learning import KEPT
-from studies.lfq.settings import Settings, load
+from studies.lfq.settings import LfqSettings, load
 from studies.lfq.table import best_environments, learned, static
 
 if TYPE_CHECKING:
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 ONE_LIMIT: Final = "one limit for all"
 
 
-class Judged:
+class LimitJudge:
     """Rewards in environments that nothing was learned from, beside those of every static limit.
 
     Shapes: L discs, N environments.
     """
 
-    def __init__(self, settings: Settings, simulator: Simulator, alpha: float) -> None:
+    def __init__(self, settings: LfqSettings, simulator: Simulator, alpha: float) -> None:
         """Simulate the static limits, if their runs are not kept yet."""
         self.simulator, self.alpha = simulator, alpha
         self.environments = [environment for _, environment in best_environments(settings)]
@@ -43,8 +43,8 @@ class Judged:
         part_LN = static_LN / self.best_N
         self.one_limit_N: NDArray[np.float64] = part_LN[part_LN.mean(1).argmax()]
 
-    def rewards(self, discs: Sequence[Disc], what: str) -> NDArray[np.float64]:
-        """Reward of each disc in each environment (L, N)."""
+    def rewards(self, discs: Sequence[FlowDisc], what: str) -> NDArray[np.float64]:
+        """Return the reward of each disc in each environment (L, N)."""
         flows = [Flow(environment, disc) for disc in discs for environment in self.environments]
         rows = self.simulator.run(flows, what).rows.select("bytes", "queue_mean").iter_rows()
         worth = [
@@ -88,7 +88,7 @@ def register(weights: Path, overrides: list[str], output: Path) -> int:
         raise ValueError(why)
     with execution.sole_user(output), tempfile.TemporaryDirectory() as temporary:
         source = to_artifact(weights, Path(temporary) / "artifact")
-        judged = Judged(settings, Simulator(output.resolve() / KEPT), float(said["alpha"]))
+        judged = LimitJudge(settings, Simulator(output.resolve() / KEPT), float(said["alpha"]))
         naive = {ONE_LIMIT: gate.Scored(judged.one_limit_N)}
 
         def judge(
@@ -117,5 +117,5 @@ def register(weights: Path, overrides: list[str], output: Path) -> int:
 
 
 def _kept(said: Mapping[str, Any]) -> dict[str, Any]:
-    """What a run's parameters say of how it learned."""
+    """Return the parameters that say how the network learned."""
     return {key: value for key, value in said.items() if key in ("rule", "alpha", "environments", "flows")}

@@ -42,7 +42,7 @@ COLUMNS: Final = (QUEUEING_P99, QUEUEING_P999, QUEUEING_MAX, CHOICE_RIGHT, REGRE
 
 
 class Step(NamedTuple):
-    """What one rung has over another."""
+    """The difference between two rungs."""
 
     name: str
     above: str

@@ -34,6 +34,7 @@ from laboratory.runs.resolve import (
     resolve,
 )
 from laboratory.scenarios.controls import CONTROLS
+from laboratory.scenarios.document import reference
 from laboratory.scenarios.files import FOLDER, environment_at, files_of, full, load, names, path_of
 from laboratory.scenarios.replay import distribution
 from laboratory.scenarios.traffic import Group, Messages
@@ -61,6 +62,12 @@ def put(raw: dict[str, Any], key: str, value: object) -> dict[str, Any]:
         tree = tree[int(part)] if isinstance(tree, list) else tree[part]
     tree[last] = value
     return changed
+
+
+def test_the_reference_page_is_current(project: Path) -> None:
+    assert (project / "docs/SCENARIOS.md").read_text() == reference(), (
+        "run: python -m laboratory.scenarios.document > docs/SCENARIOS.md"
+    )
 
 
 @pytest.mark.parametrize("name", names())

@@ -15,7 +15,7 @@ namespace {
 
 namespace json = engine::json;
 
-constexpr std::size_t kMaxFlows = 20'000;  // of a run: each has a port of its own
+constexpr std::size_t kMaxFlows = 20'000;  // flows of a run: each has a port of its own
 constexpr double kLStepMs = 20;            // where the run does not say
 const std::string kFile = "run file";
 

@@ -46,7 +46,7 @@ class OracleMove : public QueueControl {
 
   OracleControl m_params;
   QueueView m_view;
-  std::unordered_map<uint16_t, Last> m_last;  // of each flow
+  std::unordered_map<uint16_t, Last> m_last;  // last latency of each flow
 };
 
 /** A fixed share of the flows, in the order in which they first send: none changes its queue. */
@@ -57,7 +57,7 @@ class FlowSplitMove : public QueueControl {
 
  private:
   double m_share;
-  std::unordered_map<uint16_t, bool> m_moved;  // of each L4S flow
+  std::unordered_map<uint16_t, bool> m_moved;  // whether each L4S flow was moved
 };
 
 /** A threshold on what each flow saw last in the L4S queue. */
@@ -75,7 +75,7 @@ class LastLatency {
   };
 
   LastLatencyControl m_params;
-  std::unordered_map<uint16_t, Seen> m_seen;  // of each flow
+  std::unordered_map<uint16_t, Seen> m_seen;  // newest packet of each flow
 };
 
 class LastLatencyMove : public QueueControl {

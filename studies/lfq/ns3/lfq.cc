@@ -49,7 +49,7 @@ namespace {
 using namespace ns3;  // NOLINT(build/namespaces): a program of ns-3
 using swiftqueue::LfqQueueDisc;
 
-constexpr uint32_t kSegment = 1446;  // of the slides; on the wire 1500, with PPP's header
+constexpr uint32_t kSegment = 1446;  // payload of the slides; on the wire 1500, with PPP's header
 constexpr uint16_t kPort = 5000;
 constexpr double kAccessMs = 0.1;  // one way, of each access link
 constexpr double kAccessBps = 1e9;
@@ -249,7 +249,7 @@ class Experiment {
   Ptr<Socket> m_socket;
   OverTime m_queue;
   OverTime m_limit;
-  std::optional<uint32_t> m_bucket;  // of the flow, once a limit was decided
+  std::optional<uint32_t> m_bucket;  // signals of the flow, once a limit was decided
   uint64_t m_bytes{0};
   uint64_t m_bytesBefore{0};
   double m_queueBefore{0};
