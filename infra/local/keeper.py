@@ -36,10 +36,10 @@ from common.state import strangers_connected
 from infra.local import live_options, loop, pages, parts, processes, prometheus, ray_head, status, under_way
 from infra.local.disk import disk
 from infra.local.heal import Healing
-from infra.local.notify import notify
 from infra.local.parts import KEEPER, MLFLOW, PARTS, TRITON, end_when_told
 from infra.local.ports import LoopbackPort
 from infra.local.tidy import Housekeeping
+from infra.local.units import notify
 from serving.triton.endpoint import LOOPBACK, Triton
 
 LOOK_S: Final = 1.0

@@ -8,7 +8,7 @@ from typing import Final
 import polars as pl
 
 from laboratory.report import tables as lab
-from laboratory.report.noticed import CALL, SHOWN, interval, measured, runs_table, wanted
+from laboratory.report.noticed import CALL, SHOWN, interval, runs_table, verdict_table, verdicts_by
 from laboratory.runs import experience
 from studies.confucius.judges import (
     CONFUCIUS,
@@ -29,16 +29,13 @@ DOUBLING_S: Final = 0.25  # 1 / lambda
 
 def verdicts(runs: pl.DataFrame, flows: pl.DataFrame, classes: pl.DataFrame) -> list[str]:
     """Return every figure to reach of the scenarios that were run."""
-    lines = lab.head_of(["scenario", "figure", "wanted", "measured", "verdict"])
+    found = {}
     tables = {experience.FILE: runs, experience.FLOWS: flows, experience.CLASSES: classes}
     for name, (file, judge) in JUDGES.items():
         own = tables[file].filter(pl.col("scenario") == name)
         if name != WEB and not own.is_empty():
-            lines += [
-                lab.row_of([f"`{name}`", one.figure, wanted(one), measured(one), one.verdict])
-                for one in with_classes(judge(own), classes.filter(pl.col("scenario") == name))
-            ]
-    return lines
+            found[name] = with_classes(judge(own), classes.filter(pl.col("scenario") == name))
+    return verdicts_by("scenario", found)
 
 
 def pages(runs: pl.DataFrame) -> list[str]:
@@ -115,11 +112,9 @@ def web(runs: pl.DataFrame) -> list[str]:
 def web_verdicts(runs: pl.DataFrame) -> list[str]:
     """Return every figure to reach with the calls that were run."""
     own = runs.filter(pl.col("scenario") == WEB)
-    lines = lab.head_of(["figure", "wanted", "measured", "verdict"])
-    for one in judge_web(own):
-        if one.seeds or own["point"].str.ends_with(one.figure.split(":")[0]).any():
-            lines.append(lab.row_of([one.figure, wanted(one), measured(one), one.verdict]))
-    return lines
+    points = own["point"].str
+    found = [one for one in judge_web(own) if one.seeds or points.ends_with(one.figure.split(":")[0]).any()]
+    return verdict_table(found)
 
 
 def later_s(flows: int) -> float:

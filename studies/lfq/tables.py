@@ -6,7 +6,7 @@ import numpy as np
 import polars as pl
 
 from laboratory.report import tables as lab
-from laboratory.report.noticed import fairness, interval, measured, wanted
+from laboratory.report.noticed import fairness, interval, verdicts_by
 from studies.lfq import judged, table
 from studies.lfq.flows import BYTES_PER_MBIT, reward
 from studies.lfq.verdicts import LFQ
@@ -77,13 +77,7 @@ def correlations(runs: pl.DataFrame) -> list[str]:
 
 def verdicts(runs: pl.DataFrame) -> list[str]:
     """Return every figure to reach, with the measured value."""
-    lines = lab.head_of(["command", "figure", "wanted", "measured", "verdict"])
-    for name, judge in LFQ.items():
-        for one in judge(runs):
-            lines.append(
-                lab.row_of([f"`lfq verdict {name}`", one.figure, wanted(one), measured(one), one.verdict])
-            )
-    return lines
+    return verdicts_by("command", {f"lfq verdict {name}": judge(runs) for name, judge in LFQ.items()})
 
 
 def best_of(runs: pl.DataFrame) -> list[str]:
