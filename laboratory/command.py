@@ -48,11 +48,10 @@ class Request:
     seconds: float | None = None
     artifact: str | None = None  # a folder, or `champion`
     truth: bool = False
-    controls: Sequence[str] | None = None  # to run; of the scenario's others, only what was run before counts
+    # Controls, and patterns of points, to run; of the scenario's others, only what was run before counts.
+    controls: Sequence[str] | None = None
     pcap: bool = False
-    points: Sequence[str] | None = (
-        None  # patterns of the points to run; of others, only what was run before counts
-    )
+    points: Sequence[str] | None = None
     until_settled: bool = False  # a place gets further seeds only until its change is settled
 
 

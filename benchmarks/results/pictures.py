@@ -66,10 +66,7 @@ def sender(packets: pl.DataFrame) -> Figure:
 def differences(found: Sequence[Beside]) -> Figure:
     """Draw how two layers differ from each other forecaster in precision and in error, with intervals."""
     figure, [panels] = grid(1, 2, 8.4, 4.4)
-    scores = {
-        "average_precision": "average precision, less the other's",
-        "mae_ms": "error in ms, less the other's",
-    }
+    scores = {"average_precision": "average precision", "mae_ms": "error in ms"}
     for axes, (key, title) in zip(panels, scores.items(), strict=True):
         axes.axvline(0, color=INK, linewidth=1)
         for row, one in enumerate(found):
@@ -83,7 +80,7 @@ def differences(found: Sequence[Beside]) -> Figure:
         names = [f"{one.kind}: {one.other}" for one in found] if axes is panels[0] else []
         axes.set_yticks(range(len(found)), names, fontsize=8)
         axes.invert_yaxis()
-        axes.set_title(title, fontsize=9)
+        axes.set_title(f"{title}, less the other's", fontsize=9)
     return figure
 
 

@@ -54,6 +54,7 @@ PROFILE_WIDTH: Final = 5.4  # inches
 LABELS_WIDE: Final = 4  # columns of the legend over one profile
 NARROW: Final = 5.0  # times its beginning: a logarithmic axis with few round numbers
 PLAIN: Final = StrMethodFormatter("{x:g}")
+ERRORS: Final = {"linewidth": 1, "capsize": 3}
 LEVELS: Final = np.linspace(0, 1, 101)  # levels of the quantiles in the results
 
 
@@ -79,9 +80,8 @@ def plots_of(runs: pl.DataFrame, scenario: str, axis_label: str, *, log: bool) -
     bands = ", means over seeds in bands of each quantile's 95 % interval" if enough else ""
     intervals = ", means over seeds with 95 % intervals" if enough else ""
     if axis_label:
-        return [
-            _plot(f"{scenario}: over {axis_label}{intervals}", _sweep(here, scenario, axis_label, log=log))
-        ]
+        swept = _sweep(here, scenario, axis_label, log=log)
+        return [_plot(f"{scenario}: over {axis_label}{intervals}", swept)]
     waiting = "waiting in the queues and round trips of S1's L4S packets"
     return [
         _plot(f"{scenario}: {waiting}{bands}", _distributions(here)),
@@ -177,9 +177,7 @@ def _bars(runs: pl.DataFrame) -> Figure:
         place = Place(runs["scenario"][0], "", profile)
         for i, control in enumerate(_controls(runs)):
             for mean, errors in _error_bars(runs, [place], control, measure):
-                axes.bar(
-                    i, mean, yerr=errors, color=COLOURS[control], error_kw={"linewidth": 1, "capsize": 3}
-                )
+                axes.bar(i, mean, yerr=errors, color=COLOURS[control], error_kw=ERRORS)
         axes.set_xticks(range(len(_controls(runs))), _controls(runs), rotation=60, ha="right", fontsize=8)
         axes.set_title(f"{profile}: {measure.title}, {measure.unit}", fontsize=9)
     return figure

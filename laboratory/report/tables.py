@@ -232,9 +232,8 @@ def controls_in_brief(runs: pl.DataFrame, wanted: Sequence[str] = ALL_CONTROLS) 
             if control == "default" or control not in wanted:
                 continue
             waits = [cell(runs, place, one, QUEUEING_P99).text for one in ("default", control)]
-            changes = [
-                change(runs, place, control, one) for one in (QUEUEING_P99, QUEUEING_MAX, CROSS_GOODPUT)
-            ]
+            shown = (QUEUEING_P99, QUEUEING_MAX, CROSS_GOODPUT)
+            changes = [change(runs, place, control, one) for one in shown]
             said = in_a_word(verdict(runs, place, control).text)
             lines.append(row_of([where, f"`{control}`", *waits, *changes, said]))
     return lines

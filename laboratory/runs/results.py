@@ -152,9 +152,7 @@ def publish(source: Path, scenario: str, output: Path) -> None:
     beside = stay.join(rows, on=["profile", "control"])  # a profile has a model of its own
     for what in ("seconds", "program", "artifact"):
         if not beside.filter(pl.col(what).ne_missing(pl.col(f"{what}_right"))).is_empty():
-            raise ValueError(
-                f"{output / FILE} has runs of {scenario} with another {what} that would stay: run all"
-            )
+            raise ValueError(f"{output / FILE} would keep runs of {scenario} with another {what}: run all")
     _write(output, pl.concat([published, rows]))
 
 

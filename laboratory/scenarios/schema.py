@@ -180,9 +180,7 @@ class Environment(ScenarioPart):
         if (response := self.controls.moved_response) == "scalable":
             return
         if self.controls.moved_ecn == "not_ect":
-            raise ValueError(
-                "controls.moved_response: classic answers marks, and moved_ecn: not_ect has none"
-            )
+            raise ValueError("controls.moved_response: classic answers marks; moved_ecn: not_ect has none")
         first, captured = next(iter(self.senders.items()))
         why = "acks are not selective" if self.controls.acks != "selective" else ""
         for name, group in captured.groups.items():
@@ -208,9 +206,7 @@ class Environment(ScenarioPart):
         if group.tcp == "udp" and isinstance(group.traffic, Greedy):
             raise ValueError(f"{where}.traffic: udp cannot be greedy, it would send without end")
         if group.tcp == "udp" and isinstance(group.traffic, Pages | RealTime):
-            raise ValueError(
-                f"{where}.traffic: {group.traffic.kind} needs a congestion control, udp has none"
-            )
+            raise ValueError(f"{where}.traffic: {group.traffic.kind} needs a congestion control, not udp")
         if group.tcp == "gcc" and not isinstance(group.traffic, RealTime):
             raise ValueError(f"{where}.traffic: gcc sends real_time alone, not {group.traffic.kind}")
         if group.tcp == "gcc" and group.ecn != "not_ect":
@@ -218,9 +214,7 @@ class Environment(ScenarioPart):
         if isinstance(group.traffic, RealTime) and group.traffic.start_mbps and group.tcp != "gcc":
             raise ValueError(f"{where}.traffic.start_mbps: {group.tcp} finds its first rate itself")
         if isinstance(group.traffic, Pages) and group.flows > 1:
-            raise ValueError(
-                f"{where}.flows: {group.flows}: give 1 or 0 for pages; their objects are the flows"
-            )
+            raise ValueError(f"{where}.flows: {group.flows}: pages take 1 or 0; their objects are the flows")
         if group.start_s[0] > group.start_s[1]:
             raise ValueError(f"{where}.start_s: {group.start_s[0]:g} is after {group.start_s[1]:g}")
 

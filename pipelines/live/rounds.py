@@ -303,9 +303,8 @@ class Rounds(Runner[RoundRecord]):
         number, newest_ns = self._learned.get(name, (0, None))
         if latest.newest_ns == newest_ns:
             raise DeclinedError(f"no telemetry since round {number}")
-        before = self._unmatched.get(
-            name, latest.unmatched_acks
-        )  # those from before this program are long gone
+        # The packets of ACKs from before this program are long gone.
+        before = self._unmatched.get(name, latest.unmatched_acks)
         self._unmatched[name] = latest.unmatched_acks
         found = believed(latest.packets, max(latest.unmatched_acks - before, 0))
         packets, record.refused = found.packets, dict(found.refused)

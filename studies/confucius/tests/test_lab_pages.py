@@ -312,7 +312,7 @@ def test_whole_runs_of_a_scenario_are_published_beside_the_others(tmp_path: Path
     found = lab_results.load(output).filter(scenario="new").select("profile", "seed").rows()
     assert found == [(KEYS["profile"], 1), ("uncoupled", 1)]
     lab_results.merge(output, [key | {"scenario": "new", "point": "far", "seconds": 40.0}])
-    with pytest.raises(ValueError, match="has runs of new with another seconds that would stay"):
+    with pytest.raises(ValueError, match="would keep runs of new with another seconds: run all"):
         lab_results.publish(source, "new", output)
     with pytest.raises(ValueError, match="has no whole run of absent; `swiftqueue lab run absent`"):
         lab_results.publish(source, "absent", output)
