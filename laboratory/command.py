@@ -282,9 +282,8 @@ class _Laboratory:
         elif cell.control == "random":
             found = self._share(cell)
             if found is None:
-                return PlannedRun(
-                    cell, None, "nothing says which share to move: neither model nor oracle was run"
-                )
+                reason = "nothing says which share to move: neither model nor oracle was run"
+                return PlannedRun(cell, None, reason)
             share, share_of = found
         if cell.control == "placebo" and (record := self._record(scenario, cell)) is None:
             return PlannedRun(cell, None, "the model, whose decisions it repeats, was not run")

@@ -181,9 +181,7 @@ def _predictions(
     A candidate is the next packet of its flow among the eight that left. The questions number the flows as
     their packets came; the first candidate is the packet that is about to leave, and so names its flow.
     """
-    named = {
-        int(question["flow"][0]): int(truth_N["flow"][question["first_packet"]]) for question in questions_B
-    }
+    named = {int(one["flow"][0]): int(truth_N["flow"][one["first_packet"]]) for one in questions_B}
     index, predicted = [], []
     for question in questions_B[questions_B["windows"] == 2]:
         first = int(question["first_packet"])

@@ -210,6 +210,6 @@ def _publish(trained: Path, folder: Path, params: Any) -> None:
     from models.forecasters import forecaster
 
     level: Level = params[SECTION]["served_level"]
-    forecaster.load(trained).export(
-        folder, MEDIAN if level is None and params[SECTION]["quantiles"] else level
-    )
+    if level is None and params[SECTION]["quantiles"]:
+        level = MEDIAN
+    forecaster.load(trained).export(folder, level)

@@ -86,16 +86,8 @@ def along_axis(
         lines += ["", *head_of(["profile", axis, *(name for _, name in SHARES), "settled harm"])]
         for place in at:
             changes = [change(here, place, control, measure) for measure, _ in SHARES]
-            lines.append(
-                row_of(
-                    [
-                        f"`{place.profile}`",
-                        place.point,
-                        *changes,
-                        harm(here, place, control, wanted),
-                    ]
-                )
-            )
+            said = harm(here, place, control, wanted)
+            lines.append(row_of([f"`{place.profile}`", place.point, *changes, said]))
     return lines[1:] or ["Not run."]
 
 
@@ -106,10 +98,8 @@ def in_places(runs: pl.DataFrame, prefix: str) -> list[str]:
     lines: list[str] = []
     for title, at in _scenarios(here, "", "model"):
         names = ("P99", "RTT P99", "S1's goodput", "classic share")
-        lines += [
-            *title,
-            *head_of(["profile", "place", "moved, %", "default P99, ms", *names, "settled harm"]),
-        ]
+        heads = ["profile", "place", "moved, %", "default P99, ms", *names, "settled harm"]
+        lines += [*title, *head_of(heads)]
         for place in at:
             said = harm(here, place, wanted=WITHOUT_TAIL).replace("P99, RTT P99 unj", "P99s unj")  # too wide
             lines.append(row_of([*_figures(here, place, "model", measures), said]))

@@ -18,9 +18,7 @@ PACKET_BITS: Final = 12_000  # no limit of a delay is finer than this at the slo
 # When something is settled.
 SETTLED: Final = 0.05  # the chance that it is chance, corrected for the places of the scenario
 FEWEST_PACKETS: Final = 100  # packets that a quantile rests on
-MOST_UNFINISHED: Final = (
-    0.5  # S1's bytes unfinished by default, mean share: with more, messages' times say little
-)
+MOST_UNFINISHED: Final = 0.5  # mean share of S1's bytes; with more unfinished, messages' times say little
 FEWEST_SEEDS: Final = 5
 
 # The figures to reach, beside the limits above.

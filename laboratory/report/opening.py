@@ -79,10 +79,8 @@ class Opening:
         heads = [f"{self.control} at {place}" for place in self.places]
         lines = [f"**{QUESTION}**", "", *(f"- {line}" for line in self.answer), ""]
         lines += head_of([f"{self.scenario}, against default", "limit", *heads])
-        return [
-            *lines,
-            *(row_of([row.measure, row.limit, *(c.text for c in row.changes)]) for row in self.rows),
-        ]
+        lines += [row_of([row.measure, row.limit, *(c.text for c in row.changes)]) for row in self.rows]
+        return lines
 
 
 def opening(runs: pl.DataFrame) -> Opening | None:
@@ -109,9 +107,7 @@ def opening(runs: pl.DataFrame) -> Opening | None:
             for limit in LIMITS
             if limit.measure not in MESSAGES or any(limit.measure in one.found for one in compared.values())
         ),
-        Plot(
-            f"{scenario}: P99 of waiting against default marking, with 95 % intervals", _figure(runs, shown)
-        ),
+        Plot(f"{scenario}: P99 of waiting against default, with 95 % intervals", _figure(runs, shown)),
     )
 
 

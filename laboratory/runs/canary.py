@@ -31,20 +31,12 @@ RUNGS: Final = (  # rungs of the ladder that need no other run
     "oracle_batched",
 )
 GUARDED_SHARE: Final = 0.75  # share of the packets in flight
+CALL: Final = {"kind": "real_time", "frames_per_s": 50.0, "least_bps": 100_000, "most_bps": 10_000_000}
 ALONE: Final = {"ecn": "not_ect", "traffic": {"kind": "greedy"}}
 # Fields that replace those of the first sender's groups.
 INSTEAD: Final[Mapping[str, Sequence[Mapping[str, Any]]]] = {
     "calls": (
-        {
-            "tcp": "gcc",
-            "ecn": "not_ect",
-            "traffic": {
-                "kind": "real_time",
-                "frames_per_s": 50.0,
-                "least_bps": 100_000,
-                "most_bps": 10_000_000,
-            },
-        },
+        {"tcp": "gcc", "ecn": "not_ect", "traffic": CALL},
         {"tcp": "copa", **ALONE},
     ),
     "vegas": ({"tcp": "vegas", **ALONE}, {}),

@@ -115,9 +115,8 @@ def collect(output: Path, scenarios: Mapping[str, Scenario]) -> None:
     }
     known = {file: load(output, file) for file in asking}
     rows: dict[str, Rows] = {file: [] for file in asking}
-    runs = load_results(output).filter(
-        pl.col("scenario").is_in(list(scenarios)), pl.col("status") == COMPLETE
-    )
+    whole = pl.col("scenario").is_in(list(scenarios)), pl.col("status") == COMPLETE
+    runs = load_results(output).filter(*whole)
     for row in runs.iter_rows(named=True):
         folder = folder_of(output, row["run"])
         path = folder / SUMMARY

@@ -238,12 +238,9 @@ def _batching(model: ModelControl) -> dict[str, Any]:
 
 
 def _last_latency(environment: Environment) -> dict[str, Any]:
-    settings = environment.controls.last_latency
-    return {
-        "kind": "last_latency",
-        "threshold_us": settings.threshold_ms * 1e3,
-        "stale_us": settings.stale_ms * 1e3,
-    }
+    own = environment.controls.last_latency
+    times = {"threshold_us": own.threshold_ms * 1e3, "stale_us": own.stale_ms * 1e3}
+    return {"kind": "last_latency", **times}
 
 
 def _forecast(environment: Environment, name: str, record: str) -> dict[str, Any]:

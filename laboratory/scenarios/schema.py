@@ -340,12 +340,8 @@ def buffer_bytes(link: Bottleneck, rtt_ms: float) -> int:
 
 def _check_buffer(key: str, link: Bottleneck, rtt_ms: float) -> None:
     limit = buffer_bytes(link, rtt_ms)
+    said = f"{key}: {link.buffer_bdp:g} is a queue of {limit} bytes"
     if limit < LARGEST_PACKET_BYTES:
-        raise ValueError(
-            f"{key}: {link.buffer_bdp:g} is a queue of {limit} bytes, smaller than a packet of "
-            f"{LARGEST_PACKET_BYTES}"
-        )
+        raise ValueError(f"{said}, smaller than a packet of {LARGEST_PACKET_BYTES}")
     if limit > LARGEST_BUFFER_BYTES:
-        raise ValueError(
-            f"{key}: {link.buffer_bdp:g} is a queue of {limit} bytes, more than {LARGEST_BUFFER_BYTES}"
-        )
+        raise ValueError(f"{said}, more than {LARGEST_BUFFER_BYTES}")
