@@ -30,10 +30,9 @@ def taken(path: Path) -> dict[str, Any]:
     try:
         pooled = scores["all"]
         late, choice = (pooled[FINETUNED]["acked"][group] for group in ("late", "choice"))
+        about = ("protocol", "seed", "traces", "false_alarm_rate")
         return {
-            "about": {
-                key: scores["about"][key] for key in ("protocol", "seed", "traces", "false_alarm_rate")
-            },
+            "about": {key: scores["about"][key] for key in about},
             "n": pooled[FINETUNED]["acked"]["n"],
             "n_late": late["n_late"],
             "base_rate": round(late["base_rate"], DIGITS),

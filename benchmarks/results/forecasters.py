@@ -172,10 +172,8 @@ def _pairs(
     of = [entry(published, name)["variants"] for name in draws]
     if any(not {challenger, other} <= set(variants) for variants in of):
         raise ValueError(f"{FILE} has no {challenger} beside {other} on each of {', '.join(draws)}")
-    return [
-        (float(each[challenger]["tuned"][key]["mean"]), float(each[other]["tuned"][key]["mean"]))
-        for each in of
-    ]
+    tuned = ([float(each[name]["tuned"][key]["mean"]) for name in (challenger, other)] for each in of)
+    return [(ours, others) for ours, others in tuned]
 
 
 def _over(pairs: Sequence[tuple[float, float]], key: str, digits: int) -> str:
