@@ -130,7 +130,7 @@ def run(
     """Fit, tune, predict and score one variant with one seed; plain JSON, without NaN.
 
     Packet tables of `also` are learned from besides (`lessons`), and not scored. The folder `kept` holds
-        forecasters that were fitted before and need not be fitted again (`models.forecasters.kept`).
+    forecasters that were fitted before and need not be fitted again (`models.forecasters.kept`).
 
     Raises:
         ValueError: there are no training data, or training diverged; the line names the traces.
@@ -233,7 +233,7 @@ def _choice(
     """Return the scores of the packets that may be moved, and their draws.
 
     The first rule sends each packet to the queue with the lower forecast, and keeps it if they are equal. The
-        others ask how probable it is that the classic queue is faster; a single latency counts as sure.
+    others ask how probable it is that the classic queue is faster; a single latency counts as sure.
     """
     movable = waits_BH3[..., 2] > 0
     faster_BH = classic.us_BH < l4s.us_BH

@@ -23,7 +23,7 @@ def fit(
     """Fit a variant, or load it where it was fitted before: the same lessons, parameters, seed and code.
 
     With a `folder` it is kept there as `VARIANT-SEED`. The result is always read back, with or without a
-        folder: loaded trees draw other rows when they are tuned, and all must tune the same ones.
+    folder: loaded trees draw other rows when they are tuned, and all must tune the same ones.
 
     Returns:
         The forecaster, and the seconds of CPU that fitting it took.

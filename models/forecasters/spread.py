@@ -42,8 +42,7 @@ class Spread:
         """Return the probability (B, H) that a latency is at least `us_BH`; NaN where that is NaN.
 
         Between two levels it falls linearly in the log-latency. Beyond the last level it falls exponentially,
-        at
-                the rate between the last two; the same holds before the first level.
+        at the rate between the last two; the same holds before the first level.
         """
         at = np.log(np.maximum(us_BH, MIN_LATENCY_US))
         logs = np.log(np.maximum(self.us_BHL.astype(np.float64), MIN_LATENCY_US))
@@ -80,8 +79,7 @@ class Spread:
         """Return the probability (B, H) that a packet's latency is lower here than there.
 
         It takes both latencies as independent. With both at the same quantile of their distributions, the
-        Brier
-                score on `web` would be 0.24 and not 0.19 (docs/results/choice.md).
+        Brier score on `web` would be 0.24 and not 0.19 (docs/results/choice.md).
         """
         shares = (np.arange(POINTS) + 0.5) / POINTS
         later = np.stack([self.above(other.quantile_us(share)) for share in shares])

@@ -103,8 +103,8 @@ def enter(
         data: data sets that trained and judged a new version; inputs of its run.
         reports: folder whose files are logged to a new version's run.
         lock: `dvc.lock`; the hashes of the stages' outputs become tags of a new version's run.
-        tuned_from: the champion whose encoder a round's version shares, and that it is judged against;
-                None: it has its own encoder, and is judged against the current champion.
+        tuned_from: the champion whose encoder a round's version shares, and that it is judged against; None:
+            it has its own encoder, and is judged against the current champion.
 
     Raises:
         ValueError: the artifact itself cannot be judged.

@@ -192,7 +192,7 @@ def judge(
         why_not: reason for missing figures of a champion (`no champion yet`, or why it cannot run here), or
             of a reference.
         reference: the version that the champion's encoder came with; None if it is the champion itself, or
-                unavailable.
+            unavailable.
     """
     if challenger.figures.log_mae is None:
         loses_to = bars.losers(challenger, naive, _gains)

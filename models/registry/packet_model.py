@@ -49,7 +49,6 @@ class Model:
 
         Raises:
             ValueError: the rows are not one whole trace in send order.
-
         """
         import polars as pl
 

@@ -145,8 +145,7 @@ class Registry:
         """Remove a version with its tags, its run and its logged model, even if it is half removed.
 
         `mlflow gc` frees their files (models/registry/retention.py). MLflow keeps two rows of each version
-        for
-                ever.
+        for ever.
         """
         with clear_errors(f"removal of version {version}"):
             found = self._client.get_model_version(self.model, str(version))
@@ -189,7 +188,6 @@ class Registry:
 
         Raises:
             RegistryError: there is no such version.
-
         """
         with clear_errors(f"version {version}"):
             tags = self._client.get_model_version(self.model, str(version)).tags
@@ -200,7 +198,6 @@ class Registry:
 
         Raises:
             RegistryError: there is no such version, or its tag makes no sense.
-
         """
         tags = self.tags(version)
         if (named := tags.get(REFERENCE_TAG, ITSELF)) != ITSELF:
@@ -216,7 +213,6 @@ class Registry:
 
         Raises:
             RegistryError: there is no such version.
-
         """
         return decision.refusal(self.model, version, self.tags(version))
 
@@ -229,7 +225,6 @@ class Registry:
 
         Raises:
             RegistryError: the last decision was not ours, so its files are unknown.
-
         """
         tags = self.tags(version)
         if why := decision.unsigned(self.model, version, tags):
@@ -245,7 +240,6 @@ class Registry:
 
         Raises:
             RegistryError: there is no such version.
-
         """
         with clear_errors(f"version {version}"):
             return float(self._client.get_model_version(self.model, str(version)).creation_timestamp) / 1e3
@@ -264,7 +258,6 @@ class Registry:
         Raises:
             RegistryError: there is no such version, its decision is not ours, or a file is missing or
                 differs.
-
         """
         import mlflow
 
@@ -311,7 +304,6 @@ class Registry:
             run_tags: tags of the run alone.
             data: data sets of the run.
             reports: folder whose files are logged to the run (metrics, plots, report).
-
         """
         import mlflow
         from mlflow.entities import LoggedModelOutput, Metric

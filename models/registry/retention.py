@@ -26,7 +26,7 @@ def spare(versions: Mapping[int, Mapping[str, str]], aliases: Mapping[str, int],
     """Return the versions that may be removed, oldest first.
 
     The last `keep` stay, versions with an alias, some generations of the champion's ancestors and of the
-        versions it replaced, and the gate's reference: the version that the champion's encoder came with.
+    versions it replaced, and the gate's reference: the version that the champion's encoder came with.
 
     Args:
         versions: tags by version.

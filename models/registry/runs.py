@@ -133,7 +133,6 @@ def stage_run(
         traces: names of the traces that it works on.
         params: all sections of params.yaml.
         seed: seed of the stage.
-
     """
     chosen = str((params.get("architecture") or {}).get("name", ""))
     sizes = params.get(chosen) or {}

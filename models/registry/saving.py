@@ -21,7 +21,7 @@ def save_model(artifact: Path, folder: Path, model: Any, run_id: str, tags: Mapp
     """Write MLflow's files of a version: its loader with a signature, and our own files beside it.
 
     `mlflow.pyfunc.load_model` predicts from a packet table; for a network with other inputs it loads the
-        exported network.
+    exported network.
 
     Returns:
         A sentence about the version's inputs and outputs.

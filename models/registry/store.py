@@ -56,7 +56,6 @@ def connect() -> MlflowClient:
     Raises:
         RegistryError: the store does not answer.
         OSError: the local store cannot be made.
-
     """
     uri = tracking_uri()
     os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
@@ -80,8 +79,7 @@ def connect() -> MlflowClient:
         """MLflow's client without its look at the registered model before each change.
 
         MLflow checks that the model is no prompt, and reads all versions for that, deleted ones too: 2.7 s
-        for a
-            year's 105,000. Search for a model to learn about it.
+        for a year's 105,000. Search for a model to learn about it.
         """
 
         def get_registered_model(self, name: str) -> Any:
@@ -126,7 +124,7 @@ def _with_password(uri: str) -> str:
     """Return the address of the server that `up` started with its password; other addresses unchanged.
 
     Credentials in the environment take precedence. Ours are not put there: programs that we start, or later
-        code, may ask another server.
+    code, may ask another server.
     """
     names = ("MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN")
     if any(os.environ.get(name) for name in names) or not is_own_server(uri):
@@ -152,7 +150,7 @@ def _choose(uri: str) -> None:
     """Point MLflow to a store without its side effect on the environment.
 
     It would set two variables: the user's choice could not be told from our default any more, and programs
-        that we start would find a password there.
+    that we start would find a password there.
     """
     import mlflow
 

@@ -25,7 +25,7 @@ def score_choice(
     """Score a choice of the classic queue; regret is the chosen queue's wait less the shorter one's.
 
     The scores include the regrets of never moving and of always moving, and how often the shorter queue was
-        chosen where the two differ by a packet's time or more. Packets whose waits are NaN are left out.
+    chosen where the two differ by a packet's time or more. Packets whose waits are NaN are left out.
 
     Returns:
         The scores, and the mean regret in ms of each draw of blocks of time (R,); None if no packet is known.
@@ -55,7 +55,7 @@ def movable_and_moved(packets: pl.DataFrame) -> tuple[Bools, Bools]:
     """Return which packets (N,) of a table a sender may move, and which were moved.
 
     A flow is L4S if most of its packets went there; those of its packets sent as classic were moved. The
-        table does not say why: a controller's moves are no exploration, and `score_explored` would be wrong.
+    table does not say why: a controller's moves are no exploration, and `score_explored` would be wrong.
     """
     l4s = packets.select(
         (pl.col("queue") == QUEUES[1]).alias("l4s"),
@@ -71,9 +71,9 @@ def score_explored(
     """Estimate what a choice gains over never moving, from packets that were moved at random.
 
     A packet counts if the choice would have sent it where it went, with the inverse of the probability of
-        going there (Horvitz, Thompson 1952; normalised by the weights, as Hajek). The result estimates
-        `never_ms` less `regret_ms`. One packet does not tell the shorter of two waits, so regret itself is
-        unknown. Delays of other packets by a moved one are ignored, as there.
+    going there (Horvitz, Thompson 1952; normalised by the weights, as Hajek). The result estimates `never_ms`
+    less `regret_ms`. One packet does not tell the shorter of two waits, so regret itself is unknown. Delays
+    of other packets by a moved one are ignored, as there.
 
     Args:
         classic_N: packets that the choice would have sent to the classic queue.
@@ -84,8 +84,8 @@ def score_explored(
         seed: seed of the draws of blocks of time.
 
     Returns:
-        `n`, `n_told` (moved packets that tell of the choice's moves), `gain_ms` and its interval; None if
-            no packet counts.
+        `n`, `n_told` (moved packets that tell of the choice's moves), `gain_ms` and its interval; None if no
+        packet counts.
 
     Raises:
         ValueError: the share is not between 0 and 1.
@@ -121,7 +121,7 @@ def score_sooner(
     """Score the probability that the classic queue is the shorter one.
 
     The scores are its Brier score, the Brier score of the base rate, and for each of `RULES` the regret of
-        moving the packets above that probability. Packets whose waits are NaN are left out.
+    moving the packets above that probability. Packets whose waits are NaN are left out.
 
     Returns:
         The scores, and the draws of blocks of time (R,) of each rule's regret by its name.

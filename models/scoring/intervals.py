@@ -109,7 +109,7 @@ def paired_change(ours: Mapping[int, float], base: Mapping[int, float]) -> Estim
     """Return the relative change of geometric means from `base` to `ours` (0.1 is 10 % more).
 
     Pairing by the seeds of both removes the shared part: the offered traffic. A seed whose base is 0 has no
-        change. If a seed's value is 0, the geometric mean is 0 too, and its spread is unknown.
+    change. If a seed's value is 0, the geometric mean is 0 too, and its spread is unknown.
     """
     seeds = [seed for seed in sorted(set(ours) & set(base)) if base[seed] > 0]
     if any(ours[seed] <= 0 for seed in seeds):
@@ -137,7 +137,7 @@ def over_time(figure: float | None, draws_R: NDArray[Any], blocks: int) -> list[
     """Return the 95 % interval of one run's figure from its draws of blocks of time, or None.
 
     It lies around the figure itself and has as many degrees of freedom as there are blocks, less one:
-        percentiles of the draws of a few blocks are too narrow.
+    percentiles of the draws of a few blocks are too narrow.
     """
     if figure is None:
         return None
@@ -150,9 +150,9 @@ def over_all(
     """Return the 95 % interval of a mean over training seeds, with the variance of seeds, time and traces.
 
     The variance of the mean is that of the seeds plus the larger of those of time and of traces: differences
-        of traces include those of time within them, and traces are few. Traces count from three on; with
-        fewer the interval is about these traces. With one seed the interval is about that seed. Degrees of
-        freedom follow Welch and Satterthwaite.
+    of traces include those of time within them, and traces are few. Traces count from three on; with fewer
+    the interval is about these traces. With one seed the interval is about that seed. Degrees of freedom
+    follow Welch and Satterthwaite.
 
     Args:
         by_seed_S: the figure, or a paired difference, by seed.

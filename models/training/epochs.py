@@ -52,7 +52,6 @@ class Trainer(ABC):
             seed: seed of dropout.
             rank: this worker's number.
             workers: number of workers that share each step.
-
         """
         self.model, self.optimizer, self.last_epoch = model, optimizer, epochs
         self.seed, self.rank, self.workers = seed, rank, workers

@@ -185,7 +185,7 @@ def answered(
     """Divide each round's test slice by the newest head whose round has ended.
 
     A round begins at the first decision of its test slice and takes `after_s` seconds. Until then the head of
-        an earlier round answers, over several slices if a round takes longer than a slice.
+    an earlier round answers, over several slices if a round takes longer than a slice.
     """
     ready_ns = [int(decision_ns_B[each.test.lo]) + round(after_s * 1e9) for each in rounds]
     begins = [0, *(int(at) for at in np.searchsorted(decision_ns_B, ready_ns)), len(decision_ns_B)]

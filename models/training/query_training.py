@@ -71,7 +71,6 @@ class QueryTrainer(Trainer):
             seed: seed of dropout.
             rank: this worker's number.
             workers: number of workers that share each step.
-
         """
         matrices = [p for p in model.parameters() if p.dim() > 1]
         others = [p for p in model.parameters() if p.dim() <= 1]

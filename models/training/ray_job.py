@@ -52,8 +52,8 @@ def run_job(
     while the job runs.
 
     On a cluster every node sees that folder and the paths in `config`, or there is SWIFTQUEUE_STORAGE. Then
-        each worker gets copies of the files at the paths named in `takes`, checkpoints lie in the storage,
-        and outputs of the loop in folder `makes` come back as they are reported.
+    each worker gets copies of the files at the paths named in `takes`, checkpoints lie in the storage, and
+    outputs of the loop in folder `makes` come back as they are reported.
 
     Raises:
         ValueError: the loop failed; the message is that of its own exception.
@@ -121,8 +121,8 @@ def _in_group(config: dict[str, Any]) -> None:
     """Run the loop of one worker, joined with the others by PyTorch's gloo.
 
     Ray's TorchTrainer does the same, but its PyTorch store listens on every interface, even for one worker.
-        Store and gloo have no authentication: here they listen at the node's own address, loopback on our
-        cluster.
+    Store and gloo have no authentication: here they listen at the node's own address, loopback on our
+    cluster.
     """
     with tempfile.TemporaryDirectory(prefix="swiftqueue-") as folder:
         for name in config["paths"]:

@@ -31,8 +31,7 @@ class Growth:
     """Parameters of growing trees.
 
     They were chosen on the last fifth of the pre-training slices of simulated traces, never on a test slice:
-    the
-        usual depth 6 with small leaves memorises episodes (docs/EVALUATION.md has the figures).
+    the usual depth 6 with small leaves memorises episodes (docs/EVALUATION.md has the figures).
     """
 
     depth: int = 3

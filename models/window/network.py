@@ -185,7 +185,7 @@ def _encoder_layer(layer: nn.Module, query_BQD: Tensor, h_BWD: Tensor, attended:
     """Apply one post-norm encoder layer to the tokens `query_BQD`, which attend to all of `h_BWD`.
 
     Dropout acts on the output of each sub-layer, as in Vaswani et al. (2017, section 5.4); the dropout of
-        attention weights in torch's own layer would rule out the fused attention kernel.
+    attention weights in torch's own layer would rule out the fused attention kernel.
     """
     assert isinstance(layer, nn.TransformerEncoderLayer)  # noqa: S101 - narrows ModuleList's element type
     drop = layer.dropout1

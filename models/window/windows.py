@@ -327,7 +327,7 @@ class Windows:
 
         Args:
             packets: the packet table of one trace, from its first packet on, in send order. Rows after the
-                        last decision's packets change nothing.
+                last decision's packets change nothing.
             first_packet_B: the first packet of each decision, a multiple of 8; ascending.
             tokens: W, a multiple of 8 in 16..4096.
             visibility: `acked` (what a sender can do) or `previous` (the paper's offline protocol).
@@ -409,8 +409,7 @@ def bdp_packets(packets: pl.DataFrame) -> float:
     """Return the bandwidth-delay product in packets: delivery rate when busy times median latency.
 
     The rate is the 90th percentile, over 100 ms bins with ACKs, of packets acknowledged per second; the
-    latency
-        includes the queue, since packets in flight wait there too.
+    latency includes the queue, since packets in flight wait there too.
 
     Raises:
         ValueError: no packet has a known latency.
