@@ -30,7 +30,7 @@ OPEN_NS: Final = 3_000_000_000
 LIVE_NS: Final = 60_000_000_000  # senders whose packets were stored within this time still send
 TRIES: Final = 20  # a minute's parts may be merged away after the manifest was read
 _GAP_NUMBERS: Final = ("session", "first_sequence", "last_sequence", "batches", "events")
-GAP_SCHEMA: Final = pl.Schema({"sender": pl.String, **dict.fromkeys(_GAP_NUMBERS, pl.Int64())})
+GAP_SCHEMA: Final = pl.Schema({"sender": pl.String(), **dict.fromkeys(_GAP_NUMBERS, pl.Int64())})
 
 
 @dataclass(frozen=True)

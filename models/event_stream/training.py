@@ -1,6 +1,6 @@
-"""Training of the event stream on segments of a trace's events, with the earlier events they need.
+"""Train the event stream on segments of a trace's events, each with the earlier events that it needs.
 
-Several segments make a step. Every SEND of the training slices is a target once an epoch: decisions lie 8
+A step has several segments. Every SEND of the training slices is a target once an epoch: decisions lie 8
 packets apart, and each epoch begins them at another packet.
 
 Shapes: E events, B decisions of a part, Q decisions of a step, G segments, N events of one, H horizon
@@ -10,7 +10,7 @@ Shapes: E events, B decisions of a part, Q decisions of a step, G segments, N ev
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 import torch
@@ -91,18 +91,6 @@ def inputs_seen(left_out: Sequence[str]) -> tuple[Inputs, Inputs]:
     return Inputs.without(EVENT_INPUTS, left_out), Inputs.without(QUERY_INPUTS, left_out)
 
 
-def _sizes(params: EventStreamParams) -> EventArchitecture:
-    return EventArchitecture(
-        params.layers,
-        params.band,
-        params.width,
-        params.heads,
-        params.feed_forward,
-        params.dropout,
-        params.anchor,
-    )
-
-
 def _untrained(learnt: Sequence[TracePart], params: EventStreamParams) -> EventPredictor:
     """Return a network of random weights whose scaling is fitted to its training data."""
     logs = [log_of(part, *inputs_seen(params.left_out)) for part in learnt]
@@ -115,7 +103,8 @@ def _untrained(learnt: Sequence[TracePart], params: EventStreamParams) -> EventP
     events = fitted(of_events, [log.x_EF for log in logs])
     queries = fitted(of_queries, [log.x_BHP for log in logs])
     target = fit_target(np.concatenate([part.latencies_us() for part in learnt]), "log")
-    return EventPredictor(events, queries, target, _sizes(params), params.quantiles)
+    sizes = EventArchitecture(**{each.name: getattr(params, each.name) for each in fields(EventArchitecture)})
+    return EventPredictor(events, queries, target, sizes, params.quantiles)
 
 
 class _Lesson:
@@ -196,7 +185,7 @@ class _Lesson:
     def _renamed(
         self, x_NF: torch.Tensor, x_QHP: torch.Tensor, signs_C: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Flip signs of the codes of flows and receivers: one flow's name says nothing about other flows."""
+        """Flip signs of the codes of flows and receivers, so that no code gets a meaning."""
         event_codes, query_codes = self.codes
         if len(signs_C):
             x_QHP = x_QHP.clone()
@@ -215,7 +204,7 @@ class _Segment:
 
 
 def _packet_latencies(part: TracePart) -> NDArray[np.float32]:
-    """Return latencies (N, 1) in µs of packets up to the part's last; NaN: unknown, or before the part."""
+    """Return latencies (N, 1) in µs up to the part's last packet; NaN where unknown, and before the part."""
     latency_N = part.packets["latency_us"].cast(float).fill_null(float("nan")).to_numpy().astype(np.float32)
     latency_N[: part.decisions.lo * HORIZON] = np.nan
     return latency_N[:, None]

@@ -1,4 +1,4 @@
-"""Quantiles of each packet's latency, and the probabilities that follow from them.
+"""Turn quantiles of each packet's latency into probabilities.
 
 Shapes: B decisions, H horizon (8 packets), L levels.
 """
@@ -17,7 +17,7 @@ from models.networks.parameters import MEDIAN
 from models.networks.prediction import HeadedNetwork, HeadInputs, quantiles
 from models.networks.scaling import MIN_LATENCY_US
 
-POINTS = 40  # points of the other's distribution that a latency is compared with
+POINTS = 40  # points of the other distribution that a latency is compared with
 LEAST_SLOPE = 1e-3  # least slope of a tail in log-latency: quantiles may coincide
 
 
@@ -78,8 +78,8 @@ class Spread:
     def sooner_than(self, other: Spread) -> NDArray[np.float64]:
         """Return the probability (B, H) that a packet's latency is lower here than there.
 
-        It takes both latencies as independent. With both at the same quantile of their distributions, the
-        Brier score on `web` would be 0.24 and not 0.19 (docs/results/choice.md).
+        Both latencies count as independent. With both at the same quantile of their distributions, the Brier
+        score on `web` would be 0.24 and not 0.19 (docs/results/choice.md).
         """
         shares = (np.arange(POINTS) + 0.5) / POINTS
         later = np.stack([self.above(other.quantile_us(share)) for share in shares])

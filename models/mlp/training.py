@@ -1,4 +1,4 @@
-"""Train the linear layers: decisions in random order, each packet at each place of a batch.
+"""Train the linear layers on decisions in random order, with each packet at each place of a batch.
 
 Shapes: N decisions of all phases, B decisions of a part, H horizon (8 packets), P inputs of a query.
 """
@@ -23,7 +23,7 @@ from models.sharp import sharp_changes
 from models.training.loss import example_weights
 from models.training.query_training import Batch, Course, QueryTrainer, held_out_error
 
-PHASES: Final = HORIZON  # decisions begin at each packet, so every SEND has each place in a batch
+PHASES: Final = HORIZON  # decisions begin at each packet, so every SEND has each place of a batch
 
 
 class MlpCourse(Course):

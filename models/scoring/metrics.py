@@ -1,4 +1,4 @@
-"""Scores of latency predictions: late packets, absolute error, sharp changes.
+"""Score latency predictions: late packets, absolute error, sharp changes.
 
 Shapes: `B` windows, `H` horizon (8 packets), `N` packets in send order, `R` bootstrap replicates.
 Latencies are microseconds; scores report milliseconds. Undefined figures are `None`, never NaN.

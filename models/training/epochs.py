@@ -1,4 +1,4 @@
-"""A training in epochs, in one process or as a Ray Train job, that resumes from any epoch."""
+"""Train in epochs, in one process or as a Ray Train job, and resume from any epoch."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
     from ray.train import Result
 
 
-SPEED: Final = "targets_per_s"  # of a core, in an epoch's record
+SPEED: Final = "targets_per_s"  # name in an epoch's record; the figure is for one core
 
 
 class Trainer(ABC):
-    """A worker's share of a training; alone it needs no Ray. A resumed one ends with the same bits."""
+    """A worker's share of a training; alone it needs no Ray, and a resumed one ends with the same bits."""
 
     judged_by: str
-    """Name of the figure in an epoch's record that is best when least."""
+    """Name of the figure in an epoch's record by which the best epoch is the lowest."""
     slower: str
     """Name of the parameter to lower if training diverges."""
 
@@ -61,7 +61,7 @@ class Trainer(ABC):
 
     @abstractmethod
     def learn(self, number: int) -> dict[str, Any]:
-        """Train one epoch and validate; return its figures, with `loss` and the figure to judge by."""
+        """Train one epoch and validate; return its figures, among them `loss` and `judged_by`."""
 
     def run_epoch(self) -> dict[str, Any]:
         """Train one epoch, remember the weights if they are the best so far, and return its record.

@@ -1,6 +1,6 @@
-"""Train networks that answer queries: the caller's batches, a cosine schedule, the best epoch.
+"""Train networks that answer queries on the caller's batches: a cosine schedule, the best epoch's weights.
 
-Weights depend on data, seed and the number of workers only.
+Weights depend only on data, seed and the number of workers.
 
 Shapes: Q decisions of a batch, H horizon (8 packets).
 """
@@ -29,7 +29,7 @@ from models.training.head import ADAM_BETAS
 from models.training.loss import weighted_error
 
 LEAST_RATE: Final = 0.02  # share of the learning rate at the cosine's end
-MOST_GRADIENT: Final = 1.0  # largest norm: one batch within a congestion episode must not undo the epoch
+MOST_GRADIENT: Final = 1.0  # largest norm, so that one batch in a congestion episode cannot undo the epoch
 WARM_UP_STEPS: Final = 60
 Floats = NDArray[np.float32]
 
@@ -127,14 +127,14 @@ class QueryTrainer(Trainer):
 
 
 class Course(ABC):
-    """An untrained network, its training data and its validation; with workers, one's share."""
+    """An untrained network, and its trainer with a worker's share of the data."""
 
     model: QueryNetwork
     trainer: QueryTrainer
 
 
 def _sum_gradients(model: nn.Module) -> None:
-    """Sum the workers' gradients; a worker without a part of the step has none."""
+    """Sum the workers' gradients; a worker without a part of the step adds zeros."""
     parameters = list(model.parameters())
     for parameter in parameters:
         if parameter.grad is None:
@@ -163,7 +163,7 @@ def rate_share(step: int, total: int) -> float:
 def held_out_error(
     model: HeadedNetwork, shown: Iterable[tuple[HeadInputs, Floats]], workers: int = 1
 ) -> float:
-    """Return the error of log-latency on held-out decisions: squared, or by level.
+    """Return the error of log-latency on held-out decisions: the pinball error by level, or the squared one.
 
     Args:
         model: network whose encoder encoded the decisions.
