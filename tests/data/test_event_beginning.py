@@ -1,4 +1,4 @@
-"""A log that is cut out of a longer one and told its beginning: the longer log's rows, bit for bit."""
+"""A log that is cut out of a longer one and told its beginning has the longer log's rows, bit for bit."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ S = 1_000_000_000
 
 @pytest.fixture(scope="module")
 def packets() -> pl.DataFrame:
-    """16 s of four flows to two receivers; the least latencies and the last hole lie in the first 6 s."""
+    """Return 16 s of four flows to two receivers, with least latencies and last hole in the first 6 s."""
     table = bottleneck_table("live", seconds=16)
     early = pl.col("sent_ns").is_between(START_NS + S, START_NS + 2 * S)
     hole_ns = START_NS + 5 * S

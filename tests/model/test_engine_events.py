@@ -46,7 +46,7 @@ RELATIVE = 1e-5
 
 
 def engine(folder: Path, isa: Isa) -> Engine:
-    """An engine for an instruction set, where this CPU has it."""
+    """Return an engine for an instruction set, or skip the test if this CPU lacks it."""
     try:
         return Engine(folder, isa)
     except ValueError as error:
@@ -60,7 +60,7 @@ def worst(ours: np.ndarray, theirs: np.ndarray) -> float:
 
 
 def exact(model: EventPredictor, x_BWF: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Latencies and what the head reads, by PyTorch in float64."""
+    """Return PyTorch's latencies and head inputs, computed in float64."""
     double = copy.deepcopy(model).double()
     with torch.no_grad():
         x = torch.from_numpy(x_BWF).double()
@@ -189,7 +189,7 @@ def test_a_published_event_stream_is_read_and_answered(name: str) -> None:
 
 
 def changed(**changes: Any) -> EventPredictor:
-    """A network of random weights with another target."""
+    """Return a network of random weights with another target."""
     trained = forecaster().model
     trained.target = replace(trained.target, **changes)
     return trained
@@ -234,7 +234,7 @@ def test_extreme_values(tmp_path: Path, isa: Isa) -> None:
 
 
 def asked_in_turn() -> list[np.ndarray]:
-    """Windows as an engine is asked: full ones of senders by turns, growing logs, shorter ones, old ones."""
+    """Return windows as an engine gets them: full ones of senders in turn, growing, shorter and old ones."""
     rows = windows(4 * 64)
     found = []
     for n in range(0, 120, 4):  # a sender's decisions in time order, each for two queues

@@ -1,4 +1,4 @@
-"""The event stream's one network in both its forms: over a whole log, and from its last rows alone."""
+"""The event stream's network gives one answer in both its forms: over a whole log, and from its last rows."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ SIZES = {
 
 
 def forecaster(**changes: object) -> EventStreamForecaster:
-    """One of random weights, the head's too, scaled to the table."""
+    """Return a forecaster of random weights, in the head too, scaled to the table."""
     params = EventStreamParams(**{**SIZES, **changes})
     torch.manual_seed(2)
     model = _untrained([PART], params)
@@ -79,7 +79,7 @@ def exported(folder: Path, trained: EventStreamForecaster, level: Any = None) ->
 
 
 def change_described(folder: Path, key: str, value: object) -> None:
-    """Another value in `model.json`, its key as PARENT.KEY; None takes the key out."""
+    """Put another value into `model.json` under PARENT.KEY; None removes the key."""
     described = json.loads((folder / "model.json").read_text())
     *parents, last = key.split(".")
     inner = described[parents[0]] if parents else described
@@ -118,7 +118,7 @@ LEVELS = [0.05, 0.5, 0.9, 0.99]
 
 
 def quantile_forecaster() -> EventStreamForecaster:
-    """One whose levels lie apart, so that none cross."""
+    """Return a forecaster whose levels are so far apart that none cross."""
     trained = forecaster(quantiles=LEVELS)
     with torch.no_grad():
         trained.model.head[2].weight *= 0.1
@@ -265,7 +265,7 @@ def test_an_artifact_of_before_that_lists_all_inputs_gives_the_same_answers(
 
 @pytest.fixture(scope="module")
 def with_onnx(tmp_path_factory: pytest.TempPathFactory, model: EventPredictor) -> Path:
-    """The model's artifact with its ONNX form, which takes seconds."""
+    """Return the model's artifact with its ONNX form, which takes seconds."""
     folder = save(tmp_path_factory.mktemp("exported") / "model", model)
     artifact.export_onnx(folder)
     return folder
