@@ -120,11 +120,11 @@ def learn(config: dict[str, Any]) -> None:
 
     from models.event_stream.parameters import EventStreamParams
     from models.event_stream.training import EventStreamCourse
-    from models.training.epochs import run_in_job
+    from models.training.epochs import WorkerShare, run_in_job
 
     params = EventStreamParams(**config["params"])
     torch.set_num_threads(1)
     context = ray.train.get_context()
-    share = context.get_world_rank(), context.get_world_size()
+    share = WorkerShare(context.get_world_rank(), context.get_world_size())
     parts = list(_parts(config["packets"], Path(config["folder"])))
-    run_in_job(config, EventStreamCourse(parts, params, config["seed"], *share).trainer)
+    run_in_job(config, EventStreamCourse(parts, params, config["seed"], share).trainer)

@@ -26,6 +26,7 @@ from models.forecasters.traces import Floats, TracePart
 from models.networks.scaling import ScaledFeature, fit_features, fit_target
 from models.sharp import sharp_changes
 from models.training.calibration import Doubles, missed
+from models.training.epochs import ALONE, WorkerShare
 from models.training.loss import example_weights
 from models.training.query_training import Batch, Course, QueryTrainer, held_out_error
 
@@ -45,12 +46,7 @@ class EventStreamCourse(Course):
     model: EventPredictor
 
     def __init__(
-        self,
-        parts: Sequence[TracePart],
-        params: EventStreamParams,
-        seed: int,
-        rank: int = 0,
-        workers: int = 1,
+        self, parts: Sequence[TracePart], params: EventStreamParams, seed: int, share: WorkerShare = ALONE
     ) -> None:
         """Make an untrained network; the last tenth of each part is held out."""
         learnt, held_out = zip(*(part.held_out() for part in parts), strict=True)
@@ -59,16 +55,14 @@ class EventStreamCourse(Course):
         self.held_out = [
             (log_of(part, *inputs_seen(params.left_out)), part.latencies_us()) for part in held_out
         ]
-        lesson = _Lesson(learnt, self.model, params, seed, rank, workers)
+        lesson = _Lesson(learnt, self.model, params, seed, share)
 
         def validate() -> float:
-            own = self.held_out[rank::workers]
+            own = self.held_out[share.rank :: share.workers]
             shown = ((encode_log(self.model, log), came_BH) for log, came_BH in own)
-            return held_out_error(self.model, shown, workers)
+            return held_out_error(self.model, shown, share.workers)
 
-        self.trainer = QueryTrainer(
-            self.model, lesson.batches, lesson.steps, validate, params, seed, rank, workers
-        )
+        self.trainer = QueryTrainer(self.model, lesson.batches, lesson.steps, validate, params, seed, share)
 
     def past(self) -> tuple[Doubles, ...]:
         """Return the errors of the network's levels on the held-out part, if that calibrates them."""
@@ -116,11 +110,10 @@ class _Lesson:
         model: EventPredictor,
         params: EventStreamParams,
         seed: int,
-        rank: int = 0,
-        workers: int = 1,
+        share: WorkerShare = ALONE,
     ) -> None:
         self.learnt, self.target, self.params, self.seed = learnt, model.target, params, seed
-        self.rank, self.workers = rank, workers
+        self.share = share
         sharp = [sharp_changes(_packet_latencies(part), part.change) for part in learnt]
         self.weights = [
             example_weights(_packet_latencies(part), sharp_N1, params.sharp_weight)[:, 0]
@@ -152,7 +145,7 @@ class _Lesson:
             signs = random.choice(np.array([-1, 1], np.float32), (len(chosen), len(self.codes[1])))
             segments = [_Segment(taught[number], begin, step) for number, begin in chosen]
             known = sum(int((one.weight_QH > 0).sum()) for one in segments)
-            own = slice(self.rank, None, self.workers)
+            own = slice(self.share.rank, None, self.share.workers)
             yield self._batch(segments[own], torch.from_numpy(signs[own]), known)
 
     def _taught(self, number: int, phase: int) -> _EpochTargets:

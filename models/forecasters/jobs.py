@@ -19,7 +19,7 @@ from models.forecasters.network import NetworkForecaster
 from models.forecasters.traces import Trace, about, fingerprint, lessons, read_traces
 from models.forecasters.walk import tune_heads
 from models.sharp import Change
-from models.training.epochs import best_of, resumed_line, run_in_job
+from models.training.epochs import WorkerShare, best_of, resumed_line, run_in_job
 from models.training.head import FinetuneParams
 from models.training.query_training import epoch_line
 from models.training.ray_job import report_progress, run_job
@@ -117,8 +117,8 @@ def pretrain_worker(config: dict[str, Any]) -> None:
     kind: Any = kind_named(config["kind"])
     params = kind.Params(**config["params"])
     parts = lessons(list(StageData.from_paths(config).traces().values()))
-    share = context.get_world_rank(), context.get_world_size()
-    run_in_job(config, kind.course()(parts, params, params.seed, *share).trainer)
+    share = WorkerShare(context.get_world_rank(), context.get_world_size())
+    run_in_job(config, kind.course()(parts, params, params.seed, share).trainer)
 
 
 def finetune(data: StageData, pretrained: Path, params: FinetuneParams, say: OnRecord) -> Path:
