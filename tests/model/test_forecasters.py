@@ -86,6 +86,12 @@ def fitted(quick: Path, toy: Trace) -> dict[str, Forecaster]:
     return {each.name: each.fit([part], seed=1) for each in variants(quick)}
 
 
+@pytest.fixture
+def model(name: str, fitted: dict[str, Forecaster]) -> Any:
+    """Return the fitted forecaster that the test's parameter names."""
+    return fitted[name]
+
+
 def test_the_published_variants_are_those_tested(project: Path) -> None:
     assert sorted(each.name for each in variants(project / "forecasters.yaml")) == sorted(NAMES)
 
@@ -128,11 +134,8 @@ def test_what_is_learned_from_ends_with_its_slice(toy: Trace) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
-def test_no_forecast_depends_on_what_comes_after_its_decision(
-    name: str, fitted: dict[str, Forecaster], toy: Trace
-) -> None:
+def test_no_forecast_depends_on_what_comes_after_its_decision(model: Any, toy: Trace) -> None:
     """Cut through a trace at a decision: what was decided before is the same, for each queue."""
-    model = fitted[name]
     last = 260
     cut = toy.to_learn(Slice(200, last)).packets
     # The decision itself names the packets of its batch, and nothing of what becomes of them.
@@ -149,10 +152,9 @@ def test_no_forecast_depends_on_what_comes_after_its_decision(
 
 @pytest.mark.parametrize("name", NAMES)
 def test_no_forecast_depends_on_packets_of_its_batch_that_the_sender_did_not_tell_of(
-    name: str, fitted: dict[str, Forecaster], toy: Trace
+    name: str, model: Any, toy: Trace
 ) -> None:
     """Cut through a batch: what its packets 2 to 8 are changes the answer only of a sender who tells."""
-    model = fitted[name]
     last = 260
     batch = (pl.col("packet") > last * 8) & (pl.col("packet") < last * 8 + 8)
     others = toy.packets.head(last * 8 + 8).with_columns(
@@ -286,10 +288,7 @@ def test_queues_are_scored_where_their_waits_are_known(quick: Path, toy: Trace) 
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_saved_and_loaded_it_forecasts_the_same(
-    name: str, fitted: dict[str, Forecaster], toy: Trace, tmp_path: Path
-) -> None:
-    model = fitted[name]
+def test_saved_and_loaded_it_forecasts_the_same(name: str, model: Any, toy: Trace, tmp_path: Path) -> None:
     part = toy.to_predict(toy.slices.rounds[0].test)
     door.save(tmp_path / "kept", model)
     again = door.load(tmp_path / "kept")
@@ -319,10 +318,7 @@ def test_a_seed_gives_its_weights_and_another_gives_others(name: str, quick: Pat
 
 
 @pytest.mark.parametrize("name", ["event-stream-2", "mlp", "window", "bilstm"])
-def test_tuning_changes_the_head_alone_and_needs_a_latency(
-    name: str, fitted: dict[str, Forecaster], toy: Trace
-) -> None:
-    model: Any = fitted[name]
+def test_tuning_changes_the_head_alone_and_needs_a_latency(model: Any, toy: Trace) -> None:
     part = toy.to_learn(toy.slices.rounds[0].finetune)
     before = {key: value.clone() for key, value in model.model.state_dict().items()}
     tuned: Any = model.tuned(part, toy_world.TUNING)
