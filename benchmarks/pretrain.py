@@ -120,7 +120,8 @@ def learn(config: dict[str, Any]) -> None:
 
     from models.event_stream.parameters import EventStreamParams
     from models.event_stream.training import EventStreamCourse
-    from models.training.epochs import WorkerShare, run_in_job
+    from models.training.epochs import WorkerShare
+    from models.training.query_training import run_in_job
 
     params = EventStreamParams(**config["params"])
     torch.set_num_threads(1)

@@ -19,9 +19,9 @@ from models.forecasters.network import NetworkForecaster
 from models.forecasters.traces import Trace, about, fingerprint, lessons, read_traces
 from models.forecasters.walk import tune_heads
 from models.sharp import Change
-from models.training.epochs import WorkerShare, best_of, resumed_line, run_in_job
+from models.training.epochs import WorkerShare, best_of, resumed_line
 from models.training.head import FinetuneParams
-from models.training.query_training import epoch_line
+from models.training.query_training import epoch_line, run_in_job
 from models.training.ray_job import report_progress, run_job
 
 READ: Final = ("packets", "split")  # folders that a worker reads

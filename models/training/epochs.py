@@ -1,8 +1,7 @@
-"""Train in epochs, in one process or as a Ray Train job, and resume from any epoch."""
+"""Share a training among workers, and read the outcome of its Ray Train job."""
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -13,12 +12,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from models.training import checkpoint
-from models.training.ray_job import report_progress
 
 if TYPE_CHECKING:
     from ray.train import Result
-
-    from models.training.query_training import QueryTrainer
 
 SPEED: Final = "targets_per_s"  # name in an epoch's record; the figure is for one core
 
@@ -31,26 +27,6 @@ class WorkerShare(NamedTuple):
 
 
 ALONE: Final = WorkerShare(0, 1)
-
-
-def run_in_job(config: Mapping[str, Any], trainer: QueryTrainer) -> None:
-    """Train to the last epoch in one worker of a job, from the job's last checkpoint if it has one."""
-    import ray.train
-
-    if (found := ray.train.get_checkpoint()) is not None:
-        with found.as_directory() as folder:
-            trainer.resume(Path(folder))
-        if trainer.share.rank == 0:
-            report_progress(config, {"resumed_at_epoch": len(trainer.epochs) + 1})
-    while len(trainer.epochs) < trainer.params.epochs:
-        record = trainer.run_epoch()
-        if trainer.share.rank != 0:
-            ray.train.report(record)
-            continue
-        with tempfile.TemporaryDirectory() as folder:
-            trainer.save(Path(folder))
-            ray.train.report(record, checkpoint=ray.train.Checkpoint.from_directory(folder))
-        report_progress(config, record)
 
 
 def best_of(result: Result, storage: Path) -> tuple[dict[str, Tensor], list[dict[str, Any]]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import math
+import tempfile
 import time
 from abc import ABC
 from collections.abc import Callable, Iterable, Mapping
@@ -30,6 +31,7 @@ from models.training import checkpoint
 from models.training.epochs import ALONE, SPEED, WorkerShare, all_sum
 from models.training.head import ADAM_BETAS
 from models.training.loss import weighted_error
+from models.training.ray_job import report_progress
 
 LEAST_RATE: Final = 0.02  # share of the learning rate at the cosine's end
 MOST_GRADIENT: Final = 1.0  # largest norm, so that one batch in a congestion episode cannot undo the epoch
@@ -172,6 +174,26 @@ class Course(ABC):
 
     model: QueryNetwork
     trainer: QueryTrainer
+
+
+def run_in_job(config: Mapping[str, Any], trainer: QueryTrainer) -> None:
+    """Train to the last epoch in one worker of a job, from the job's last checkpoint if it has one."""
+    import ray.train
+
+    if (found := ray.train.get_checkpoint()) is not None:
+        with found.as_directory() as folder:
+            trainer.resume(Path(folder))
+        if trainer.share.rank == 0:
+            report_progress(config, {"resumed_at_epoch": len(trainer.epochs) + 1})
+    while len(trainer.epochs) < trainer.params.epochs:
+        record = trainer.run_epoch()
+        if trainer.share.rank != 0:
+            ray.train.report(record)
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            trainer.save(Path(folder))
+            ray.train.report(record, checkpoint=ray.train.Checkpoint.from_directory(folder))
+        report_progress(config, record)
 
 
 def _sum_gradients(model: nn.Module) -> None:
