@@ -54,7 +54,7 @@ def allowed(schema: Mapping[str, Any]) -> str:
 
 
 def in_signs(schema: Mapping[str, Any]) -> str:
-    """Return the same for a reference page: shorter, ranges as signs."""
+    """Return what `allowed` says in the short form of a reference page, with signs for ranges."""
     text = allowed(schema)
     for words, signs in _SIGNS:
         text = re.sub(words, signs, text)

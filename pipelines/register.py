@@ -29,7 +29,7 @@ from models.networks import artifact
 from models.networks.parameters import Level
 from models.registry import gate
 from models.registry.bars import Verdict
-from models.registry.entering import enter, told
+from models.registry.entering import enter, outcome_line
 from models.registry.lineage import packet_sets
 from models.registry.register_params import RegisterParams
 from models.registry.registry import Registry
@@ -208,7 +208,7 @@ def main(
         lock=params.with_name("dvc.lock"),
     )
     write_file(output, json.dumps(result, indent=1) + "\n")
-    print(told(result))
+    print(outcome_line(result))
 
 
 if __name__ == "__main__":

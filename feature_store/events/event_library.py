@@ -1,7 +1,4 @@
-"""Load the library built from `event_stream.h` and `event_window.h`, and read their definition from it.
-
-The inputs and their order stand only there.
-"""
+"""Load the library built from `event_stream.h` and `event_window.h`, which alone define inputs and order."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A packet table as a log of SEND and ACK events in time order, for the offline builder.
+// Reads a packet table as a log of SEND and ACK events in time order, for the offline builder.
 #ifndef SWIFTQUEUE_FEATURE_STORE_PACKET_TABLE_H_
 #define SWIFTQUEUE_FEATURE_STORE_PACKET_TABLE_H_
 
@@ -30,7 +30,7 @@ struct PacketColumns {
   }
 };
 
-// The ACKs of a packet table, to be taken up to a time.
+// The ACKs of a packet table, which are taken up to a time.
 class AckLog {
  public:
   // `previous`: a packet with a known latency counts as acknowledged at its own send instant.

@@ -1,4 +1,4 @@
-"""Score one forecaster with one seed on the packets of all test slices, the same for each forecaster.
+"""Score a forecaster with one seed on the packets of all test slices, which are the same for each forecaster.
 
 Shapes: B decisions, H horizon (8 packets).
 """
@@ -40,7 +40,7 @@ from models.training.protocol import Slice
 
 FORMS: Final = (TUNED, PRETRAINED)
 TRACE_FLOWS: Final = 2**32  # more flows than one trace has
-DRAWS_SEED: Final = 1  # seed of the drawn blocks of time: the same for all, so that differences are paired
+DRAWS_SEED: Final = 1  # seed of the drawn blocks of time, the same for all so that differences are paired
 
 
 @dataclass(frozen=True)
@@ -59,11 +59,11 @@ class JudgingParams:
 
 @dataclass(frozen=True)
 class HeldOutPackets:
-    """The packets of all test slices: their outcomes, and the visible latency of each one's flow."""
+    """The packets of all test slices: their outcomes, and the visible latency of each packet's flow."""
 
     came_BH: NDArray[np.float64]
-    last_flow_BH: NDArray[np.float64]  # as visible with `acked`: lateness does not depend on the forecaster
-    flow_BH: NDArray[np.int64]  # numbers over all traces: no two flows share one
+    last_flow_BH: NDArray[np.float64]  # visible with `acked`, whatever the forecaster
+    flow_BH: NDArray[np.int64]  # distinct numbers of the flows of all traces
     change: Change  # change of latency that counts
     trace_B: NDArray[np.int64]  # number of the trace
     time_ns_B: NDArray[np.int64]
@@ -106,7 +106,7 @@ def _waits(waits: Waits, part: Slice) -> NDArray[np.float64]:
 
 
 def key_of_run(variant: Variant, seed: int, work: str) -> str:
-    """Return the name of `run`'s result for some work: the same only for the same sizes and code."""
+    """Return the name of `run`'s result for some work; other sizes or code have other names."""
     return key_of(variant, seed, work, __name__)
 
 
@@ -122,8 +122,8 @@ def run(
 ) -> dict[str, Any]:
     """Fit, tune, predict and score one variant with one seed; plain JSON, without NaN.
 
-    Packet tables of `also` are learned from besides (`lessons`), and not scored. The folder `kept` holds
-        forecasters that were fitted before and need not be fitted again (`models.forecasters.kept`).
+    Packet tables of `also` are learned from as well (`lessons`), but not scored. The folder `kept` holds
+    forecasters that were fitted before (`models.forecasters.kept`).
 
     Raises:
         ValueError: there are no training data, or training diverged; the line names the traces.
@@ -179,7 +179,7 @@ def _lateness(said: _Forecasts, asked: HeldOutPackets) -> Floats | None:
 
 
 def _by_trace(said: _Forecasts, asked: HeldOutPackets) -> dict[str, list[float | None]]:
-    """Return each trace's scores that get intervals."""
+    """Return the scores of each trace alone, for the figures that get intervals."""
     lateness_BH = _lateness(said, asked)
     found: dict[str, list[float | None]] = {name: [] for name in (*DRAWN, "regret_ms")}
     for number in np.unique(asked.trace_B):
@@ -242,9 +242,9 @@ class _Forecasts(DecisionForecasts):
 def _walked(
     fitted: Forecaster, traces: Sequence[Trace], judging: JudgingParams, *, both: bool
 ) -> dict[str, _Forecasts]:
-    """Return the forecasts of all test slices, by the head that answers and by that of training.
+    """Return the forecasts of all test slices by the head in service, and by the head of training.
 
-    Only each round's head is asked for both queues, which doubles the time.
+    Only the heads in service are asked about both queues, which doubles the time.
     """
     heads = [tune_heads(fitted, trace, judging.finetune) for trace in traces]
 

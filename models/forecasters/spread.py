@@ -1,4 +1,4 @@
-"""Quantiles of each packet's latency, and the probabilities that follow from them.
+"""Turn quantiles of each packet's latency into probabilities.
 
 Shapes: B decisions, H horizon (8 packets), L levels.
 """
@@ -40,8 +40,7 @@ class Spread:
         """Return the probability (B, H) that a latency is at least `us_BH`; NaN where that is NaN.
 
         Between two levels it falls linearly in the log-latency. Beyond the last level it falls exponentially,
-        at
-                the rate between the last two; the same holds before the first level.
+        at the rate between the last two; the same holds before the first level.
         """
         at = np.log(np.maximum(us_BH, MIN_LATENCY_US))
         logs = np.log(np.maximum(self.us_BHL.astype(np.float64), MIN_LATENCY_US))

@@ -21,7 +21,7 @@ def score_choice(
     """Score a choice of the classic queue; regret is the chosen queue's wait less the shorter one's.
 
     The scores include the regrets of never moving and of always moving, and how often the shorter queue was
-        chosen where the two differ by a packet's time or more. Packets whose waits are NaN are left out.
+    chosen where the two differ by a packet's time or more. Packets whose waits are NaN are left out.
 
     Returns:
         The scores, and the mean regret in ms of each draw of blocks of time (R,); None if no packet is known.

@@ -1,7 +1,6 @@
-"""The tables behind the plots, one CSV each for `dvc plots`.
+"""Make the tables behind the plots, one CSV each for `dvc plots`, with a column for each line of a plot.
 
-One column per method, so that a plot has one line per column. Shapes: `B` windows, `H` horizon (8
-packets), `N` packets in send order.
+Shapes: `B` windows, `H` horizon (8 packets), `N` packets in send order.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ NS_PER_S: Final = 1_000_000_000
 
 
 class SharpChange(NamedTuple):
-    """One sharp change: latencies (ms) of the packets around it, by method, and the true ones."""
+    """A sharp change, with the true and predicted latencies (ms) of the packets around it."""
 
     trace: str
     packet: int  # number among the test slices' packets, in send order

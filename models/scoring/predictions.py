@@ -1,7 +1,7 @@
-"""Walk-forward predictions of every method on every test slice of a trace.
+"""Hold the walk-forward predictions of every method on every test slice of a trace.
 
 Round K of a trace fine-tunes the head on the slice before its test slice. Its head answers once the round has
-ended, as for a real sender; until then an earlier one does. All methods have the visibility `acked`.
+ended, as for a real sender; until then an earlier head answers. All methods have the visibility `acked`.
 
 Shapes: `B` decisions, `H` horizon (8 packets).
 """

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from common.say import say
 from feature_store.events.beginning import NOTHING, Beginning
 from feature_store.events.definition import EVENTS
-from feature_store.events.event_stream import Events, replay_events
+from feature_store.events.event_stream import EventReplay, replay_events
 from feature_store.packets.schema import HORIZON
 from feature_store.quality.distribution_shift import as_rows
 from models.event_stream.forecaster import EventStreamForecaster
@@ -171,7 +171,7 @@ def event_windows(
         yield _rows(log, tokens, slice(begin, begin + CHUNK))
 
 
-def _rows(log: Events, tokens: int, chunk: slice) -> NDArray[np.float32]:
+def _rows(log: EventReplay, tokens: int, chunk: slice) -> NDArray[np.float32]:
     band = tokens - HORIZON
     event_BW = log.cut_D[chunk, None] + np.arange(-band, 0)
     there_BW = event_BW >= 0

@@ -22,7 +22,7 @@ from studies.lfq.settings import LfqSettings, load
 from studies.lfq.table import best_environments, learned, static
 
 if TYPE_CHECKING:
-    from models.limit.gate import Scored
+    from models.limit.gate import LimitScores
     from models.registry.bars import Verdict
 
 ONE_LIMIT: Final = "one limit for all"
@@ -53,19 +53,19 @@ class LimitJudge:
         ]
         return np.array(worth).reshape(len(discs), -1)
 
-    def score(self, artifact: Path) -> Scored:
+    def score(self, artifact: Path) -> LimitScores:
         """Judge the network of an artifact.
 
         Raises:
             ValueError: it is no such network, or learned with another alpha.
         """
-        from models.limit.gate import Scored
+        from models.limit.gate import LimitScores
         from models.limit.network import load as load_network
 
         _, about = load_network(artifact)
         if float(about["alpha"]) != self.alpha:
             raise ValueError(f"it learned with alpha {about['alpha']:g}, not {self.alpha:g}")
-        return Scored(self.rewards([learned(artifact / WEIGHTS_FILE)], "network")[0] / self.best_N)
+        return LimitScores(self.rewards([learned(artifact / WEIGHTS_FILE)], "network")[0] / self.best_N)
 
 
 def register(weights: Path, overrides: list[str], output: Path) -> int:
@@ -78,7 +78,7 @@ def register(weights: Path, overrides: list[str], output: Path) -> int:
     from models.limit import gate
     from models.limit.network import export_onnx, schema_hash, to_artifact
     from models.registry.bars import decide
-    from models.registry.entering import enter, told
+    from models.registry.entering import enter, outcome_line
     from models.registry.registry import Registry
     from models.registry.store import texts
 
@@ -89,14 +89,14 @@ def register(weights: Path, overrides: list[str], output: Path) -> int:
     with execution.sole_user(output), tempfile.TemporaryDirectory() as temporary:
         source = to_artifact(weights, Path(temporary) / "artifact")
         judged = LimitJudge(settings, Simulator(output.resolve() / KEPT), float(said["alpha"]))
-        naive = {ONE_LIMIT: gate.Scored(judged.one_limit_N)}
+        naive = {ONE_LIMIT: gate.LimitScores(judged.one_limit_N)}
 
         def judge(
-            challenger: Scored, champion: Scored | None, why_not: str, reference: Scored | None
+            challenger: LimitScores, champion: LimitScores | None, why_not: str, reference: LimitScores | None
         ) -> Verdict:
             return decide(challenger, champion, naive, gate.gains, why_not=why_not, reference=reference)
 
-        def metrics(scores: Mapping[str, Scored]) -> dict[str, float]:
+        def metrics(scores: Mapping[str, LimitScores]) -> dict[str, float]:
             return {f"gate.{name}.part_of_best": one.mean for name, one in {**scores, **naive}.items()}
 
         entered = enter(
@@ -112,7 +112,7 @@ def register(weights: Path, overrides: list[str], output: Path) -> int:
             reports=None,
             lock=PROJECT / "dvc.lock",
         )
-    print(told(entered.record({"part": gate.MARGIN}, {})))
+    print(outcome_line(entered.record({"part": gate.MARGIN}, {})))
     return 0
 
 

@@ -1,4 +1,4 @@
-"""Decisions encoded by the engine on several cores are those that one engine, and PyTorch, encode at once."""
+"""The engine on several cores encodes the same decisions as one engine, and as PyTorch."""
 
 from __future__ import annotations
 

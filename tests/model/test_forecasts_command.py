@@ -1,4 +1,4 @@
-"""`swiftqueue forecasts`: each run is kept, what changed is run again, and differences are by seed."""
+"""`swiftqueue forecasts` keeps each run, repeats changed ones, and takes differences by seed."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def forecasts(world: Path, *more: str) -> str:
 
 
 def with_params(world: Path, project: Path, **changes: dict[str, Any]) -> Path:
-    """The project's parameters with other values, by section."""
+    """Write the project's parameters with other values, by section."""
     sections = yaml.safe_load((project / "params.yaml").read_text())
     for section, values in changes.items():
         sections[section] |= values

@@ -1,4 +1,4 @@
-"""The C++ parts under the address and undefined-behaviour sanitizers; threads under the thread sanitizer.
+"""The C++ parts pass the address and undefined-behaviour sanitizers, and their threads the thread sanitizer.
 
 `make test` tries one of the two parts that compile quickly, chosen by the commit; `make test-all` all five.
 """
@@ -29,7 +29,7 @@ minutes = pytest.mark.skipif(not mutants.ALL, reason="minutes of compilation: ma
 
 
 def sanitize(sources: Path, folder: Path, rounds: int) -> str:
-    """Build a part with each sanitizer, run what it has for that, and return what that said."""
+    """Build a part with each sanitizer, run its stress program, and return the output."""
     ran = subprocess.run(
         ["make", "-j2", "sanitize", f"ARTIFACT={folder}", f"ROUNDS={rounds}"],
         cwd=sources,

@@ -1,4 +1,4 @@
-"""The stages over forecasters: split, training, heads, evaluation, gate, bad input; one door."""
+"""The stages work with any forecaster: split, training, heads, evaluation, gate, bad input."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def linear(project: Path, **changes: object) -> MlpParams:
 
 
 def world(folder: Path, table: pl.DataFrame) -> StageData:
-    """The packets and the division of one trace."""
+    """Write the packets and the division of one trace."""
     toy_world.write_traces(folder, [table])
     return StageData(folder / "packets", folder / "split.json", folder / "var", PAPERS)
 
@@ -57,7 +57,7 @@ def only(data: StageData) -> Trace:
 
 
 def walked(data: StageData, folder: Path, variant: Variant) -> dict[int, door.Forecaster]:
-    """What the stages `pretrain` and `finetune` leave, made in this process."""
+    """Do the work of the stages `pretrain` and `finetune` in this process, and return the heads."""
     base = variant.fit(lessons([only(data)]), 1)
     door.save(folder / "pretrained", base)
 
@@ -80,7 +80,7 @@ def table() -> pl.DataFrame:
 
 @pytest.fixture(scope="module")
 def toy(tmp_path_factory: pytest.TempPathFactory, project: Path, table: pl.DataFrame) -> Path:
-    """Everything up to the fine-tuned heads."""
+    """Return a folder with everything up to the fine-tuned heads."""
     folder = tmp_path_factory.mktemp("events")
     data = world(folder, table)
     walked(data, folder, Variant("event-stream", kind_named("event-stream"), section(project)))
@@ -172,7 +172,7 @@ def test_evaluation_has_it_beside_the_baselines(toy: Path) -> None:
 
 
 def test_one_walk_gives_the_stage_and_the_comparison_the_same_forecasts(toy: Path) -> None:
-    """What `evaluate` scores and what `swiftqueue forecasts` scores are computed by the same lines."""
+    """The same lines compute the forecasts that `evaluate` and `swiftqueue forecasts` score."""
     from models.forecasters.walk import FORMS, forecasts
 
     trace = only(data_of(toy))

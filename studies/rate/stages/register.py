@@ -130,7 +130,7 @@ def _champions_paths(registry: Registry) -> set[str]:
 
 def main(params: Given, flows: Given, models: Given, study: Given, output: Given) -> None:
     """Read `rate_register` of the params file; write the version and how it was judged."""
-    from models.registry.entering import told
+    from models.registry.entering import outcome_line
 
     private_files()  # what the local registry gets is its owner's alone
     section = read(params, RateRegisterParams)
@@ -146,7 +146,7 @@ def main(params: Given, flows: Given, models: Given, study: Given, output: Given
             lock=params.with_name("dvc.lock"),
         )
     write_file(output, json.dumps(result, indent=1) + "\n")
-    print(result.get("why") or told(result))
+    print(result.get("why") or outcome_line(result))
 
 
 if __name__ == "__main__":
