@@ -139,7 +139,7 @@ class EngineEncoder:
         """Return what the head reads of a part's decisions, and the anchor."""
         return self.of_log(replayed(part, queue))
 
-    def of_log(self, log: Events) -> HeadInputs:
+    def of_log(self, log: EventReplay) -> HeadInputs:
         """Return what the head reads (B, H, D) of a replayed log's decisions, and the anchor (B, H)."""
         tokens = self._model.rows
         chunks = [slice(begin, begin + CHUNK) for begin in range(0, len(log.cut_D), CHUNK)]

@@ -25,6 +25,7 @@ from models.scoring.intervals import Estimate, corrected
 SCENARIO: Final = "ladder"
 LONG: Final = "ladder-long"  # under `uncoupled`, in runs that are long enough for P99.9
 LONG_RFC9332: Final = "ladder-long-rfc9332"
+FRESH: Final = "fresh-ladder"  # with the network that the loop serves
 TAILS: Final = (("P99", QUEUEING_P99), ("P99.9", QUEUEING_P999))
 RUNGS: Final = {
     "default": "nothing is moved",

@@ -28,6 +28,7 @@ class Benchmark(StrEnum):
     linerate = "linerate"
     live = "live"
     marker = "marker"
+    pretrain = "pretrain"
     serving = "serving"
     soak = "soak"
     swap = "swap"
@@ -199,6 +200,9 @@ def bench(
     gigabytes: Annotated[
         float | None, typer.Option(min=0, help="extract: GB of a capture to measure its memory over")
     ] = None,
+    packets: Annotated[
+        str | None, typer.Option(help="pretrain: a folder of packet tables, instead of simulated")
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="print a JSON list of rows")] = False,
     publish: Annotated[bool, typer.Option("--publish", help="put the rows into bench.json, too")] = False,
 ) -> None:
@@ -221,6 +225,7 @@ def bench(
                 events=events,
                 minutes=minutes,
                 gigabytes=gigabytes,
+                packets=packets,
             )
     except UnsupportedMachineError as reason:
         print(f"bench {what.value} is left out: {reason}")

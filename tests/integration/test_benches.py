@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import sampled
+import toy_world
 
 from benchmarks import (
     finetune,
@@ -20,6 +21,7 @@ from benchmarks import (
     ingest,
     linerate,
     live,
+    pretrain,
     rows,
     serving,
     swap,
@@ -28,7 +30,7 @@ from common.settings import variable
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
 BENCHES = (
-    *("inference", "finetune", "ingest"),
+    *("inference", "finetune", "pretrain", "ingest"),
     *("live", "serving", "swap", "linerate"),
 )
 LESS_IS_BETTER = ("us", "ms", "s", "cores", "GB", "ppm")
@@ -82,6 +84,19 @@ def test_finetune(set_to: Callable[..., None]) -> None:
     check(found)
     assert "9,600 packets = 1,200 decisions" in head.name
     assert "2,000 packets" in encoding.name
+
+
+@tried("pretrain")
+def test_pretrain(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(project)
+    monkeypatch.setenv(variable("state"), str(tmp_path / "state"))
+    packets = tmp_path / "packets"
+    toy_world.write_table(packets, toy_world.bottleneck_table("t", 2.0, swing_ms=40))
+    until, speed = found = pretrain.measure(rounds=1, packets=str(packets))
+    check(found)
+    assert "2,000 packets" in until.name
+    assert speed.unit == "targets/s"
+    assert not any((tmp_path / "state" / "ray").iterdir()), "no checkpoints stay"
 
 
 @tried("ingest")

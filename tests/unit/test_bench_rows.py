@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
+
 import pytest
 
+from benchmarks import pretrain
 from benchmarks.ingest import FLAT_MIB, PROMISED, RunStretch, memory_rows, slope
 from benchmarks.rows import run_benchmark
+from models.training import ray_job
 
 
 def long_run(mib_per_million: float) -> list[RunStretch]:
@@ -22,6 +27,20 @@ def test_memory_that_grows_is_worse_than_flat(grows: float) -> None:
     assert (end.ours, end.reference) == pytest.approx((900 + 4 * grows, 900 + 2 * grows))
     assert (rate.ours, slowest.ours) == (280_000, 250_000)
     assert rate.ratio == rate.ours / PROMISED
+
+
+def test_a_worker_that_was_started_again_is_no_epoch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SWIFTQUEUE_STATE", str(tmp_path))
+
+    def job(*_: object, say: Callable[[dict[str, float]], None], **__: object) -> None:
+        say({"epoch": 1, "validation_log_mse": 0.5, "targets_per_s": 10.0})
+        say({"resumed_at_epoch": 2})
+        say({"epoch": 2, "validation_log_mse": 0.4, "targets_per_s": 30.0})
+
+    monkeypatch.setattr(ray_job, "run_job", job)
+    seconds, rate = pretrain._seconds(None, tmp_path, seed=1)
+    assert seconds > 0
+    assert rate == 20.0
 
 
 def test_an_option_of_another_bench_is_named() -> None:
