@@ -39,13 +39,28 @@ from laboratory.report.measures import QUEUEING_P99
 from laboratory.runs.results import SCHEMA as RUNS
 from laboratory.runs.results import load as load_runs
 from models.scoring.intervals import Estimate
-from models.scoring.predictions import FINETUNED, METHODS, PRETRAINED, TREES
+from models.scoring.predictions import (
+    FINETUNED,
+    METHODS,
+    PRETRAINED,
+    TREES,
+    VIRTUAL_QUEUE,
+    VIRTUAL_QUEUE_ONLINE,
+)
 from testbed.host import report as bed_report
 from testbed.host import runs as bed_runs
 
 LABORATORY: Final = Path("docs/laboratory")
 WIDEST: Final = 150  # of a table's line, in characters
-FEW: Final = (FINETUNED, PRETRAINED, TREES, "ewma", "last_flow")  # where a picture has all methods
+FEW: Final = (
+    FINETUNED,
+    PRETRAINED,
+    TREES,
+    VIRTUAL_QUEUE,
+    VIRTUAL_QUEUE_ONLINE,
+    "ewma",
+    "last_flow",
+)  # where a picture has all methods
 ALONE: Final = frozenset({"linerate"})  # benchmarks whose references only the text names
 # Rows that a benchmark's page draws, as patterns of `NAME | REFERENCE`; of other benchmarks all are drawn.
 SHOWN: Final[Mapping[str, Sequence[str]]] = {
@@ -78,6 +93,8 @@ WORDS: Final = {
     "pretrained": "the same without fine-tuning",
     TREES: "XGBoost, derived inputs",
     "xgboost_continued": "XGBoost, continued on each fine-tuning slice",
+    VIRTUAL_QUEUE: "virtual queue, fitted to late packets",
+    VIRTUAL_QUEUE_ONLINE: "virtual queue, rates estimated online",
     "ewma": "EWMA of the flow (RFC 6298)",
     "last_flow": "last latency of the flow",
     "last_queue": "last latency of the queue",

@@ -27,6 +27,7 @@ RUNGS: Final = (  # of the ladder: those that need no other run
     "flow_split",
     "always",
     "last_latency_batched",
+    "virtual_queue_batched",
     "oracle_late",
     "oracle_batched",
 )
