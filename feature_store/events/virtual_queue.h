@@ -29,6 +29,9 @@ inline constexpr int kVirtualQueueVersion = 1;
 // Packets over which the estimate of a queue's rates forgets: its weights fall by e.
 inline constexpr int kDrainMemoryPackets = 4096;
 inline constexpr double kBusyUs = 1;  // waiting above which a queue is not empty
+// A queue from which nothing is awaited is taken for empty so long after its last ACK: nobody knows
+// it, and a rule that stays away from a queue that was long once would stay away for ever.
+inline constexpr std::int64_t kStaleNs = 100'000'000;
 // Share of the oldest packet's waiting where nothing is fitted, as the fits on training slices of
 // simulated traces chose it.
 inline constexpr double kOnlineOverdue = 0.9;
@@ -48,9 +51,9 @@ struct VirtualQueueRule {
 // What is known of a packet's queue when the packet is about to be sent.
 struct VirtualQueueRow {
   double least_us;     // latency of its receiver, or of any other; NaN: none is known
-  double queueing_us;  // waiting of the newest packet of the queue that was acknowledged
+  double queueing_us;  // waiting of the newest packet of the queue that was acknowledged; or 0
   double bytes;        // the sender's own in the queue since, that packet's too
-  double since_us;     // since that packet was sent; 0 while no latency is known
+  double since_us;     // since that packet was sent; 0 where the queue is taken for empty
   double overdue_us;   // waiting so far of the oldest packet that may still be in the queue; or 0
   double ahead_bytes;  // of its batch, in the same queue, before it
   double us_per_byte;  // of a rule, as the sender's own packets give it until now
@@ -66,7 +69,8 @@ static_assert(sizeof(VirtualQueueRow) == kVirtualQueueColumns.size() * sizeof(do
 inline std::string virtual_queue_schema_text() {
   std::string text = "virtual queue " + std::to_string(kVirtualQueueVersion) + "\nhorizon " +
                      std::to_string(kHorizon) + "\ngive_up_ns " + std::to_string(kGiveUpNs) +
-                     "\ndrain_memory " + std::to_string(kDrainMemoryPackets) + "\nbusy_us " +
+                     "\ndrain_memory " + std::to_string(kDrainMemoryPackets) + "\nstale_ns " +
+                     std::to_string(kStaleNs) + "\nbusy_us " +
                      std::to_string(static_cast<int>(kBusyUs)) + "\n";
   for (const std::string_view name : kVirtualQueueColumns) text.append(name).append("\n");
   return text;
@@ -169,8 +173,7 @@ class VirtualQueue {
     const std::int32_t index = records_.take();
     VirtualQueueRow row{};
     write(queue, now_ns_, row);
-    const bool teaches =
-        queue.is_known && waiting_left_us(row, row.us_per_byte, row.drained) > kBusyUs;
+    const bool teaches = waiting_left_us(row, row.us_per_byte, row.drained) > kBusyUs;
     records_[index] = {packet,          now_ns_,   what.receiver_id, what.queue, queue.sent_bytes,
                        row.queueing_us, row.bytes, row.since_us,     teaches,    detail::kNone};
     outstanding_.push(packet, index);
@@ -196,6 +199,7 @@ class VirtualQueue {
     while (!queue.waiting.empty() && queue.waiting.front().packet <= packet) {
       queue.waiting.pop_front();
     }
+    queue.last_ack_ns = now_ns_;
     if (!std::isfinite(latency_us) || latency_us < 0) return true;
     const double queueing_us = latency_us - least(record.receiver_id, latency_us);
     if (record.teaches) {
@@ -249,6 +253,7 @@ class VirtualQueue {
   };
   struct Queue {
     std::int64_t sent_bytes = 0;
+    std::int64_t last_ack_ns = 0;
     bool is_known = false;  // whether a latency is; the next four are that packet's
     std::int64_t newest = 0;
     std::int64_t newest_sent_ns = 0;
@@ -275,15 +280,16 @@ class VirtualQueue {
 
   void write(const Queue& queue, std::int64_t now_ns, VirtualQueueRow& row) const {
     const auto us = [](std::int64_t ns) { return static_cast<double>(ns) / 1000.0; };
-    if (queue.is_known) {
+    const auto oldest = std::partition_point(
+        queue.waiting.begin(), queue.waiting.end(),
+        [now_ns](const Waiting& w) { return now_ns - w.sent_ns >= kGiveUpNs; });
+    const bool awaited = oldest != queue.waiting.end();
+    if (queue.is_known && (awaited || now_ns - queue.last_ack_ns <= kStaleNs)) {
       row.queueing_us = queue.queueing_us;
       row.bytes = static_cast<double>(queue.sent_bytes - queue.bytes_before);
       row.since_us = us(now_ns - queue.newest_sent_ns);
     }
-    const auto oldest = std::partition_point(
-        queue.waiting.begin(), queue.waiting.end(),
-        [now_ns](const Waiting& w) { return now_ns - w.sent_ns >= kGiveUpNs; });
-    if (oldest != queue.waiting.end()) {
+    if (awaited) {
       // Without a latency nobody knows how much of the age is waiting: not above 0, then.
       const double waited_us = us(now_ns - oldest->sent_ns) - least_of(oldest->receiver_id);
       row.overdue_us = waited_us > 0 ? waited_us : 0;

@@ -22,7 +22,8 @@ SCENARIO: Final = Path(__file__).with_name("canary.yaml")
 MODEL: Final = PROJECT / "docs" / "laboratory" / "models" / "bed-figure8-flows" / "rfc9332"
 LIMITS: Final = PROJECT / "docs" / "laboratory" / "models" / "lfq" / "counterfactual-10.safetensors"
 RANDOM_SHARE: Final = 0.3
-RUNGS: Final = (  # of the ladder: those that need no other run
+RUNGS: Final = (  # of the ladder: those that need no other run; and what canary.yaml has not
+    "virtual_queue",
     "constant_share",
     "flow_split",
     "always",

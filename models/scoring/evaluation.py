@@ -37,7 +37,7 @@ from models.scoring.predictions import (
 from models.sharp import change_direction
 from models.training.protocol import together
 
-HEADLINE_METHODS: Final = (FINETUNED, PRETRAINED, TREES, VIRTUAL_QUEUE, "last_flow")
+HEADLINE_METHODS: Final = (FINETUNED, PRETRAINED, TREES, VIRTUAL_QUEUE)
 HEADLINE_LATE: Final = ("average_precision", "recall_at_false_alarms")
 HEADLINE_ERROR: Final = ("mae_ms", "p99_ms")
 REGRET: Final = "regret_ms"  # regret of the choice between the queues
@@ -99,7 +99,7 @@ def evaluate(
 
 
 def headline(scores: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the figures for `dvc metrics`: late packets, error and regret of five methods, all traces.
+    """Return the figures for `dvc metrics`: late packets, error and regret of four methods, all traces.
 
     They are rounded, since they are committed and machines differ in further digits.
     """

@@ -14,7 +14,7 @@ from feature_store.events.virtual_queue import COLUMNS
 
 RATES = ("us_per_byte", "drained")
 MEMORY, PRIOR = 4096, 1e4  # packets; ms², or kB²
-BUSY_US = 1
+BUSY_US, STALE_NS = 1, 100_000_000
 
 
 class VirtualQueueOracle:
@@ -71,7 +71,8 @@ class VirtualQueueOracle:
             known = least.get(oldest["receiver_id"], min(least.values()))
             numbers["overdue_us"] = max(0.0, age_us - known)
         heard = [(i, r) for i, r in acks if r["latency_us"] is not None]
-        if heard:
+        last_ack_ns = max((seen[i][1] for i, _ in acks), default=0)
+        if heard and (waiting or now_ns - last_ack_ns <= STALE_NS):
             at, newest = max(heard, key=lambda one: one[1]["packet"])
             then = self._least(seen[: at + 1])  # the least when its ACK came
             numbers["queueing_us"] = newest["latency_us"] - then[newest["receiver_id"]]
@@ -91,11 +92,6 @@ class VirtualQueueOracle:
                 k for k, (what, _, s) in enumerate(seen) if what == "sent" and s["packet"] == r["packet"]
             )
             before = seen[:sent_at]
-            if not any(
-                what == "acked" and s["queue"] == queue and s["latency_us"] is not None
-                for what, _, s in before
-            ):
-                continue
             then = self._numbers(before, self.sent_ns[r["packet"]], queue)
             us_per_byte, drained = self._rates(before, queue)
             if then["queueing_us"] + us_per_byte * then["bytes"] - drained * then["since_us"] <= BUSY_US:
