@@ -5,6 +5,8 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import polars as pl
@@ -16,6 +18,13 @@ from window_tables import MS, table_of, tables
 
 from feature_store.events.beginning import Beginning
 from feature_store.events.virtual_queue import COLUMNS, Rule, VirtualQueueRows, replay_virtual_queue
+from models.forecasters.forecaster import Forecaster
+from models.forecasters.queries import column, replayed
+from models.forecasters.traces import TracePart
+from models.repeated.forecaster import RepeatedLatency, RepeatedParams
+from models.scoring.metrics import score_predictions
+from models.training.protocol import Slice
+from models.virtual_queue.forecaster import VirtualQueue, VirtualQueueParams
 
 FEW = settings(max_examples=40, deadline=None)
 # 64 packets, 1 ms apart, whose ACKs come 20 ms later; every fifth classic.
@@ -53,10 +62,10 @@ def test_rows_are_the_oracles(packets: pl.DataFrame, queue: int) -> None:
             assert got.queue_DH[d, place] == (name == "l4s")
             expected = oracle.row(8 * d, packet["receiver_id"], name, ahead[name])
             row = dict(zip(COLUMNS, got.row_DHC[d, place].tolist(), strict=True))
-            for column, value in expected.items():
+            for key, value in expected.items():
                 rounded = pytest.approx(value, rel=1e-6, abs=1e-7, nan_ok=True)
                 exact = value if not math.isnan(value) else rounded
-                assert row[column] == (rounded if column in RATES else exact), (d, place, column)
+                assert row[key] == (rounded if key in RATES else exact), (d, place, key)
             ahead[name] += packet["size_bytes"]
 
 
@@ -169,3 +178,37 @@ def test_what_cannot_be_is_refused() -> None:
         rows_of(STEADY, told="some")
     with pytest.raises(ValueError, match="decisions must be ascending"):
         replay_virtual_queue(STEADY, np.array([8, 0]))
+
+
+def test_the_fitted_rule_finds_late_packets_that_repeating_a_latency_does_not(tmp_path: Path) -> None:
+    table = fifo(8000, 0.3, 0.2)
+    learnt = TracePart("t", table, Slice(0, 700)).to_learn()
+    part = TracePart("t", table, Slice(700, 1000))
+    last = column(replayed(part).x_DHF, "last_latency_flow_us")
+    precision = {}
+    for name, kind, params in (
+        ("fitted", VirtualQueue, VirtualQueueParams(rates="fitted")),
+        ("online", VirtualQueue, VirtualQueueParams(rates="online")),
+        ("repeated", RepeatedLatency, RepeatedParams(input="last_latency_queue_us")),
+    ):
+        said: list[str] = []
+        model: Forecaster = kind.fit([learnt], params, 1, said.append)
+        scores = score_predictions(model.predict(part), part.latencies_us(), last)
+        assert scores["late"]["n_late"] > 100
+        precision[name] = scores["late"]["average_precision"]
+        assert len(said) == (2 if name == "fitted" else 0)  # a line for each queue
+        if name != "repeated":
+            with pytest.raises(ValueError, match=r"virtual-queue has no network, and Triton serves"):
+                model.export(tmp_path)
+    assert precision["fitted"] >= 0.95 * precision["online"]
+    assert min(precision["fitted"], precision["online"]) > 1.5 * precision["repeated"], precision
+
+
+def test_a_rule_needs_a_latency_and_knows_a_median_where_none_is_visible() -> None:
+    silent = STEADY.with_columns(latency_us=pl.lit(None, pl.Float32))
+    with pytest.raises(ValueError, match="no latency is known in the training slices"):
+        VirtualQueue.fit([TracePart("t", silent, Slice(0, 8))], VirtualQueueParams(rates="fitted"), 1, print)
+    whole = TracePart("t", STEADY, Slice(0, 8))
+    model = VirtualQueue.fit([whole], VirtualQueueParams(rates="fitted"), 1, print)
+    first = model.predict(replace(whole, decisions=Slice(0, 1)))
+    assert set(first.ravel().tolist()) == {np.float32(model.median_us)}
