@@ -368,8 +368,7 @@ def _late(data: Data, name: str) -> str:
     said = f"average precision {ours:.2f} ({low:.2f}–{high:.2f}); boosted trees {trees:.2f}"
     if rule := one["methods"].get(VIRTUAL_QUEUE):  # not yet known to every evaluation
         last = one["methods"]["last_queue"]
-        said += f", [rule](docs/EVALUATION.md#the-virtual-queue) {rule['average_precision']:.2f}"
-        said += f", last latency {last['average_precision']:.2f}"
+        return f"{said}, rule {rule['average_precision']:.2f}, last latency {last['average_precision']:.2f}"
     return f"{said}, chance {one['base_rate']:.2f}"
 
 

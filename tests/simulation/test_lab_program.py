@@ -344,7 +344,7 @@ def test_a_threshold_on_the_last_latency_packet_by_packet(program: Path, tmp_pat
 def test_the_virtual_queue_decides_by_what_offline_code_makes_of_its_log(
     program: Path, tmp_path: Path
 ) -> None:
-    """Its decisions again, packet by packet, by the rows that Python makes of S1's log with the same header."""
+    """Its decisions again, packet by packet, by the rows that Python makes of S1's log."""
     margin_us = 1_000.0
     control = {"kind": "virtual_queue", "margin_us": margin_us}
     run = figure8(control=control, outputs=["truth"], seconds=4, acks="selective", moved_ecn="ect0")
