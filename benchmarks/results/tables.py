@@ -34,13 +34,28 @@ from laboratory.report.measures import QUEUEING_P99
 from laboratory.runs.results import SCHEMA as RUNS
 from laboratory.runs.results import load as load_runs
 from models.scoring.intervals import Estimate
-from models.scoring.predictions import FINETUNED, METHODS, PRETRAINED, TREES
+from models.scoring.predictions import (
+    FINETUNED,
+    METHODS,
+    PRETRAINED,
+    TREES,
+    VIRTUAL_QUEUE,
+    VIRTUAL_QUEUE_ONLINE,
+)
 from testbed.host import report as bed_report
 from testbed.host import runs as bed_runs
 
 LABORATORY: Final = Path("docs/laboratory")
 WIDEST: Final = 150  # characters of a table's line
-FEW: Final = (FINETUNED, PRETRAINED, TREES, "ewma", "last_flow")  # where a picture has all methods
+FEW: Final = (
+    FINETUNED,
+    PRETRAINED,
+    TREES,
+    VIRTUAL_QUEUE,
+    VIRTUAL_QUEUE_ONLINE,
+    "ewma",
+    "last_flow",
+)  # of all methods
 ALONE: Final = frozenset({"linerate"})  # benchmarks whose references only the text names
 # Rows that a benchmark's page draws, as patterns of `NAME | REFERENCE`; of other benchmarks all are drawn.
 SHOWN: Final[Mapping[str, Sequence[str]]] = {
@@ -67,6 +82,8 @@ WORDS: Final = {
     "pretrained": "the same without fine-tuning",
     TREES: "XGBoost, derived inputs",
     "xgboost_continued": "XGBoost, continued on each fine-tuning slice",
+    VIRTUAL_QUEUE: "virtual queue, fitted to late packets",
+    VIRTUAL_QUEUE_ONLINE: "virtual queue, rates estimated online",
     "ewma": "EWMA of the flow (RFC 6298)",
     "last_flow": "last latency of the flow",
     "last_queue": "last latency of the queue",
@@ -315,8 +332,11 @@ def _late(data: Data, name: str) -> str:
     one = data.evaluation(name)
     ours, trees = (one["methods"][method]["average_precision"] for method in (FINETUNED, TREES))
     low, high = one["methods"][FINETUNED]["average_precision_95"]
-    said = f"average precision {ours:.2f} ({low:.2f}–{high:.2f})"
-    return f"{said}; boosted trees {trees:.2f}, chance {one['base_rate']:.2f}"
+    said = f"average precision {ours:.2f} ({low:.2f}–{high:.2f}); boosted trees {trees:.2f}"
+    if rule := one["methods"].get(VIRTUAL_QUEUE):  # not yet known to every evaluation
+        last = one["methods"]["last_queue"]
+        return f"{said}, rule {rule['average_precision']:.2f}, last latency {last['average_precision']:.2f}"
+    return f"{said}, chance {one['base_rate']:.2f}"
 
 
 def _tuned(data: Data) -> str:

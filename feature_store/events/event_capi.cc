@@ -26,6 +26,7 @@ using swiftqueue::kEventInputCount;
 using swiftqueue::kHorizon;
 using swiftqueue::KnownBefore;
 using swiftqueue::PacketColumns;
+using swiftqueue::Told;
 
 // Columns for the rows of the events, in time order.
 struct EventColumns {
@@ -34,9 +35,6 @@ struct EventColumns {
   std::int64_t* time_ns;
   float* x_EF;
 };
-
-// Attributes that a sender gives for packets 2 to 8 of a batch; others are the first packet's.
-enum class Told : int { kAll, kFlows, kFirst };
 
 // Decisions, each about the 8 packets from `first` on, at the send time of the first.
 struct Decisions {
@@ -96,9 +94,7 @@ std::int64_t replay(const PacketColumns& columns, bool previous, const Beginning
       decisions.cut[decision] = events;
       float* x_F = decisions.x_DHF + decision * kHorizon * kEventInputCount;
       for (int i = 0; i < kHorizon; ++i, x_F += kEventInputCount) {
-        Candidate what = columns.candidate(decisions.told == Told::kFirst ? p : p + i);
-        if (decisions.told == Told::kFlows) what.size_bytes = columns.size_bytes[p];
-        if (decisions.queue >= 0) what.queue = static_cast<std::uint8_t>(decisions.queue);
+        const Candidate what = columns.asked(p, i, decisions.told, decisions.queue);
         if (!stream.query(sent_ns, what, i, x_F)) return -1 - (p + i);
       }
     }

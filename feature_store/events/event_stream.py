@@ -190,6 +190,24 @@ class EventReplay:
     x_DHF: Row
 
 
+def check_question(
+    packets: pl.DataFrame, first_D: npt.NDArray[np.int64], visibility: str, queue: int, told: str
+) -> None:
+    """Raise a ValueError that names an invalid argument of a replay (`replay_events` has their meaning)."""
+    if visibility not in VISIBILITIES:
+        raise ValueError(f"visibility {visibility!r} is unknown; take one of {', '.join(VISIBILITIES)}")
+    if queue not in (AS_SENT, 0, 1):
+        raise ValueError(f"queue {queue!r} of the candidates must be 0 (classic), 1 (l4s) or -1 (as sent)")
+    if told not in TOLD:
+        raise ValueError(f"told {told!r} is unknown; take one of {', '.join(TOLD)}")
+    if len(first_D) and (
+        first_D[0] < 0 or first_D[-1] + HORIZON > packets.height or (np.diff(first_D) < 0).any()
+    ):
+        raise ValueError(
+            f"decisions must be ascending, each with {HORIZON} of {packets.height} packets after it"
+        )
+
+
 def replay_events(
     packets: pl.DataFrame,
     first_packet_D: npt.NDArray[np.int64] | None = None,
@@ -214,21 +232,10 @@ def replay_events(
     Raises:
         ValueError: a visibility, `told`, decision, packet or beginning is invalid; the line names it.
     """
-    if visibility not in VISIBILITIES:
-        raise ValueError(f"visibility {visibility!r} is unknown; take one of {', '.join(VISIBILITIES)}")
-    if queue not in (AS_SENT, 0, 1):
-        raise ValueError(f"queue {queue!r} of the candidates must be 0 (classic), 1 (l4s) or -1 (as sent)")
-    if told not in TOLD:
-        raise ValueError(f"told {told!r} is unknown; take one of {', '.join(TOLD)}")
     if first_packet_D is None:
         first_packet_D = np.arange(0, packets.height - HORIZON + 1, HORIZON, dtype=np.int64)
     first_D = np.ascontiguousarray(first_packet_D, np.int64)
-    if len(first_D) and (
-        first_D[0] < 0 or first_D[-1] + HORIZON > packets.height or (np.diff(first_D) < 0).any()
-    ):
-        raise ValueError(
-            f"decisions must be ascending, each with {HORIZON} of {packets.height} packets after it"
-        )
+    check_question(packets, first_D, visibility, queue, told)
     columns: list[npt.NDArray[Any]] = [np.ascontiguousarray(c) for c in packet_columns(packets).values()]
     known = beginning.columns()
     most = packets.height + int((columns[5] >= 0).sum())

@@ -14,6 +14,9 @@
 
 namespace swiftqueue {
 
+// Attributes that a sender gives for packets 2 to 8 of a batch; others are the first packet's.
+enum class Told : int { kAll, kFlows, kFirst };
+
 // Columns in send order; the caller keeps them alive.
 struct PacketColumns {
   std::int64_t packets;
@@ -27,6 +30,14 @@ struct PacketColumns {
 
   Candidate candidate(std::int64_t p) const {
     return {size_bytes[p], flow_id[p], receiver_id[p], queue[p]};
+  }
+  // Packet `place` (0 … 7) of the batch that begins with packet `first`, as the sender tells of it;
+  // `in_queue` -1: in the queue that it was sent in.
+  Candidate asked(std::int64_t first, int place, Told told, int in_queue) const {
+    Candidate what = candidate(told == Told::kFirst ? first : first + place);
+    if (told == Told::kFlows) what.size_bytes = size_bytes[first];
+    if (in_queue >= 0) what.queue = static_cast<std::uint8_t>(in_queue);
+    return what;
   }
 };
 

@@ -23,10 +23,12 @@ MODEL: Final = PROJECT / "docs" / "laboratory" / "models" / "bed-figure8-flows" 
 LIMITS: Final = PROJECT / "docs" / "laboratory" / "models" / "lfq" / "counterfactual-10.safetensors"
 RANDOM_SHARE: Final = 0.3
 RUNGS: Final = (  # rungs of the ladder that need no other run
+    "virtual_queue",
     "constant_share",
     "flow_split",
     "always",
     "last_latency_batched",
+    "virtual_queue_batched",
     "oracle_late",
     "oracle_batched",
 )

@@ -205,6 +205,8 @@ def control_of(
         return {"kind": "oracle", "order": order, **settings.oracle.model_dump()}
     if name == "last_latency":
         return _last_latency(environment)
+    if name == "virtual_queue":
+        return {"kind": "virtual_queue", **settings.virtual_queue.model_dump()}
     if name == "flow_split":
         return {"kind": "flow_split", "share": settings.ladder.flow_share}
     if name in LADDER and name != "anchor":
@@ -250,6 +252,8 @@ def _forecast(environment: Environment, name: str, record: str) -> dict[str, Any
         return {"kind": "chance", "share": settings.ladder.constant_share, "seed": CONTROL_SEED}
     if name == "last_latency_batched":
         return _last_latency(environment)
+    if name == "virtual_queue_batched":
+        return {"kind": "virtual_queue"}
     if name == "placebo":
         return {"kind": "record", "decisions": record, "shift_us": settings.ladder.shift_s * 1e6}
     if name in ("oracle_late", "oracle_batched"):

@@ -17,12 +17,22 @@ from laboratory.scenarios.checked import (
     check_once,
 )
 
-CONTROLS: Final = ("default", "no_l4s", "random", "oracle", "oracle_in_order", "last_latency", "model")
+CONTROLS: Final = (
+    "default",
+    "no_l4s",
+    "random",
+    "oracle",
+    "oracle_in_order",
+    "last_latency",
+    "virtual_queue",
+    "model",
+)
 LADDER: Final = (
     "constant_share",
     "flow_split",
     "always",
     "last_latency_batched",
+    "virtual_queue_batched",
     "anchor",
     "placebo",
     "oracle_late",
@@ -40,6 +50,12 @@ class LastLatency(ScenarioPart):
 
     threshold_ms: Milliseconds  # latency from which packets are moved
     stale_ms: Milliseconds  # age from which a latency counts no more
+
+
+class VirtualQueue(ScenarioPart):
+    """Control `virtual_queue`: see simulation/doc/lab.md."""
+
+    margin_us: Microseconds = 1000.0  # as the oracle's
 
 
 class Oracle(ScenarioPart):
@@ -89,6 +105,7 @@ class ControlSettings(ScenarioPart):
     random: Random
     oracle: Oracle
     last_latency: LastLatency
+    virtual_queue: VirtualQueue = VirtualQueue()
     model: ModelControl
     ladder: Ladder = Ladder()
 

@@ -25,11 +25,19 @@ from models.scoring.metrics import (
     score_with_replicates,
     successive,
 )
-from models.scoring.predictions import FINETUNED, METHODS, PRETRAINED, SEND_GAP, TREES, TracePredictions
+from models.scoring.predictions import (
+    FINETUNED,
+    METHODS,
+    PRETRAINED,
+    SEND_GAP,
+    TREES,
+    VIRTUAL_QUEUE,
+    TracePredictions,
+)
 from models.sharp import change_direction
 from models.training.protocol import together
 
-HEADLINE_METHODS: Final = (FINETUNED, PRETRAINED, TREES, "last_flow")
+HEADLINE_METHODS: Final = (FINETUNED, PRETRAINED, TREES, VIRTUAL_QUEUE)
 HEADLINE_LATE: Final = ("average_precision", "recall_at_false_alarms")
 HEADLINE_ERROR: Final = ("mae_ms", "p99_ms")
 REGRET: Final = "regret_ms"  # regret of the choice between the queues

@@ -12,12 +12,12 @@ import numpy as np
 import polars as pl
 
 from models.scoring.metrics import Floats, Ints, late_margin, precision_recall
-from models.scoring.predictions import FINETUNED, METHODS, TREES, TracePredictions
+from models.scoring.predictions import FINETUNED, METHODS, TREES, VIRTUAL_QUEUE, TracePredictions
 from models.sharp import change_direction
 
 RECALL_POINTS: Final = np.linspace(0.01, 1, 100)
 AROUND: Final = 40  # packets shown before and after a sharp change
-SHOWN: Final = (FINETUNED, TREES, "last_flow")  # methods drawn around sharp changes
+SHOWN: Final = (FINETUNED, TREES, VIRTUAL_QUEUE, "last_flow")  # methods drawn around sharp changes
 MOST_CHANGES: Final = 5_000  # changes averaged per direction: enough for a smooth line
 EXAMPLES: Final = 3  # single changes drawn per direction
 NS_PER_S: Final = 1_000_000_000

@@ -20,6 +20,8 @@ COLOURS: Final = {
     "pretrained": "#e599b5",
     "xgboost": "#1c7ed6",
     "xgboost_continued": "#74c0fc",
+    "virtual_queue": "#0b7285",
+    "virtual_queue_online": "#3bc9db",
     "ewma": "#2f9e44",
     "last_flow": "#e67700",
     "last_queue": "#fab005",

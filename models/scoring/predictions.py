@@ -24,7 +24,9 @@ FINETUNED, PRETRAINED = "finetuned", "pretrained"  # the model, and the model wi
 AT_ONCE: Final = "finetuned_at_once"  # the model as if a round took no time
 TREES, TREES_CONTINUED = "xgboost", "xgboost_continued"
 EWMA: Final = "ewma"
-BASELINES: Final = (TREES, TREES_CONTINUED, EWMA, *baselines.LAST_VISIBLE)
+VIRTUAL_QUEUE, VIRTUAL_QUEUE_ONLINE = "virtual_queue", "virtual_queue_online"
+VIRTUAL_QUEUES: Final = (VIRTUAL_QUEUE, VIRTUAL_QUEUE_ONLINE)  # its rates fitted, and estimated online
+BASELINES: Final = (TREES, TREES_CONTINUED, *VIRTUAL_QUEUES, EWMA, *baselines.LAST_VISIBLE)
 METHODS: Final = (FINETUNED, AT_ONCE, PRETRAINED, *BASELINES)
 SEND_GAP: Final = "send_gap"  # gives only a direction, so it has only a sharp-change score
 

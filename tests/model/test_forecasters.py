@@ -55,7 +55,8 @@ NAMES = [
     *("event-stream-calibrated", "ceiling", "mlp", "mlp-quantiles"),
     *("window", "window-queueing", "bilstm"),
     *("paper", "paper-mse", "paper-bilstm", "paper-xgboost"),
-    *("xgboost", "expected", "ewma-flow", "last-flow", "last-queue", "last-sender"),
+    *("xgboost", "virtual-queue", "virtual-queue-online"),
+    *("expected", "ewma-flow", "last-flow", "last-queue", "last-sender"),
 ]
 
 

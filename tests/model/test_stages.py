@@ -186,15 +186,16 @@ def test_one_walk_gives_the_stage_and_the_comparison_the_same_forecasts(toy: Pat
     np.testing.assert_array_equal(late.astype(np.float64), predicted.y_BH)
 
 
-@pytest.mark.parametrize("kind", ["event-stream", "mlp", "trees", "repeated"])
+@pytest.mark.parametrize("kind", ["event-stream", "mlp", "trees", "virtual-queue", "repeated"])
 def test_the_gate_compares_versions_of_any_kind_on_packets(toy: Path, project: Path, kind: str) -> None:
-    """Trees and repeated latencies pass the same gate; only networks can be served."""
+    """Trees and rules pass the same gate; only networks can be served."""
     trace = only(data_of(toy))
     own = yaml.safe_load((project / "params.yaml").read_text())
     sizes: dict[str, Any] = {
         "event-stream": section(project).model_dump(),
         "mlp": linear(project).model_dump(),
         "trees": own["trees"] | {"rounds": 5},
+        "virtual-queue": {"rates": "fitted"},
         "repeated": {"input": "last_latency_flow_us"},
     }
     made = kind_named(kind).fit(lessons([trace]), kind_named(kind).Params(**sizes[kind]), 1, print)
@@ -211,7 +212,7 @@ def test_the_gate_compares_versions_of_any_kind_on_packets(toy: Path, project: P
     np.testing.assert_array_equal(
         register_stage.predictions(made, trace, judging_B), whole[judging_B].astype(np.float32)
     )
-    if kind in ("trees", "repeated"):
+    if kind in ("trees", "virtual-queue", "repeated"):
         with pytest.raises(ValueError, match=f"^{kind} has no network, and Triton serves"):
             made.export(toy)
 

@@ -154,7 +154,7 @@ def test_the_published_scores_are_near_those_under_version_control(project: Path
     headline = json.loads((project / "data/evaluation/metrics.json").read_text())
     shown = read_object(project / evaluations.FILE)["late-packets"]
     assert (shown["n"], shown["n_late"]) == (headline["n"], headline["n_late"])
-    for method in ("finetuned", "xgboost", "last_flow"):
+    for method in ("finetuned", "xgboost", "virtual_queue"):
         ours, theirs = shown["methods"][method], headline[method]
         assert ours["average_precision"] == pytest.approx(theirs["average_precision"], abs=0.02)
         assert ours["mae_ms"] == pytest.approx(theirs["mae_ms"], abs=0.1)

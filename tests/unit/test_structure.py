@@ -34,7 +34,7 @@ FACES = [
 STAGES_SHARE = {"__init__", "stage", "simulators"}
 MODEL_ROOMS = [
     *("networks", "training", "scoring", "forecasters"),
-    *("event_stream", "mlp", "trees", "repeated", "window", "registry", "limit"),
+    *("event_stream", "mlp", "trees", "virtual_queue", "repeated", "window", "registry", "limit"),
 ]
 OWN_VARIABLE = re.compile(r"SWIFTQUEUE_[A-Z0-9_]*")
 BIN = Path(sys.executable).parent

@@ -114,6 +114,9 @@ struct LastLatencyControl {
   double thresholdUs;
   double staleUs;
 };
+struct VirtualQueueControl {
+  double marginUs;
+};
 /** How forecasts for a batch become queues: the agent's controller, and when its answer exists. */
 struct Batching {
   double inferenceUs;
@@ -139,6 +142,7 @@ struct ForecastByChance {
   uint32_t seed;
 };
 using ForecastByLastLatency = LastLatencyControl;
+struct ForecastByVirtualQueue {};
 struct ForecastByView {
   double rateUs;
   double ageUs;  // how old what it sees is
@@ -149,13 +153,14 @@ struct ForecastByRecord {
 };
 /** Decides as the model does, by batches, delay and limit, on what something else says. */
 struct BatchedControl {
-  std::variant<ForecastAlways, ForecastByChance, ForecastByLastLatency, ForecastByView,
-               ForecastByRecord>
+  std::variant<ForecastAlways, ForecastByChance, ForecastByLastLatency, ForecastByVirtualQueue,
+               ForecastByView, ForecastByRecord>
       by;
   Batching batching;
 };
-using Control = std::variant<DefaultControl, NoL4sControl, RandomControl, OracleControl,
-                             LastLatencyControl, ModelControl, FlowSplitControl, BatchedControl>;
+using Control =
+    std::variant<DefaultControl, NoL4sControl, RandomControl, OracleControl, LastLatencyControl,
+                 VirtualQueueControl, ModelControl, FlowSplitControl, BatchedControl>;
 
 struct FineTuning {
   double everyS;
