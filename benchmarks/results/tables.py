@@ -47,15 +47,8 @@ from testbed.host import runs as bed_runs
 
 LABORATORY: Final = Path("docs/laboratory")
 WIDEST: Final = 150  # characters of a table's line
-FEW: Final = (
-    FINETUNED,
-    PRETRAINED,
-    TREES,
-    VIRTUAL_QUEUE,
-    VIRTUAL_QUEUE_ONLINE,
-    "ewma",
-    "last_flow",
-)  # of all methods
+# Methods that a picture shows where it has room for a few.
+FEW: Final = (FINETUNED, PRETRAINED, TREES, VIRTUAL_QUEUE, VIRTUAL_QUEUE_ONLINE, "ewma", "last_flow")
 ALONE: Final = frozenset({"linerate"})  # benchmarks whose references only the text names
 # Rows that a benchmark's page draws, as patterns of `NAME | REFERENCE`; of other benchmarks all are drawn.
 SHOWN: Final[Mapping[str, Sequence[str]]] = {

@@ -340,7 +340,6 @@ def agent(
         float | None,
         typer.Option(min=0, max=1, help="or this share of those in flight, if that is more (default: 0.75)"),
     ] = None,
-    rates: Annotated[bool, typer.Option("--rates", help="forecast connections' rates too")] = False,
 ) -> None:
     """Run the sender agent: sending programs ask it which queue to mark each packet for.
 
@@ -361,6 +360,5 @@ def agent(
             guard_advantage=guard_advantage,
             max_moved_unacked=max_moved_unacked,
             max_moved_share=max_moved_share,
-            rates=rates,
         )
     )
