@@ -39,13 +39,6 @@ struct Norm {
   const float* bias;  // [D]
 };
 
-// Scaling of K inputs.
-struct Scales {
-  const std::uint8_t* log1p;  // whether the input's logarithm is taken
-  const float* shift;
-  const float* inverse_scale;
-};
-
 // The inputs of a row that a network sees, and their scaling: (x - shift) * inverse_scale, of
 // log1p(x) where `logarithm` is 1. Arrays are filled up with zeros to a multiple of 16.
 struct SeenInputs {
@@ -123,8 +116,6 @@ struct Ring {
   float* values(int layer) const { return keys(layer) + kWidth * slots; }
 };
 
-struct RateEncoder;  // rate_kernel.h
-
 struct Kernel {
   const char* name;
   // Computes keys and values of events rows[count][F] in the first `layers` layers and puts them
@@ -139,10 +130,6 @@ struct Kernel {
   void (*head)(const Head& weights, const float* features, int count, int outputs,
                const Workspace& work, float* scaled);
   bool (*all_finite)(const float* values, std::size_t count);
-  // Computes one token of the network that forecasts rates: the sample at `place`, with inputs x_F,
-  // after those whose keys and values are in `cache`; `answer` has 16 rows.
-  void (*rate_token)(const RateEncoder& encoder, float* cache, int place, const float* x_F,
-                     float* answer);
 };
 
 extern const Kernel kPortableKernel;

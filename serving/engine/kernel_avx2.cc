@@ -6,9 +6,8 @@
 #define SWIFTQUEUE_TILE_ROWS 4
 #define SWIFTQUEUE_TILE_PANELS 1
 #include "serving/engine/forward.h"
-#include "serving/engine/rate_forward.h"
 
 namespace swiftqueue::engine {
-extern const Kernel kAvx2Kernel = {"avx2",      &avx2::take,       &avx2::answer,
-                                   &avx2::head, &avx2::all_finite, &avx2::rate_token};
+extern const Kernel kAvx2Kernel = {"avx2", &avx2::take, &avx2::answer, &avx2::head,
+                                   &avx2::all_finite};
 }  // namespace swiftqueue::engine

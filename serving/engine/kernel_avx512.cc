@@ -6,9 +6,8 @@
 #define SWIFTQUEUE_TILE_ROWS 4
 #define SWIFTQUEUE_TILE_PANELS 4
 #include "serving/engine/forward.h"
-#include "serving/engine/rate_forward.h"
 
 namespace swiftqueue::engine {
-extern const Kernel kAvx512Kernel = {"avx512",      &avx512::take,       &avx512::answer,
-                                     &avx512::head, &avx512::all_finite, &avx512::rate_token};
+extern const Kernel kAvx512Kernel = {"avx512", &avx512::take, &avx512::answer, &avx512::head,
+                                     &avx512::all_finite};
 }  // namespace swiftqueue::engine

@@ -6,10 +6,8 @@
 #define SWIFTQUEUE_TILE_ROWS 2
 #define SWIFTQUEUE_TILE_PANELS 1
 #include "serving/engine/forward.h"
-#include "serving/engine/rate_forward.h"
 
 namespace swiftqueue::engine {
-extern const Kernel kPortableKernel = {
-    "portable",      &portable::take,       &portable::answer,
-    &portable::head, &portable::all_finite, &portable::rate_token};
+extern const Kernel kPortableKernel = {"portable", &portable::take, &portable::answer,
+                                       &portable::head, &portable::all_finite};
 }  // namespace swiftqueue::engine
