@@ -193,9 +193,8 @@ class TelemetryStore:
         for first in range(0, len(events["kind"]), BATCH_EVENTS):
             while client.waiting >= 4:
                 time.sleep(0.001)
-            client.send(
-                _batch({name: column[first : first + BATCH_EVENTS] for name, column in events.items()})
-            )
+            some = slice(first, first + BATCH_EVENTS)
+            client.send(_batch({name: column[some] for name, column in events.items()}))
         client.flush(STORED_WAIT_S)
         newest_ns = int(events["time_ns"][-1])
         deadline = time.monotonic() + STORED_WAIT_S
@@ -302,8 +301,7 @@ def _rows(warm: list[RoundTiming], answered: float, rounds: int) -> list[Row]:
     ]
     for step in warm[0].record.seconds:
         step_s = statistics.median(one.record.seconds[step] for one in warm)
-        rows.append(
-            Row(f"step {step}", step_s, ours, "the whole round", ours / max(step_s, 1e-6), "s", rounds)
-        )
+        ratio = ours / max(step_s, 1e-6)
+        rows.append(Row(f"step {step}", step_s, ours, "the whole round", ratio, "s", rounds))
     rows.append(Row("questions answered meanwhile", answered, 1.0, "all of them", answered, "share", rounds))
     return rows

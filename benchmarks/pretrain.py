@@ -120,11 +120,12 @@ def learn(config: dict[str, Any]) -> None:
 
     from swiftqueue.models.event_stream.parameters import EventStreamParams
     from swiftqueue.models.event_stream.training import EventStreamCourse
-    from swiftqueue.models.training.epochs import run_in_job
+    from swiftqueue.models.training.epochs import WorkerShare
+    from swiftqueue.models.training.query_training import run_in_job
 
     params = EventStreamParams(**config["params"])
     torch.set_num_threads(1)
     context = ray.train.get_context()
-    share = context.get_world_rank(), context.get_world_size()
+    share = WorkerShare(context.get_world_rank(), context.get_world_size())
     parts = list(_parts(config["packets"], Path(config["folder"])))
-    run_in_job(config, EventStreamCourse(parts, params, config["seed"], *share).trainer)
+    run_in_job(config, EventStreamCourse(parts, params, config["seed"], share).trainer)

@@ -1,1 +1,1 @@
-"""The room below all others: files written whole, settings, parameter sections, JSON, locks, Parquet."""
+"""Functions that every room uses: atomic files, settings, parameter sections, JSON, locks and Parquet."""

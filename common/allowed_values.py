@@ -18,7 +18,7 @@ _SIGNS: Final = (  # words of `allowed`, and the signs for them on a reference p
     (r"\bfrom (\S+)…", r"\1…"),
     (r"\bfrom (\S+)", r"≥\1"),
     (r"\ba whole number", "whole"),
-    (r"\ba number ", ""),
+    (r"\ba number (?!or\b)", ""),
 )
 _FORMATS: Final = {"path": "a path", "ipv4": "an IPv4 address"}
 
@@ -54,7 +54,7 @@ def allowed(schema: Mapping[str, Any]) -> str:
 
 
 def in_signs(schema: Mapping[str, Any]) -> str:
-    """Return the same for a reference page: shorter, ranges as signs."""
+    """Return what `allowed` says in the short form of a reference page, with signs for ranges."""
     text = allowed(schema)
     for words, signs in _SIGNS:
         text = re.sub(words, signs, text)

@@ -1,6 +1,6 @@
 """Write files and folders so that they appear whole or not at all; each has one writer at a time.
 
-An existing folder is exchanged for the new one in one step of the kernel: it is never missing.
+The kernel exchanges an existing folder for the new one in one step, so the folder is never missing.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ UNSUPPORTED: Final = (errno.EINVAL, errno.ENOSYS)  # errors of a file system tha
 def new_folder(target: Path) -> Iterator[Path]:
     """Yield an empty folder beside `target` that replaces it if the block succeeds.
 
-    After an error, or where the writer was killed, `target` is what it was.
+    After an error, or if the writer is killed, `target` is unchanged.
     """
     partial = _beside(target)
     shutil.rmtree(partial, ignore_errors=True)
@@ -44,8 +44,8 @@ def new_folder(target: Path) -> Iterator[Path]:
 def new_file(target: Path, *, on_disk: bool = False) -> Iterator[Path]:
     """Yield the path for a new file that replaces `target` if the block succeeds.
 
-    Its folder is made if it is not there. With `on_disk` the content is on the disk before the file takes its
-    place, so that it is whole or missing after a power cut, too. Call `sync_dir` to make the name durable.
+    A missing parent folder is made. With `on_disk` the content reaches the disk before the file replaces
+    `target`, so after a power cut it is whole or missing. Call `sync_dir` to make the name durable.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = _beside(target)
@@ -61,18 +61,15 @@ def new_file(target: Path, *, on_disk: bool = False) -> Iterator[Path]:
 
 
 def write_file(target: Path, content: str | bytes) -> None:
-    """Write a file that readers see whole, old or new; make its folder if needed."""
+    """Write a file atomically, and make its folder if it is missing."""
     with new_file(target) as partial:
         partial.write_bytes(content.encode() if isinstance(content, str) else content)
 
 
 def write_durably(target: Path, content: bytes, mode: int = 0o644) -> None:
     """Write a file like `write_file`; once this returns, the new content survives a crash of the machine."""
-
-    def as_asked(path: str, flags: int) -> int:
-        return os.open(path, flags, mode)
-
-    with new_file(target, on_disk=True) as partial, open(partial, "wb", opener=as_asked) as file:
+    flags = os.O_WRONLY | os.O_CREAT
+    with new_file(target, on_disk=True) as partial, os.fdopen(os.open(partial, flags, mode), "wb") as file:
         file.write(content)
     sync_dir(target.parent)
 

@@ -1,6 +1,6 @@
-"""A part's heartbeat: a file in a private folder, touched each second while the part lives.
+"""Touch a file in a private folder each second while a part of the live loop lives.
 
-The keeper judges by it the parts with an open port, where a stranger could keep the page from answering.
+The keeper watches this file for parts with an open port: a stranger could block their metrics page.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ HEARTBEAT_S: Final = 1.0
 
 
 class Heartbeat:
-    """A file that is written each second with counts of its part."""
+    """A writer of a file with the counts of its part, once a second."""
 
     def __init__(self, file: Path) -> None:
         """Take the file to write."""
         self.file = file
         self._last_s = -HEARTBEAT_S
 
-    def beat(self, said: Callable[[], Mapping[str, int]] = dict) -> None:
-        """Write `said()` as JSON once the last beat is a second old."""
+    def beat(self, counts: Callable[[], Mapping[str, int]] = dict) -> None:
+        """Write `counts()` as JSON if the last beat is at least a second old."""
         if time.monotonic() - self._last_s < HEARTBEAT_S:
             return
         partial = self.file.with_name(f".{self.file.name}")
         try:
-            partial.write_text(json.dumps(said()) + "\n")
+            partial.write_text(json.dumps(counts()) + "\n")
             partial.replace(self.file)
         except OSError:  # the disk is full: touch the existing file instead
             with contextlib.suppress(OSError):

@@ -1,6 +1,6 @@
-"""Find the files of the project that a module needs to run: its imports, lazy ones too, and their sources.
+"""Find the project's files that a module needs to run: its imports, lazy ones too, and their sources.
 
-A stage's dependencies in dvc.yaml and the name of resumable work both come from it, so neither misses a file.
+A stage's dependencies in dvc.yaml and the name of resumable work both come from here, so neither misses one.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def files_of(*modules: str) -> list[Path]:
         if module == "swiftqueue":
             continue  # the package loads nothing by itself
         if parent := module.rpartition(".")[0]:
-            todo.append(parent)  # importing a module runs the packages that it lies in
+            todo.append(parent)  # importing a module runs its packages
         path = _file(module)
         if path is None or path in found or _only_words(path):
             continue
@@ -69,9 +69,9 @@ def _run(node: ast.AST) -> Iterator[ast.AST]:
 def _reads(path: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the modules that a file imports anywhere, and the files that its constants name.
 
-    Files found at run time are named by a constant, too: a pattern (`models/*/network.py`) stands for an
-    import of all files that it matches, a package (`models.loop`) for its modules, a folder with a slash
-    (`loop/`) for the Python files there.
+    Constants also name the files that are found at run time: a pattern (`models/*/network.py`) stands for an
+    import of all matching files, a package (`models.loop`) for its modules, a folder with a slash (`loop/`)
+    for the Python files in it.
     """
     modules: list[str] = []
     files: list[str] = []
@@ -86,10 +86,8 @@ def _reads(path: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
             for part in ast.walk(node.value):
                 if isinstance(part, ast.Constant) and isinstance(part.value, str) and part.value:
                     if part.value.endswith(".py") and "*" in part.value:
-                        found_there = sorted(PROJECT.glob(part.value))
-                        modules += [
-                            ".".join(each.relative_to(PROJECT).with_suffix("").parts) for each in found_there
-                        ]
+                        matching = (each.relative_to(PROJECT) for each in sorted(PROJECT.glob(part.value)))
+                        modules += [".".join(each.with_suffix("").parts) for each in matching]
                         continue
                     folder = path.parent  # for `room/name`, the folder of the rooms
                     if "/" in part.value:

@@ -1,4 +1,4 @@
-"""Read files of one JSON object whose content may be anything: damaged, or written by another program."""
+"""Read files that should hold one JSON object, but may be damaged or written by another program."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Logs of one JSON object a line that several processes append to, and that a full disk may cut short.
+"""Append to logs of one JSON object a line, from several processes, and read them; a line may be cut short.
 
-A full log becomes `.1`, replacing the one before, and a new one begins. Readers read both, which cover over a
-month of rounds five minutes apart.
+A full log is renamed to `.1`, replacing the previous one, and a new log begins. Readers read both, which hold
+over a month of rounds five minutes apart.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ LOG_BYTES: Final = 16 << 20
 
 
 def append(log: Path, entry: Mapping[str, Any], *, sync: bool = False) -> None:
-    """Write an entry in one write, so those of two processes do not mix; `sync` puts it on the disk.
+    """Append an entry in one write, so that two processes do not mix theirs; `sync` forces it to the disk.
 
     Raises:
         OSError: the disk is full; the entry is cut short or missing.

@@ -1,4 +1,4 @@
-"""The one start of Ray: the cluster of `RAY_ADDRESS`, or a local one that asks for a token."""
+"""Start Ray, here and nowhere else: join the cluster of `RAY_ADDRESS`, or start a local one with a token."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from swiftqueue.common.settings import settings, surrounded_by
 from swiftqueue.common.state import make_scratch, private_dir, state_dir
 
 LOOPBACK: Final = "127.0.0.1"
-# Ray replaces a loopback address by that of the machine, and then listens on every interface. This variable
-# says that no other machine is to join; by its name it is for other systems, but it counts on all.
+# Ray replaces a loopback address by the machine's and then listens on every interface. This variable says
+# that no other machine will join; despite its name it works on every system.
 ALONE: Final = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 OBJECT_STORE_BYTES: Final = 128 * 1024 * 1024  # windows are memory-mapped from disk, not shipped through Ray
-# Ray gives a worker 60 s, too few on a busy machine. The 30 s that its Python gives the node itself cannot be
-# changed: hence START_TRIES.
+# Ray waits 60 s for a worker, too little on a busy machine. The 30 s that it waits for the node itself cannot
+# be changed: hence START_TRIES.
 PATIENCE: Final = {"RAY_raylet_start_wait_time_s": "180", "RAY_worker_register_timeout_seconds": "180"}
 
 START_TRIES: Final = 3
@@ -29,10 +29,10 @@ START_TRIES: Final = 3
 
 @contextlib.contextmanager
 def ray_cluster(workers: int) -> Iterator[None]:
-    """Connect to Ray for the block: the cluster in use, or `RAY_ADDRESS`, or a local one of its own.
+    """Connect to Ray for the block: to the cluster in use, to `RAY_ADDRESS`, or to a new local cluster.
 
-    A cluster that was there before stays. A local one listens on loopback, lets in this user and root alone
-    (but for the ingest's port), and asks for a token, which lies in the state folder (mode 600) unless
+    A cluster that existed before is left running. A local one listens on loopback, admits only this user and
+    root (except at the ingest's port), and requires a token, which lies in the state folder (mode 600) unless
     RAY_AUTH_TOKEN is set.
 
     Raises:
@@ -73,7 +73,7 @@ def ray_cluster(workers: int) -> Iterator[None]:
 
 
 def _start_local(**options: Any) -> None:
-    """Start a cluster of this machine: Ray gives its node 30 s, and a busy machine needs further tries.
+    """Start a local cluster; on a busy machine Ray's 30 s for a node may need further tries.
 
     Raises:
         TimeoutError: it did not start.

@@ -1,4 +1,4 @@
-"""A lock that one process of this machine holds; its file names the holder."""
+"""Hold a lock that one process of this machine can have; its file names the holder."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class LockHeldError(OSError):
 def held(
     path: Path, what: str, wait_s: float, waits: Callable[[str], None] = lambda holder: None
 ) -> Iterator[None]:
-    """Hold a lock, waiting for it while its holder may still end by itself.
+    """Hold a lock for the block; wait for it up to `wait_s` seconds, while its holder may still end.
 
     Args:
         path: the lock's file; its folder must exist.
@@ -33,7 +33,7 @@ def held(
         LockHeldError: another process holds it for all of `wait_s`.
     """
     deadline_s, told = time.monotonic() + wait_s, False
-    with open(path, "ab+", buffering=0, opener=_for_us) as lock:
+    with open(path, "ab+", buffering=0, opener=lambda name, flags: os.open(name, flags, 0o600)) as lock:
         while not _try_lock(lock.fileno()):
             holder = os.pread(lock.fileno(), 100, 0).decode(errors="replace") or "unknown"
             if time.monotonic() >= deadline_s:
@@ -45,14 +45,10 @@ def held(
                 waits(holder)
                 told = True
             time.sleep(LOOK_S)
-        with suppress(OSError):  # the disk is full: then nobody reads who holds it
+        with suppress(OSError):  # on a full disk the file does not name the holder
             lock.truncate(0)
             lock.write(str(os.getpid()).encode())
         yield
-
-
-def _for_us(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
 
 
 def _try_lock(file: int) -> bool:

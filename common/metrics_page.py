@@ -1,8 +1,7 @@
 """Serve a page of metrics to Prometheus that slow, idle or many other clients cannot block.
 
-A client has one of MOST_CLIENTS places for MOST_S; when all are taken, a new client gets the place of the one
-that has been there longest. prometheus_client's own server gives each client a thread, for as long as it
-likes.
+A client may stay for MOST_S. When there are MOST_CLIENTS, a new one replaces the oldest. The server of
+prometheus_client itself gives each client a thread for as long as the client likes.
 """
 
 from __future__ import annotations
@@ -18,15 +17,15 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 MOST_CLIENTS: Final = 64
 MOST_S: Final = 10.0  # seconds from connecting to the answer's end; a scrape may ask each Triton meanwhile
-REQUEST_S: Final = 3.0  # seconds of them for the request
+REQUEST_S: Final = 3.0  # seconds of MOST_S in which the request must arrive
 MOST_REQUEST_BYTES: Final = 4096
 BACKLOG: Final = 1024
-AT_ONCE: Final = 32  # clients taken before those that are there have their turn
+AT_ONCE: Final = 32  # clients accepted before the present ones have their turn
 PATH: Final = "/metrics"
 
 
 class _Page:
-    """The page and its clients. All of it runs in the thread of its event loop."""
+    """A page and its clients; every method runs in the thread of the event loop."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry
@@ -51,7 +50,7 @@ class _Page:
                 writer.close()
                 await writer.wait_closed()
         except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, asyncio.CancelledError):
-            pass  # the client was gone, slow, too long, or its place was needed
+            pass  # the client left, was too slow, sent too much, or was replaced
         finally:
             self._there.pop(task, None)
             writer.transport.abort()
@@ -61,7 +60,7 @@ class _Page:
             return _response("405 Method Not Allowed", b"only GET is answered\n")
         if line[1].split(b"?")[0] != PATH.encode():
             return _response("404 Not Found", f"the page is {PATH}\n".encode())
-        if self._made is None or self._made.done():  # clients that come while it is made get the same one
+        if self._made is None or self._made.done():  # clients that arrive meanwhile get the same page
             self._made = asyncio.create_task(asyncio.to_thread(generate_latest, self._registry))
         return _response("200 OK", await asyncio.shield(self._made))
 

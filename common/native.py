@@ -1,4 +1,4 @@
-"""Load the libraries that `make setup` builds from a folder's C++, or fail with one clear line."""
+"""Load libraries that `make setup` builds from a folder's C++, or fail with one clear line."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MAKEFILE: Final = "Makefile"
 
 
 class NotBuiltError(RuntimeError, SystemExit):
-    """A library is missing or older than its sources.
+    """The error for a library that is missing or older than its sources.
 
     Uncaught, it ends the program with its line and status 1, so a stage shows no traceback even while it
     imports.
@@ -29,7 +29,7 @@ class NotBuiltError(RuntimeError, SystemExit):
 
 
 def load(library: Path, sources: Iterable[str], signatures: Signatures) -> ctypes.CDLL:
-    """Load a library of a folder's `_build/`, made from `sources` there; build it first in a fresh checkout.
+    """Load a library from a folder's `_build/`, made from the folder's `sources`; build it first if needed.
 
     Raises:
         NotBuiltError: it is missing or older than a source, and cannot be built here.
@@ -61,7 +61,7 @@ def _build(library: Path) -> None:
 
 
 def build_room(folder: Path, target: str = "all") -> bool:
-    """Build what is out of date of a folder's C++, and print a line; return whether make succeeded."""
+    """Run `make` on a folder's C++, print a line, and return whether it succeeded."""
     if not (folder / MAKEFILE).is_file() or shutil.which("make") is None:
         return False
     print(f"building {folder.name if target == 'all' else Path(target).name}", file=sys.stderr, flush=True)

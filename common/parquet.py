@@ -1,4 +1,4 @@
-"""Read Parquet files that others may have written or a disk damaged."""
+"""Read Parquet files that another program may have written, or a disk damaged."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _REFUSED: Final = (pa.ArrowException, OSError, ValueError, *_POLARS)
 def read_parquet(files: Sequence[Path]) -> pl.DataFrame:
     """Read files of one schema into one table; their columns may stand in any order.
 
-    PyArrow decodes them: on some damaged pages Polars' own reader ends the process (it asks for 2 EiB).
+    PyArrow decodes them: on some damaged pages Polars' own reader ends the process, as it asks for 2 EiB.
 
     Raises:
         ValueError: a file is damaged, or two have other columns; the line names them.

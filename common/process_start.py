@@ -1,4 +1,4 @@
-"""Tell when a process began, by a count that no clock moves."""
+"""Tell when a process began, in ticks since boot, which no change of the clock affects."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 def state_and_start(pid: int) -> tuple[str, int]:
     """Return the state of a process (`Z`: a zombie), and when it began, in ticks since boot.
 
-    psutil's `create_time` is a time of the wall clock as it stands now, so it changes when the clock is set.
+    psutil's `create_time` is a time of the wall clock, so it changes when the clock is set.
 
     Raises:
         ProcessLookupError: there is no such process.

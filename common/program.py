@@ -1,4 +1,4 @@
-"""Run functions as programs: options are parameters, and an expected error is one line."""
+"""Run functions as programs: parameters become options, and an expected error is printed as one line."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ EXPECTED: Final = (ValueError, OSError, RuntimeError)
 
 
 def new_app(about: str | None = None) -> typer.Typer:
-    """Return a typer application like all of ours: plain text, and Python's own tracebacks."""
+    """Return a typer application with plain text and Python's own tracebacks."""
     return typer.Typer(
         no_args_is_help=about is not None,
         add_completion=False,
@@ -38,7 +38,7 @@ def run(name: str, main: Callable[..., None], expected: tuple[type[Exception], .
 
 @contextlib.contextmanager
 def one_line(name: str, expected: tuple[type[Exception], ...] = EXPECTED) -> Iterator[None]:
-    """End the program with one clear line when an expected error comes; report no library's use."""
+    """End the program with one clear line on an expected error, and switch off usage reporting."""
     usage_reporting.switch_off()
     try:
         yield
@@ -47,7 +47,7 @@ def one_line(name: str, expected: tuple[type[Exception], ...] = EXPECTED) -> Ite
 
 
 def _in_words(error: Exception) -> str:
-    """Return an error's message; a system error's has no number, and names the file first."""
+    """Return an error's message; for a system error, the file first and no number."""
     if isinstance(error, OSError) and error.strerror and error.filename is not None:
         return f"{error.filename}: {error.strerror}"
     return str(error)

@@ -8,7 +8,7 @@ from typing import Final
 from urllib.parse import quote, quote_plus, unquote, urlsplit
 
 HIDDEN: Final = "***"
-# The match ends at the last @ of the word: a password may hold one itself, though it ought to be quoted.
+# The match ends at the last @ of the word, since a password may hold one, though it should be quoted.
 _USERINFO: Final = re.compile(r"(?<=://)[^\s'\"<>]*@")
 _QUERY: Final = re.compile(
     r"(?<=[?&;])([^=&;\s'\"]*(?:pass|pwd|token|secret|key|sig|cred|auth)[^=&;\s'\"]*=)[^&;\s'\"<>]*",
@@ -36,7 +36,7 @@ def redacted(text: str) -> str:
 
 
 def _known() -> list[str]:
-    """Return the secrets of our environment, plain and as an address quotes them, longest first."""
+    """Return the secrets in our environment, plain and as addresses quote them, longest first."""
     found = {os.environ.get(name, "") for name in _SECRETS}
     for name in _ADDRESSES:
         try:

@@ -7,6 +7,6 @@ import time
 
 
 def say(line: str) -> None:
-    """Print a line with its time; if the disk is full the line is lost, and the program goes on."""
+    """Print a line with its time; on a full disk the line is lost and the program goes on."""
     with contextlib.suppress(OSError):
         print(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}", flush=True)

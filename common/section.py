@@ -1,6 +1,6 @@
-"""The base of all sections of params.yaml; a wrong value is one line that names it and the allowed values.
+"""Define the base of all sections of params.yaml; a wrong value is one line with the allowed values.
 
-A section is a subclass; its checks, its types and its part of docs/PARAMETERS.md come from its fields.
+A section is a subclass. Its checks, its types and its part of docs/PARAMETERS.md come from its fields.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def read(path: Path, wanted: type[S]) -> S:
     """Return one section of a parameter file, checked.
 
     Raises:
-        ValueError: the file or the section is missing, or a value cannot be; the line names it.
+        ValueError: the file or the section is missing, or a value is invalid; the line names it.
     """
     sections = read_all(path)
     values = sections.get(wanted.section)
@@ -58,7 +58,7 @@ def read(path: Path, wanted: type[S]) -> S:
 def read_all(path: Path) -> dict[str, Any]:
     """Return the sections of a parameter file unchecked.
 
-    It is YAML 1.2, as DVC reads and writes it: `1e-05` is a number there, and `off` a word.
+    The file is YAML 1.2, as DVC reads and writes it, where `1e-05` is a number and `off` is a word.
 
     Raises:
         ValueError: it is missing, or not a YAML mapping.

@@ -1,7 +1,7 @@
-"""The settings of this installation: where its parts are, and which ports and secrets they have.
+"""Define the settings of this installation: where its parts are, and which ports and secrets they have.
 
-Each setting is a field; its variable is SWIFTQUEUE_ and the field's name in capitals. An empty one is unset.
-docs/SETTINGS.md is made from them: `python -m swiftqueue.common.settings > docs/SETTINGS.md`.
+Each setting is a field. Its environment variable is SWIFTQUEUE_ and the field's name in capitals; an empty
+variable counts as unset. `python -m swiftqueue.common.settings > docs/SETTINGS.md` writes the reference page.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ class Settings(BaseSettings):
     """Seconds of traffic after which a head may be put back at the earliest."""
     ingest_rate_mb: Annotated[int, Field(ge=1, le=1 << 20)] = 16
     """MiB/s of a sender's batches that each replica takes: 28 times the rate of a sender of 100 Mbit/s.
-        After ten seconds above it, batches get 429."""
+    After ten seconds above it, batches get 429."""
 
 
 def settings() -> Settings:
@@ -202,16 +202,14 @@ def _read(_: tuple[tuple[str, str], ...]) -> Settings:
     except ValidationError as error:
         first = error.errors()[0]
         name = {_key(one): one for one in Settings.model_fields}[str(first["loc"][0])]
-        raise ValueError(f"{variable(name)}={first['input']!r}: it must be {_values(name)}") from None
+        raise ValueError(
+            f"{variable(name)}={first['input']!r}: it must be {allowed(_schema(name))}"
+        ) from None
 
 
 def _key(name: str) -> str:
     """Return the name of a setting in pydantic's errors and schema."""
     return str(Settings.model_fields[name].validation_alias or name)
-
-
-def _values(name: str) -> str:
-    return allowed(_schema(name))
 
 
 def _schema(name: str) -> dict[str, Any]:
@@ -222,7 +220,7 @@ def _schema(name: str) -> dict[str, Any]:
 
 
 def reference() -> str:
-    """Return docs/SETTINGS.md: every setting, its values, its default, its meaning."""
+    """Return docs/SETTINGS.md: every setting with its values, default and meaning."""
     lines = [
         "# Settings",
         "",

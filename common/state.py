@@ -1,8 +1,7 @@
-"""The folders of run-time state, below the folder that SWIFTQUEUE_STATE names.
+"""Find and make the folders of run-time state, below the folder that SWIFTQUEUE_STATE names.
 
-An experiment of DVC uses the project's, wherever it runs.
-
-Private state lies in folders of mode 0700 (`private_dir`) and files of mode 0600 (`secret`).
+An experiment of DVC uses the project's state, wherever it runs. Private state lies in folders of mode 0700
+(`private_dir`) and files of mode 0600 (`secret`).
 """
 
 from __future__ import annotations
@@ -100,9 +99,9 @@ def users_umask() -> int:
 
 
 def secret(name: str) -> str:
-    """Return the secret NAME of this installation (`var/secrets/NAME`), made at the first call.
+    """Return the secret `name` of this installation (`var/secrets/NAME`), which the first call makes.
 
-    Where SWIFTQUEUE_SECRETS names a folder, such as one of Kubernetes, it is read there and never made.
+    If SWIFTQUEUE_SECRETS names a folder, such as one of Kubernetes, the secret is read there and never made.
 
     Raises:
         OSError: it cannot be made, or others may read it; the message says what to do.
@@ -111,7 +110,7 @@ def secret(name: str) -> str:
 
 
 def secret_file(name: str) -> Path:
-    """Return the path of secret NAME, for a program that reads it itself; raises as `secret`."""
+    """Return the path of a secret, for a program that reads it itself; raises as `secret`."""
     if folder := settings().secrets:
         path = folder / name
         if not path.read_text().strip():
@@ -125,7 +124,7 @@ def secret_file(name: str) -> Path:
             file.flush()
             os.fsync(file.fileno())
         try:
-            os.link(partial, path)  # it is whole, and of two made at once the first stays
+            os.link(partial, path)  # the file is whole, and if two are made at once the first stays
         except FileExistsError:
             pass
         finally:
@@ -146,11 +145,11 @@ def scratch() -> Path:
 
 
 def make_scratch() -> Path:
-    """Make that folder, for this user alone, and return it.
+    """Make the folder of `scratch`, for this user alone, and return it.
 
-    The path of a socket has 107 bytes at most. If the state folder's path is too long, the folder is a new
-    one below `/tmp` with a random name, and `run` in the state folder is a link to it. `XDG_RUNTIME_DIR` will
-    not do: it goes when its user logs out, and lies in memory, which logs fill.
+    The path of a socket has at most 107 bytes. If the state folder's path is too long, the folder is a new
+    one below `/tmp` with a random name, and `run` in the state folder is a link to it. `XDG_RUNTIME_DIR` does
+    not serve: it disappears when its user logs out, and lies in memory, which logs would fill.
 
     Raises:
         OSError: it cannot be made, belongs to another user, or its path is too long.
@@ -185,14 +184,14 @@ def make_scratch() -> Path:
 
 
 def drop_scratch() -> None:
-    """Remove that folder with its content, and the link to it."""
+    """Remove the folder of `scratch` with its content, and the link to it."""
     shutil.rmtree(scratch(), ignore_errors=True)
     if (own := state_dir() / RUN).is_symlink():
         own.unlink(missing_ok=True)
 
 
 def _is_ours(folder: Path) -> bool:
-    """Return whether it is a folder of this user that nobody else may enter."""
+    """Return whether `folder` is one of this user that nobody else may enter."""
     try:
         found = folder.lstat()
     except FileNotFoundError:
@@ -212,7 +211,7 @@ def _held(folder: Path) -> Iterator[None]:
 
 
 def stranger_listens(port: int | None) -> bool:
-    """Return whether another user of this machine listens at a port, and would get our secrets.
+    """Return whether another user of this machine listens at a port and would receive our secrets.
 
     An IPv6 socket may take IPv4 connections too, and `localhost` may mean either: proc_net(5).
     """

@@ -12,14 +12,14 @@ from swiftqueue.common.settings import settings, variable
 
 
 def storage() -> Storage | None:
-    """Return the storage that the setting names, or None."""
+    """Return the storage that SWIFTQUEUE_STORAGE names, or None."""
     uri = settings().storage
     return Storage(uri.rstrip("/")) if uri else None
 
 
 @dataclass(frozen=True)
 class Storage:
-    """A place in a bucket. Its users need its key and address (AWS_*, AWS_ENDPOINT_URL).
+    """A place in a bucket; its users need the bucket's key and address (AWS_*, AWS_ENDPOINT_URL).
 
     Raises:
         ConnectionError: in each method, if the storage does not answer, or refuses.

@@ -1,7 +1,7 @@
-"""The one place where the usage reporting of every dependency is switched off.
+"""Switch off the usage reporting of every dependency, here and nowhere else.
 
-The CLI, each stage's main and the tests call it before they import anything heavy. A value that the user
-has set already stays.
+The command line, each stage's `main` and the tests call it before they import anything heavy. A value that
+the user has set already stays.
 """
 
 from __future__ import annotations
@@ -21,6 +21,6 @@ SETTINGS: Final = {
 
 
 def switch_off() -> None:
-    """Set every opt-out of `SETTINGS` in this process and the ones it starts."""
+    """Set every opt-out of `SETTINGS` for this process and those that it starts."""
     for name, value in SETTINGS.items():
         os.environ.setdefault(name, value)

@@ -1,4 +1,4 @@
-"""From traces or live telemetry to packet tables, events and windows, the models' inputs."""
+"""Turn traces and live telemetry into packet tables, events and windows, which are the models' inputs."""
 
 from pathlib import Path
 from typing import Final

@@ -16,9 +16,9 @@ from swiftqueue.laboratory.report import looks
 from swiftqueue.laboratory.report.comparison import Place
 from swiftqueue.laboratory.runs import execution, experience, programs, results, rows
 from swiftqueue.laboratory.runs.resolve import (
-    Asked,
     Cell,
     Model,
+    PlannedRun,
     cells,
     check_tables,
     control_of,
@@ -32,7 +32,7 @@ from swiftqueue.laboratory.scenarios.files import check_points, environment_at, 
 from swiftqueue.laboratory.scenarios.schema import TRAINING_SEEDS_FROM, Scenario
 
 DEPENDENT: Final = ("random", "placebo")  # on another run's result
-SCENARIO: Final = "scenario"  # which names the share that control random moves
+SCENARIO: Final = "scenario"  # the scenario names the share that control random moves
 NO_MODEL: Final = "no --artifact was given; train one with `swiftqueue lab train`"
 NO_CHOICE: Final = "the captured sender has no L4S flow to choose for"
 LEFT_OUT: Final = "left out by --controls"
@@ -41,18 +41,17 @@ POINT_LEFT_OUT: Final = "left out by --points"
 
 @dataclass(frozen=True)
 class Request:
-    """What `lab run` was asked for; None is the scenario's own."""
+    """The options of `lab run`; None takes the scenario's own value."""
 
     scenarios: list[str]
     seeds: int | None = None
     seconds: float | None = None
     artifact: str | None = None  # a folder, or `champion`
     truth: bool = False
-    controls: Sequence[str] | None = None  # to run; of the scenario's others, only what was run before counts
+    # Controls, and patterns of points, to run; of the scenario's others, only what was run before counts.
+    controls: Sequence[str] | None = None
     pcap: bool = False
-    points: Sequence[str] | None = (
-        None  # patterns of the points to run; of others, only what was run before counts
-    )
+    points: Sequence[str] | None = None
     until_settled: bool = False  # a place gets further seeds only until its change is settled
 
 
@@ -183,7 +182,7 @@ class _Laboratory:
         self.truth = request.truth
         self.outputs = [name for name in ("pcap", "truth") if getattr(request, name)]
         self.until_settled = request.until_settled
-        self.settled: set[Place] = set()  # which get no further seeds
+        self.settled: set[Place] = set()  # places that get no further seeds
         self.look: dict[str, int] = {}  # how many seeds of a scenario are run by now; not there: all
 
     def rounds(self) -> Iterator[None]:
@@ -202,13 +201,13 @@ class _Laboratory:
         print("\n".join(looks.said(found)))
 
     def _is_due(self, cell: Cell) -> bool:
-        """Whether a cell is of this round."""
+        """Return whether a cell belongs to this round."""
         if cell.scenario not in self.look:
             return True
         seeds = self.scenarios[cell.scenario].seeds[: self.look[cell.scenario]]
         return cell.seed in seeds and Place(cell.scenario, cell.point, cell.profile) not in self.settled
 
-    def asked(self, *, dependent: bool) -> list[Asked]:
+    def asked(self, *, dependent: bool) -> list[PlannedRun]:
         """Return what is to be run, seed by seed: what needs another run's result, or all else."""
         return [
             self._unless_left_out(scenario, cell)
@@ -217,14 +216,14 @@ class _Laboratory:
             if (cell.control in DEPENDENT) == dependent and self._is_due(cell)
         ]
 
-    def missing(self, asked: list[Asked]) -> bool:
-        """Whether any run has no result yet."""
+    def missing(self, asked: list[PlannedRun]) -> bool:
+        """Return whether any run has no result yet."""
         keys = {identity(one.run, self.build) for one in asked if one.run is not None}
         return not all(execution.is_complete(self.output, key) for key in keys)
 
-    def run(self, asked: list[Asked], title: str) -> int:
+    def run(self, asked: list[PlannedRun], title: str) -> int:
         """Run what has no result yet, keep all results, and return how many runs failed."""
-        waiting: dict[str, list[Asked]] = {}
+        waiting: dict[str, list[PlannedRun]] = {}
         for one in asked:
             if one.run is not None:
                 waiting.setdefault(identity(one.run, self.build), []).append(one)
@@ -248,12 +247,12 @@ class _Laboratory:
         execution.run_all(self.program, self.output, jobs, done, title)
         return len(failures)
 
-    def _job(self, key: str, one: Asked) -> execution.Job:
+    def _job(self, key: str, one: PlannedRun) -> execution.Job:
         folder = one.model.folder if one.model else None
         record = execution.folder_of(self.output, one.record) / execution.DECISIONS if one.record else None
         return execution.Job(key, one.run or {}, folder, record)
 
-    def _unless_left_out(self, scenario: Scenario, cell: Cell) -> Asked:
+    def _unless_left_out(self, scenario: Scenario, cell: Cell) -> PlannedRun:
         """Return it as not to be run if the command leaves it out and it has no result yet."""
         if not is_named(cell.point, self.points):
             reason = POINT_LEFT_OUT
@@ -261,40 +260,41 @@ class _Laboratory:
             reason = LEFT_OUT
         else:
             return self._asked(scenario, cell)
-        with contextlib.suppress(ValueError):  # what it replays may not be here
+        with contextlib.suppress(ValueError):  # the run that it replays may not be here
             one = self._asked(scenario, cell)
             if one.run is not None and execution.is_complete(self.output, identity(one.run, self.build)):
                 return one
-        return Asked(cell, None, reason)
+        return PlannedRun(cell, None, reason)
 
-    def _asked(self, scenario: Scenario, cell: Cell) -> Asked:
+    def _asked(self, scenario: Scenario, cell: Cell) -> PlannedRun:
         environment = environment_at(scenario, cell.point, f"{cell.scenario}.yaml")
         disc = environment.without_view()
         if cell.control in VIEWED_BY and disc is not None:
-            return Asked(cell, None, f"{disc} gives no view of its queues")
+            return PlannedRun(cell, None, f"{disc} gives no view of its queues")
         if cell.control != "default" and not environment.chooses():
-            return Asked(cell, None, NO_CHOICE)
+            return PlannedRun(cell, None, NO_CHOICE)
         model = self._model(cell)
         share, share_of, record = 0.0, None, None
         if cell.control in ("model", "anchor") and model is None:
-            return Asked(cell, None, self._why_no_model(cell))
+            return PlannedRun(cell, None, self._why_no_model(cell))
         if cell.control == "random" and (given := environment.controls.random.share) is not None:
             share, share_of = given, SCENARIO
         elif cell.control == "random":
             found = self._share(cell)
             if found is None:
-                return Asked(cell, None, "nothing says which share to move: neither model nor oracle was run")
+                reason = "nothing says which share to move: neither model nor oracle was run"
+                return PlannedRun(cell, None, reason)
             share, share_of = found
         if cell.control == "placebo" and (record := self._record(scenario, cell)) is None:
-            return Asked(cell, None, "the model, whose decisions it repeats, was not run")
+            return PlannedRun(cell, None, "the model, whose decisions it repeats, was not run")
         control = control_of(environment, cell.control, model=model, share=share, record=record or "")
         run = resolve(scenario, cell, control, self.outputs)
         if record is not None and not self._is_repeatable(record, run):
-            return Asked(cell, None, "the model's run, whose decisions it repeats, is not at hand")
-        return Asked(cell, run, model=model, share_of=share_of, record=record)
+            return PlannedRun(cell, None, "the model's run, whose decisions it repeats, is not at hand")
+        return PlannedRun(cell, run, model=model, share_of=share_of, record=record)
 
     def _model(self, cell: Cell) -> Model | None:
-        """The model that drives a cell's control, or None."""
+        """Return the model that drives a cell's control, or None."""
         asks = cell.control in ("model", "anchor")
         model = model_at(self.models, cell.point, cell.profile) if asks else None
         if model is None or cell.control == "model":
@@ -309,17 +309,17 @@ class _Laboratory:
         return f"--artifact has no {cell.profile}/" if self.models else NO_MODEL
 
     def _record(self, scenario: Scenario, cell: Cell) -> str | None:
-        """Identity of the model's run in the same cell; None without a model."""
+        """Return the identity of the model's run in the same cell; None without a model."""
         one = self._asked(scenario, replace(cell, control="model"))
         return identity(one.run, self.build) if one.run is not None else None
 
     def _is_repeatable(self, record: str, run: Mapping[str, Any]) -> bool:
-        """Whether the decisions of a run are there, or the run that repeats them has its result already."""
+        """Return whether a run's decisions are there, or the run that repeats them has its result already."""
         decisions = execution.folder_of(self.output, record) / execution.DECISIONS
         return decisions.is_file() or execution.is_complete(self.output, identity(run, self.build))
 
     def _share(self, cell: Cell) -> tuple[float, str] | None:
-        """Share that the model (or else the oracle) moved in the same cell, in this program's run.
+        """Return the share that the model (or else the oracle) moved in the same cell, in this program's run.
 
         None where neither has a result, or no L4S packet was sent.
         """
@@ -334,7 +334,7 @@ class _Laboratory:
                     return float(moved), control
         return None
 
-    def _rows(self, key: str, ones: list[Asked]) -> list[dict[str, object]]:
+    def _rows(self, key: str, ones: list[PlannedRun]) -> list[dict[str, object]]:
         folder = execution.folder_of(self.output, key)
         if self.truth and not (folder / execution.TRUTH_PARQUET).is_file():
             from swiftqueue.feature_store.packets.truth import TRUTH, write_truth
@@ -343,11 +343,11 @@ class _Laboratory:
             (folder / TRUTH).unlink()
         return [self._row(key, one) for one in ones]
 
-    def _row(self, key: str, one: Asked) -> dict[str, Any]:
+    def _row(self, key: str, one: PlannedRun) -> dict[str, Any]:
         folder = execution.folder_of(self.output, key)
         return rows.complete(one, self.scenarios[one.cell.scenario], key, self.build, folder)
 
-    def _not_run(self, one: Asked, reason: str) -> dict[str, Any]:
+    def _not_run(self, one: PlannedRun, reason: str) -> dict[str, Any]:
         return rows.not_run(one, self.scenarios[one.cell.scenario], reason)
 
     def _keep(self, new: list[dict[str, object]]) -> None:

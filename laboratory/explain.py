@@ -52,7 +52,7 @@ class Tail:
     p99_ms: float
     packets: int
     episodes: int
-    seconds: float  # that the episodes last, together
+    seconds: float  # length of all episodes together
     largest: float  # share of these packets in the largest episode
 
 
@@ -122,7 +122,7 @@ def errors(
     Args:
         truth_N: `truth.npy` of the run (simulation/doc/lab.md).
         questions_B: its `questions.npy`.
-        receivers: of each of S1's flows.
+        receivers: the receiver of each of S1's flows.
         warmup_ns: packets that left before are left out.
         forward: predictions in us, of windows.
     """
@@ -181,9 +181,7 @@ def _predictions(
     A candidate is the next packet of its flow among the eight that left. The questions number the flows as
     their packets came; the first candidate is the packet that is about to leave, and so names its flow.
     """
-    named = {
-        int(question["flow"][0]): int(truth_N["flow"][question["first_packet"]]) for question in questions_B
-    }
+    named = {int(one["flow"][0]): int(truth_N["flow"][one["first_packet"]]) for one in questions_B}
     index, predicted = [], []
     for question in questions_B[questions_B["windows"] == 2]:
         first = int(question["first_packet"])

@@ -1,4 +1,1 @@
-"""Forecasts of latency: `networks`, their `training`, their `scoring` and the `registry` of versions.
-
-Files beside them belong to several rooms.
-"""
+"""Forecast latency: `networks`, their `training`, their `scoring` and the `registry` of versions."""

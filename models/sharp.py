@@ -1,4 +1,4 @@
-"""The definition of a sharp change of latency, and of a late packet, for the loss and the scores.
+"""Define a sharp change of latency, and a late packet, for the loss and the scores.
 
 Shapes: N windows in send order, or packets; H horizon (8 packets).
 """
@@ -19,9 +19,9 @@ class Change(Section):
 
     section: ClassVar = "change"
     least_ms: Above0
-    """Smallest change in milliseconds."""
+    """Smallest number of milliseconds of a change."""
     least_share: Above0
-    """Smallest change as a share of the latency before it; both must hold."""
+    """Smallest change as a share of the latency before it; both limits must hold."""
 
     @property
     def least_us(self) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final
@@ -36,6 +36,7 @@ from swiftqueue.models.scoring.predictions import (
     PRETRAINED,
     TREES,
     TREES_CONTINUED,
+    VIRTUAL_QUEUES,
     TracePredictions,
 )
 from swiftqueue.models.scoring.verdict import verdict
@@ -43,8 +44,10 @@ from swiftqueue.models.sharp import Change, change_of
 from swiftqueue.models.training.head import FinetuneParams
 from swiftqueue.models.training.protocol import ROUND_S
 from swiftqueue.models.trees.forecaster import Trees, TreesParams
+from swiftqueue.models.virtual_queue.forecaster import Rates, VirtualQueue, VirtualQueueParams
 from swiftqueue.pipelines.stage import Given, run_stage
 
+RATES: Final[Sequence[Rates]] = ("fitted", "online")  # of the two virtual queues
 BY_ROUND: Final = ("average_precision", "mae_ms")  # scores that are logged by round
 
 
@@ -83,9 +86,13 @@ def evaluate(
     progress("training the baselines")
     parts = lessons(list(traces.values()))
     trees = Trees.fit(parts, TreesParams(rounds=params.xgboost_rounds), params.seed, progress)
-    repeated = {
+    rules: dict[str, Forecaster] = {
         name: RepeatedLatency.fit(parts, RepeatedParams(input=latency), params.seed, progress)
         for name, latency in {EWMA: "mean8_latency_flow_us", **LAST_VISIBLE}.items()
+    }
+    rules |= {
+        name: VirtualQueue.fit(parts, VirtualQueueParams(rates=rates), params.seed, progress)
+        for name, rates in zip(VIRTUAL_QUEUES, RATES, strict=True)
     }
     how = FinetuneParams(  # the trees use none of these: a round adds trees
         seed=params.seed, workers=1, epochs=1, batch_size=1, learning_rate=1.0, sharp_weight=1.0
@@ -102,7 +109,7 @@ def evaluate(
             PRETRAINED: (ours, UNTUNED),
             TREES: (grown, UNTUNED),
             TREES_CONTINUED: (grown, TUNED),
-            **{name: ({-1: one}, UNTUNED) for name, one in repeated.items()},
+            **{name: ({-1: one}, UNTUNED) for name, one in rules.items()},
         }
         predictions.append(predict_trace(trace, methods, params.round_s, progress))
     progress("scores")

@@ -42,9 +42,8 @@ def main(
     null = None if sender == "None" else sender  # DVC writes null as None
     given: Any = {"file": file, "sender": null, "latency": latency}
     named = ExtractParams(traces={trace: given | {"protocol": protocol}}).traces[trace]
-    print(
-        summary_line(extract_trace(ExtractJob(Path(named.file), trace, named.sender, named.latency), output))
-    )
+    job = ExtractJob(Path(named.file), trace, named.sender, named.latency)
+    print(summary_line(extract_trace(job, output)))
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ from swiftqueue.models.networks import artifact
 from swiftqueue.models.networks.parameters import Level
 from swiftqueue.models.registry import gate
 from swiftqueue.models.registry.bars import Verdict
-from swiftqueue.models.registry.entering import enter, told
+from swiftqueue.models.registry.entering import enter, outcome_line
 from swiftqueue.models.registry.lineage import packet_sets
 from swiftqueue.models.registry.register_params import RegisterParams
 from swiftqueue.models.registry.registry import Registry
@@ -208,7 +208,7 @@ def main(
         lock=params.with_name("dvc.lock"),
     )
     write_file(output, json.dumps(result, indent=1) + "\n")
-    print(told(result))
+    print(outcome_line(result))
 
 
 if __name__ == "__main__":

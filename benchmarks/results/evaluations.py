@@ -14,7 +14,7 @@ from swiftqueue.models.scoring.predictions import FINETUNED, METHODS
 FILE: Final = Path("docs/results/evaluations.json")
 LATE: Final = ("average_precision", "average_precision_95", "recall_at_false_alarms")
 ERROR: Final = ("mae_ms", "mae_ms_95", "p99_ms", "log_mae")
-CHOICE: Final = ("n", "never_ms", "always_ms")  # what no method changes
+CHOICE: Final = ("n", "never_ms", "always_ms")  # scores that are the same for every method
 REGRET: Final = ("regret_ms", "regret_ms_95")
 DIGITS: Final = 6
 
@@ -30,10 +30,9 @@ def taken(path: Path) -> dict[str, Any]:
     try:
         pooled = scores["all"]
         late, choice = (pooled[FINETUNED]["acked"][group] for group in ("late", "choice"))
+        about = ("protocol", "seed", "traces", "false_alarm_rate")
         return {
-            "about": {
-                key: scores["about"][key] for key in ("protocol", "seed", "traces", "false_alarm_rate")
-            },
+            "about": {key: scores["about"][key] for key in about},
             "n": pooled[FINETUNED]["acked"]["n"],
             "n_late": late["n_late"],
             "base_rate": round(late["base_rate"], DIGITS),

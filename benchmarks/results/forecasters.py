@@ -13,13 +13,12 @@ from swiftqueue.benchmarks.published import check, entries_of, origin
 from swiftqueue.common.atomic import write_file
 from swiftqueue.common.json_file import read_object
 from swiftqueue.laboratory.report import tables as lab
-from swiftqueue.models.scoring.choice import RULES, rule_name
 from swiftqueue.models.scoring.intervals import estimate
 
 FILE: Final = Path("docs/results/forecasters.json")
 # Alike in two summaries of the same packets, each known at the same moment and scored alike.
 SAME_PACKETS: Final = (
-    *("traces", "protocol", "within_training", "told", "visibility", "change", "round_s", "explored", "also"),
+    *("traces", "protocol", "within_training", "told", "visibility", "change", "round_s", "also"),
     *("n", "n_late"),
 )
 NEEDED: Final = {"traces", "protocol", "within_training", "against", "n", "n_late", "base_rate", "variants"}
@@ -38,12 +37,8 @@ JUDGED_SCORES: Final = (
     ("mae_ms", "MAE, ms", 2),
     (REGRET, "regret, ms", 2),
 )
-CHALLENGER: Final = "event-stream"
 # Traces with three receivers, on which the choice between the queues is scored (docs/results/choice.md).
 CHOICES: Final = ("web", "web-varying", "video", "video-varying")
-TRIED_RULE: Final = 0.4  # the best one on web
-TOLD: Final = {"all": "", "flows": "-flows", "first": "-first"}  # what ends an entry's name
-SELECTIVE: Final = "-selective"  # likewise, of latencies by selective ACKs too
 CHOICE_HEAD: Final = [
     "trace",
     "variant",
@@ -55,10 +50,9 @@ CHOICE_HEAD: Final = [
     "AP late",
     "MAE, ms",
 ]
-TOLD_HEAD: Final = ["trace", "told of packets 2 to 8", "AP late", "MAE, ms", "regret, ms"]
 SETTLED: Final = ("**better**", "**worse**")
 TIE_PRECISION: Final = 0.02
-TIE_ERROR: Final = 0.02  # of the other's error
+TIE_ERROR: Final = 0.02  # share of the other forecaster's error
 
 
 def load(root: Path) -> dict[str, Any]:
@@ -93,14 +87,14 @@ def take(name: str, scores: Path, path: Path = FILE) -> str:
 
 
 def _differs(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
-    """In what two summaries are not of the same packets; empty where they are."""
+    """Return the first field in which two summaries differ in their packets; empty where they do not."""
     if bool(old.get("choice")) != bool(new.get("choice")):
         return "choice"
     return next((key for key in SAME_PACKETS if old.get(key) != new.get(key)), "")
 
 
 def _joined(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
-    """The entry with the variants that are new to it, or were measured again; its reference stays.
+    """Return the entry with the variants that are new to it or were measured again; its reference stays.
 
     Differences from the reference are left out of them: they are from another run of it.
     """
@@ -118,7 +112,7 @@ def _joined(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def measured(one: Mapping[str, Any]) -> str:
-    """What was measured, on what, when."""
+    """Return a sentence that says what was measured, on which traces and when."""
     where = "the last third of the training slices" if one["within_training"] else "all test slices"
     return (
         f"Measured on {one['date']} at commit `{one['commit']}`, on {one['machine']}. Traces "
@@ -174,14 +168,12 @@ def beside_layers(published: Mapping[str, Any]) -> list[str]:
 def _pairs(
     published: Mapping[str, Any], draws: Sequence[str], challenger: str, key: str, other: str
 ) -> list[tuple[float, float]]:
-    """A score of the challenger and of another one on each draw, heads tuned."""
+    """Return a score of the challenger and of another forecaster on each draw, with tuned heads."""
     of = [entry(published, name)["variants"] for name in draws]
     if any(not {challenger, other} <= set(variants) for variants in of):
         raise ValueError(f"{FILE} has no {challenger} beside {other} on each of {', '.join(draws)}")
-    return [
-        (float(each[challenger]["tuned"][key]["mean"]), float(each[other]["tuned"][key]["mean"]))
-        for each in of
-    ]
+    tuned = ([float(each[name]["tuned"][key]["mean"]) for name in (challenger, other)] for each in of)
+    return [(ours, others) for ours, others in tuned]
 
 
 def _over(pairs: Sequence[tuple[float, float]], key: str, digits: int) -> str:
@@ -203,7 +195,7 @@ def _judged(key: str, ends: Sequence[Sequence[float] | None], theirs: float) -> 
 
 
 def verdict(ends: Sequence[Sequence[float] | None], tie: float, *, lower_is_better: bool) -> str:
-    """`better` or `worse` where all intervals of a difference agree, `no worse` where none leaves the tie."""
+    """Return `better` or `worse` where all intervals agree, `no worse` where none leaves the tie."""
     gains = [sorted(-end for end in each) if lower_is_better else list(each) for each in ends if each]
     if len(gains) < len(ends):
         return "not settled"
@@ -214,27 +206,17 @@ def verdict(ends: Sequence[Sequence[float] | None], tie: float, *, lower_is_bett
     return "no worse" if all(low >= -tie for low, _ in gains) else "not settled"
 
 
-def choice_entry(kind: str, told: str = "all") -> str:
-    """Name of what is published of a kind of trace with three receivers."""
-    return f"choice-{kind}{TOLD[told]}"
+def choices(published: Mapping[str, Any]) -> list[str]:
+    """Return how well each variant chooses between the queues: a line for each kind of trace and variant.
 
-
-def calibration_entry(kind: str) -> str:
-    """Name of what is published of quantiles, calibrated and not, on such a kind."""
-    return f"calibration-{kind}"
-
-
-def choices(published: Mapping[str, Any], acks: str = "") -> list[str]:
-    """A line for each kind of trace and variant: how well it chooses between the queues, with tuned heads.
-
-    `acks` ends the entries' names: SELECTIVE, or none where latencies are of cumulative ACKs.
+    Heads are tuned, and latencies are those of selective ACKs.
 
     Raises:
         ValueError: a kind is not published.
     """
     lines = lab.head_of(CHOICE_HEAD)
     for kind in CHOICES:
-        one = entry(published, choice_entry(kind) + acks)
+        one = entry(published, f"choice-{kind}-selective")
         never, always = one["choice"]["never_ms"], one["choice"]["always_ms"]
         lines.append(lab.row_of([kind, "never move", "", f"{never:.2f}", *[""] * 5]))
         lines.append(lab.row_of([kind, "always move", "", f"{always:.2f}", *[""] * 5]))
@@ -257,97 +239,8 @@ def choices(published: Mapping[str, Any], acks: str = "") -> list[str]:
     return lines
 
 
-@dataclass(frozen=True)
-class Covered:
-    """Coverage of a variant's levels on a kind of trace, by one of its heads."""
-
-    kind: str
-    variant: str
-    seeds: int
-    form: str
-    levels: Sequence[float]
-    shares: Sequence[float]  # of the latencies, at or below each level
-    pinball: Mapping[str, Any]
-
-    @property
-    def off_points(self) -> float:
-        """Mean distance of the shares from their levels, in percentage points."""
-        away = [abs(share - level) for share, level in zip(self.shares, self.levels, strict=True)]
-        return 100 * sum(away) / len(away)
-
-
-def covered(published: Mapping[str, Any]) -> list[Covered]:
-    """Coverage of every variant with quantiles, by kind of trace.
-
-    Raises:
-        ValueError: a kind is not published, or nobody has quantiles there.
-    """
-    found = []
-    for kind in CHOICES:
-        for name, variant in entry(published, calibration_entry(kind))["variants"].items():
-            for form in ("tuned", "pretrained"):
-                scores = variant[form]
-                if "coverage" not in scores:
-                    raise ValueError(f"{FILE}: {calibration_entry(kind)}: {name} has no quantiles")
-                levels, shares = (scores["coverage"][key] for key in ("levels", "share"))
-                one = Covered(kind, name, variant["seeds"], form, levels, shares, scores["pinball_ms"])
-                found.append(one)
-    return found
-
-
-def coverages(published: Mapping[str, Any]) -> list[str]:
-    """A line for each kind of trace, variant and head: the share of latencies up to each level.
-
-    Raises:
-        ValueError: as `covered`.
-    """
-    found = covered(published)
-    levels = [f"{100 * level:g} %" for level in found[0].levels]
-    head = ["trace", "variant", "seeds", "head", *levels, "off, points", "pinball, ms", DIFFERENCE]
-    lines = lab.head_of(head)
-    for one in found:
-        shares = [f"{100 * share:.1f}" for share in one.shares]
-        said = [one.kind, f"`{one.variant}`", str(one.seeds), one.form, *shares, f"{one.off_points:.1f}"]
-        lines.append(lab.row_of([*said, *_beside(one.pinball, 3)]))
-    return lines
-
-
-def sooner(published: Mapping[str, Any]) -> list[str]:
-    """A line for each kind of trace and variant: its probability that the classic queue is faster.
-
-    Raises:
-        ValueError: a kind is not published.
-    """
-    rules = [f"from {100 * rule:.0f} %" for rule in RULES]
-    head = ["trace", "variant", "seeds", "Brier", "of the share", *rules]
-    lines = lab.head_of([*head, f"{100 * TRIED_RULE:.0f} less 50 %"])
-    for kind in CHOICES:
-        for name, variant in entry(published, calibration_entry(kind))["variants"].items():
-            scores = variant["tuned"]
-            briers = [number(scores[key], 3) for key in ("brier", "brier_of_share")]
-            regrets = [number(scores[rule_name(rule)], 2) for rule in RULES]
-            less = _beside(scores[rule_name(TRIED_RULE)], 2, "less_even")[1]
-            lines.append(lab.row_of([kind, f"`{name}`", str(variant["seeds"]), *briers, *regrets, less]))
-    return lines
-
-
-def told(published: Mapping[str, Any]) -> list[str]:
-    """A line for each kind of trace and what the sender tells: what that knowledge is worth.
-
-    Raises:
-        ValueError: a kind is not published.
-    """
-    lines = lab.head_of(TOLD_HEAD)
-    for kind in CHOICES:
-        for each in TOLD:
-            scores = entry(published, choice_entry(kind, each))["variants"][CHALLENGER]["tuned"]
-            numbers = (("average_precision", 3), ("mae_ms", 2), (REGRET, 2))
-            lines.append(lab.row_of([kind, each, *(with_ends(scores[key], n) for key, n in numbers)]))
-    return lines
-
-
 def entry(published: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """What is published under a name.
+    """Return the published entry of a name.
 
     Raises:
         ValueError: nothing is.
@@ -358,7 +251,7 @@ def entry(published: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def with_ends(score: Mapping[str, Any], digits: int) -> str:
-    """A score with 95 % over its seeds, where there are several."""
+    """Return a score with its 95 % interval over seeds, where there are several."""
     ends = score["seeds_95"]
     said_ends = "" if ends is None else f" ({ends[0]:.{digits}f} to {ends[1]:.{digits}f})"
     return f"{number(score, digits)}{said_ends}"
@@ -377,5 +270,5 @@ def _ends(ends: Sequence[float] | None, digits: int) -> str:
 
 
 def number(score: Mapping[str, Any] | None, digits: int) -> str:
-    """A score's mean."""
+    """Return a score's mean as text."""
     return lab.NONE if score is None or score["mean"] is None else f"{score['mean']:.{digits}f}"

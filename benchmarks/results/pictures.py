@@ -11,11 +11,11 @@ import polars as pl
 from matplotlib.figure import Figure
 
 from swiftqueue.benchmarks.results import bars, replayed
-from swiftqueue.benchmarks.results.forecasters import Beside, Covered, beside, covered
+from swiftqueue.benchmarks.results.forecasters import Beside, beside
 from swiftqueue.benchmarks.results.replayed import SHOWN_MS
 from swiftqueue.benchmarks.results.tables import Data
 from swiftqueue.laboratory.report.comparison import Place, by_seed
-from swiftqueue.laboratory.report.legend import legend_below
+from swiftqueue.laboratory.report.judging import SERVED
 from swiftqueue.laboratory.report.measures import MS, QUEUEING_P99
 from swiftqueue.laboratory.report.plots import COLOURS as LAB_COLOURS
 from swiftqueue.laboratory.scenarios.controls import CONTROLS
@@ -23,12 +23,7 @@ from swiftqueue.models.scoring.intervals import estimate
 from swiftqueue.models.scoring.plot_style import INK, grid, svg
 
 MODEL: Final = "#e64980"  # on both pages
-CALIBRATED: Final = {  # before and after: what it is called, its colour
-    "event-stream-quantiles": ("as trained", LAB_COLOURS["last_latency"]),
-    "event-stream-split": ("a fifth held out", LAB_COLOURS["random"]),
-    "event-stream-calibrated": ("by what was forecast before it was learned", MODEL),
-}
-DIGITS: Final = 3  # of a drawn figure: what differs beyond them on another machine changes no byte
+DIGITS: Final = 3  # digits of a drawn figure: machines differ beyond them, and the file must not
 
 
 def _bars(_: Path, data: Data, name: str) -> bytes:
@@ -41,16 +36,15 @@ def _precision(_: Path, data: Data, name: str) -> bytes:
 
 PICTURES: Final[Mapping[str, Callable[[Path, Data], bytes]]] = {
     "sender.svg": lambda root, _: svg(lambda: sender(pl.read_csv(root / replayed.FILE))),
-    "p99.svg": lambda _, data: svg(lambda: p99(data.of(data.headline), data.headline)),
+    "p99.svg": lambda _, data: svg(lambda: p99(data.of(SERVED))),
     "forecasters.svg": lambda _, data: svg(lambda: differences(beside(data.forecasters))),
-    "coverage.svg": lambda _, data: svg(lambda: coverage(covered(data.forecasters))),
     **{f"{name}.svg": partial(_bars, name=name) for name in bars.BARS},
     **{f"{name}.svg": partial(_precision, name=name) for name in ("speed-tests", "wifi")},
 }
 
 
 def sender(packets: pl.DataFrame) -> Figure:
-    """True latency and prediction, packet by packet, and which the controller would have moved."""
+    """Draw true latency and prediction, packet by packet, and the packets that would have been moved."""
     figure, [[above], [below]] = grid(2, 1, 8.4, 3.6)
     time_s = packets["time_ms"] / 1e3
     above.plot(time_s, packets["latency_ms"], "o", color=INK, markersize=3.4, label="came")
@@ -72,10 +66,7 @@ def sender(packets: pl.DataFrame) -> Figure:
 def differences(found: Sequence[Beside]) -> Figure:
     """Draw how two layers differ from each other forecaster in precision and in error, with intervals."""
     figure, [panels] = grid(1, 2, 8.4, 4.4)
-    scores = {
-        "average_precision": "average precision, less the other's",
-        "mae_ms": "error in ms, less the other's",
-    }
+    scores = {"average_precision": "average precision", "mae_ms": "error in ms"}
     for axes, (key, title) in zip(panels, scores.items(), strict=True):
         axes.axvline(0, color=INK, linewidth=1)
         for row, one in enumerate(found):
@@ -89,40 +80,16 @@ def differences(found: Sequence[Beside]) -> Figure:
         names = [f"{one.kind}: {one.other}" for one in found] if axes is panels[0] else []
         axes.set_yticks(range(len(found)), names, fontsize=8)
         axes.invert_yaxis()
-        axes.set_title(title, fontsize=9)
+        axes.set_title(f"{title}, less the other's", fontsize=9)
     return figure
 
 
-def coverage(found: Sequence[Covered]) -> Figure:
-    """How far the share of latencies below each level is from it, tuned heads, a panel for each kind."""
-    kinds = list(dict.fromkeys(one.kind for one in found))
-    figure, [panels] = grid(1, len(kinds), 8.4, 2.7)
-    for axes, kind in zip(panels, kinds, strict=True):
-        axes.axhline(0, color=INK, linewidth=1)
-        for variant, (said, colour) in CALIBRATED.items():
-            for one in found:
-                if (one.kind, one.variant, one.form) != (kind, variant, "tuned"):
-                    continue
-                off = [100 * (s - level) for s, level in zip(one.shares, one.levels, strict=True)]
-                percent = [100 * level for level in one.levels]
-                axes.plot(percent, off, "o-", color=colour, markersize=3.4, linewidth=1.2, label=said)
-        axes.set_title(kind, fontsize=9)
-        axes.set(xlabel="level, %", xlim=(0, 100))
-    bound = max(abs(end) for axes in panels for end in axes.get_ylim())
-    for axes in panels:
-        axes.set_ylim(-bound, bound)
-    panels[0].set_ylabel("share below it, less the level,\npercentage points", fontsize=8)
-    handles, _ = panels[0].get_legend_handles_labels()
-    legend_below(figure, handles, 3)
-    return figure
-
-
-def p99(runs: pl.DataFrame, scenario: str) -> Figure:
+def p99(runs: pl.DataFrame) -> Figure:
     """Draw P99 of the sender's L4S packets' wait under each control, a panel for each profile."""
     figure, [panels] = grid(1, 2, 8.4, 2.7)
     shown = [control for control in CONTROLS if control in set(runs["control"])]
     for axes, profile in zip(panels, ("uncoupled", "rfc9332"), strict=True):
-        place = Place(scenario, "", profile)
+        place = Place(SERVED, "", profile)
         for row, control in enumerate(shown):
             found = estimate([v * MS for v in by_seed(runs, place, control, QUEUEING_P99).values()])
             if found is None:

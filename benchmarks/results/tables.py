@@ -14,12 +14,7 @@ import polars as pl
 
 from swiftqueue.benchmarks import published
 from swiftqueue.benchmarks.published import Published
-from swiftqueue.benchmarks.results import (
-    evaluations,
-    forecasters,
-    queues,
-    tuning,
-)
+from swiftqueue.benchmarks.results import evaluations, forecasters, tuning
 from swiftqueue.benchmarks.rows import Row
 from swiftqueue.common.json_file import read_object
 from swiftqueue.laboratory.report import changes
@@ -34,37 +29,39 @@ from swiftqueue.laboratory.report.comparison import (
     percent,
     places,
 )
-from swiftqueue.laboratory.report.judging import JUDGED, SERVED
+from swiftqueue.laboratory.report.judging import SERVED
 from swiftqueue.laboratory.report.measures import QUEUEING_P99
 from swiftqueue.laboratory.runs.results import SCHEMA as RUNS
 from swiftqueue.laboratory.runs.results import load as load_runs
 from swiftqueue.models.scoring.intervals import Estimate
-from swiftqueue.models.scoring.predictions import FINETUNED, METHODS, PRETRAINED, TREES
+from swiftqueue.models.scoring.predictions import (
+    FINETUNED,
+    METHODS,
+    PRETRAINED,
+    TREES,
+    VIRTUAL_QUEUE,
+    VIRTUAL_QUEUE_ONLINE,
+)
 from swiftqueue.testbed.host import report as bed_report
 from swiftqueue.testbed.host import runs as bed_runs
 
 LABORATORY: Final = Path("docs/laboratory")
-WIDEST: Final = 150  # of a table's line, in characters
-FEW: Final = (FINETUNED, PRETRAINED, TREES, "ewma", "last_flow")  # where a picture has all methods
+WIDEST: Final = 150  # characters of a table's line
+# Methods that a picture shows where it has room for a few.
+FEW: Final = (FINETUNED, PRETRAINED, TREES, VIRTUAL_QUEUE, VIRTUAL_QUEUE_ONLINE, "ewma", "last_flow")
 ALONE: Final = frozenset({"linerate"})  # benchmarks whose references only the text names
 # Rows that a benchmark's page draws, as patterns of `NAME | REFERENCE`; of other benchmarks all are drawn.
 SHOWN: Final[Mapping[str, Sequence[str]]] = {
     "inference": (
         *("full graph, avx512, p50 | *", "every candidate, avx512, p50 | OpenVINO*"),
-        *("last token, avx2, p50 | *", "last token, portable, p50 | *", "head swap*"),
+        *("last token, avx2, p50 | *", "head swap*"),
     ),
     "serving": ("event stream, p?? | identity*", "every candidate, p?? | ONNX*"),
     "linerate": ("* 4 flows, W 64 | *", "*5 ms ahead, 4 flows, W 128 | *", "packets decided*"),
     "live": ("trigger*", "step validate*", "step encode*", "step train*", "step shadow*", "questions*"),
     "marker": ("marked *", "plain*", "answer to *p99 | *", "packets with*"),
-    "soak-weeks": (
-        "push s,*",
-        "scheduler memory*",
-        "triton memory*",
-        "mlflow disk*",
-        "other disk*",
-        "MLflow rows*",
-    ),
+    "queues": ("*; flows: 100 | FqCoDel", "LFQ; flows: 1000 |*", "LFQ, no network; flows: 1000 |*"),
+    "soak-weeks": ("push s,*", "scheduler memory*", "triton memory*", "MLflow rows*"),
 }
 FORMS: Final = {"tuned": "Head tuned before each test slice", "pretrained": "The same without tuning"}
 ANYWHERE: Final = {  # scenarios of the page of many places, and whose model each has
@@ -78,6 +75,8 @@ WORDS: Final = {
     "pretrained": "the same without fine-tuning",
     TREES: "XGBoost, derived inputs",
     "xgboost_continued": "XGBoost, continued on each fine-tuning slice",
+    VIRTUAL_QUEUE: "virtual queue, fitted to late packets",
+    VIRTUAL_QUEUE_ONLINE: "virtual queue, rates estimated online",
     "ewma": "EWMA of the flow (RFC 6298)",
     "last_flow": "last latency of the flow",
     "last_queue": "last latency of the queue",
@@ -116,7 +115,7 @@ class Data:
         )
 
     def evaluation(self, name: str) -> dict[str, Any]:
-        """Scores of a published evaluation.
+        """Return the scores of a published evaluation.
 
         Raises:
             ValueError: there is none of that name.
@@ -127,7 +126,7 @@ class Data:
         return found
 
     def benchmark(self, name: str) -> Published:
-        """Figures of a published benchmark.
+        """Return the figures of a published benchmark.
 
         Raises:
             ValueError: there are none.
@@ -136,13 +135,8 @@ class Data:
             raise ValueError(f"{published.FILE} has no {name}: swiftqueue bench {name} --publish")
         return self.benchmarks[name]
 
-    @property
-    def headline(self) -> str:
-        """Name of the scenario that the headline is of: what is served, or what was judged before it."""
-        return JUDGED if self.of(SERVED).is_empty() else SERVED
-
     def of(self, *scenarios: str) -> pl.DataFrame:
-        """Runs of some scenarios."""
+        """Return the runs of some scenarios."""
         return self.runs.filter(pl.col("scenario").is_in(scenarios))
 
 
@@ -186,7 +180,7 @@ def scores(data: Data, name: str, methods: Sequence[str] = METHODS) -> list[str]
 
 
 def forecast_rows(data: Data, rows: Callable[[Mapping[str, Any]], list[str]], *entries: str) -> list[str]:
-    """A table of some entries of the forecasters, with what was measured; or which one is not published."""
+    """Return a table of some entries of the forecasters, or a line that names an unpublished one."""
     if missing := [name for name in entries if name not in data.forecasters]:
         return [f"Not published yet: `swiftqueue results --forecasts {missing[0]} FILE`."]
     said = forecasters.measured(data.forecasters[entries[-1]])
@@ -239,21 +233,12 @@ def _is_shown(name: str, row: Row) -> bool:
 
 
 def _ratio(row: Row) -> str:
-    """None beside 0, of which only a cap stands in the data."""
+    """Return the ratio; a figure of 0 has none, since the data hold only a cap."""
     return f"{row.ratio:.3g}" if row.ours else lab.NONE
 
 
-def of_served(data: Data, scenario: str, draw: Callable[[Data], list[str]]) -> list[str]:
-    """Draw a table of a scenario of the network that the loop serves; a line if none of it is published."""
-    if not data.of(scenario).is_empty():
-        return draw(data)
-    run = f"swiftqueue lab run {scenario} --artifact docs/laboratory/models/figure8"
-    publish = f"swiftqueue results --lab {scenario} var/lab"
-    return _wrapped(f"Nothing is published yet: `{run}`, then `{publish}`.")
-
-
 def brief(data: Data, profile: str, prefix: str) -> list[str]:
-    """Scenarios along an axis, whose names begin so, in short."""
+    """Return a short table of the scenarios along an axis whose names begin with a prefix."""
     runs = data.runs.filter(pl.col("scenario").str.starts_with(prefix))
     return lab.brief(runs, profile, with_costs=False)
 
@@ -291,7 +276,7 @@ def _choice(data: Data) -> str:
 
 
 def summary(data: Data) -> list[str]:
-    """The README's rows, each with its page."""
+    """Return the README's rows, each with a link to its page."""
     rows = (
         ("late packets", "late-packets", _late(data, "late-packets")),
         ("tuned head", "late-packets", _tuned(data)),
@@ -313,16 +298,9 @@ TABLES: Final[Mapping[str, Callable[[Data], list[str]]]] = {
     "speed-tests": lambda data: scores(data, "speed-tests", FEW),
     "forecasters": lambda data: forecasters.beside_layers(data.forecasters),
     "choice": lambda data: forecasters.choices(data.forecasters),
-    "choice-selective": lambda data: forecasters.choices(data.forecasters, forecasters.SELECTIVE),
-    "choice-coverage": lambda data: forecasters.coverages(data.forecasters),
-    "choice-sooner": lambda data: forecasters.sooner(data.forecasters),
-    "choice-told": lambda data: forecasters.told(data.forecasters),
     "tuning-scores": lambda data: forecast_rows(data, tuning.scored, tuning.UNTUNED, tuning.TUNED),
     "bed": lambda data: bed_report.side_by_side(data.bed),
-    "figure8": lambda data: lab.controls_in_brief(data.of(JUDGED)),
-    "fresh-figure8": partial(
-        of_served, scenario=SERVED, draw=lambda data: lab.controls_in_brief(data.of(SERVED))
-    ),
+    "figure8": lambda data: lab.controls_in_brief(data.of(SERVED)),
     "other-traffic": lambda data: lab.controls_in_brief(
         data.of("hadoop", "receivers", "replay", "many-flows"), ("random", "model")
     ),
@@ -331,12 +309,11 @@ TABLES: Final[Mapping[str, Callable[[Data], list[str]]]] = {
     "surroundings": lambda data: lab.controls_in_brief(data.of("surroundings"), ("model",)),
     "many-places": lambda data: many_places(data.unpublished_models),
     "map": lambda data: brief(data, "rfc9332", "map-"),
-    "queues-costs": lambda data: queues.costs(data.benchmark("queues")),
     **{
         f"bench-{name}": _benchmark(name)
         for name in (
             *("capacity", "extract", "gate", "inference", "ingest", "intervals", "linerate"),
-            *("live", "marker", "reservoir", "selfcheck", "serving", "swap"),
+            *("live", "marker", "queues", "reservoir", "selfcheck", "serving", "swap"),
         )
     },
     "bench-finetune": lambda data: figures(data, "finetune", "pretrain"),
@@ -348,8 +325,11 @@ def _late(data: Data, name: str) -> str:
     one = data.evaluation(name)
     ours, trees = (one["methods"][method]["average_precision"] for method in (FINETUNED, TREES))
     low, high = one["methods"][FINETUNED]["average_precision_95"]
-    said = f"average precision {ours:.2f} ({low:.2f}–{high:.2f})"
-    return f"{said}; boosted trees {trees:.2f}, chance {one['base_rate']:.2f}"
+    said = f"average precision {ours:.2f} ({low:.2f}–{high:.2f}); boosted trees {trees:.2f}"
+    if rule := one["methods"].get(VIRTUAL_QUEUE):  # not yet known to every evaluation
+        last = one["methods"]["last_queue"]
+        return f"{said}, rule {rule['average_precision']:.2f}, last latency {last['average_precision']:.2f}"
+    return f"{said}, chance {one['base_rate']:.2f}"
 
 
 def _tuned(data: Data) -> str:
@@ -364,15 +344,12 @@ def _tuned(data: Data) -> str:
 
 
 def _wait(data: Data, profile: str) -> str:
-    place = Place(data.headline, "", profile)
-    runs = data.of(data.headline)
+    place, runs = Place(SERVED, "", profile), data.of(SERVED)
     random = change_of(runs, place, "random", QUEUEING_P99)
     said = f"{_to(change_of(runs, place, 'model', QUEUEING_P99))}; by chance {_short(random)}"
     if profile == "uncoupled":
-        said += f"; against chance {_short(against_chance(runs, place))}"
-    else:
-        said += f"; {len(by_seed(runs, place, 'model', QUEUEING_P99))} seeds"
-    return said if data.headline == SERVED else f"{said}*"
+        return f"{said}; against chance {_short(against_chance(runs, place))}"
+    return f"{said}; {len(by_seed(runs, place, 'model', QUEUEING_P99))} seeds"
 
 
 def _answer(data: Data) -> str:

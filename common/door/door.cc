@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The door of a server's TCP ports on this machine (docs/DOORS.md): a library that is loaded
-// before a program (LD_PRELOAD) and answers for three functions of libc.
+// Guards a server's TCP ports on this machine (docs/DOORS.md). The library is loaded before a
+// program (LD_PRELOAD) and replaces three functions of libc.
 //
-// - `accept`, `accept4`: a connection is passed on only if the process at its other end belongs to
-//   this user or to root, which the kernel says (NETLINK_SOCK_DIAG, sock_diag(7)). Every other one
-//   is closed before the program has read a byte of it. A port may be named as open: then others
-//   are let in as well, but each user, or each address elsewhere, only kMostOfOne times at once.
-// - `bind`: a TCP port that is not open and would be reached from everywhere is reached from
-//   loopback alone. Some programs take no address for a port.
+// - `accept`, `accept4` pass a connection on only if the process at its other end belongs to this
+//   user or to root, as the kernel tells (NETLINK_SOCK_DIAG, sock_diag(7)). They close every other
+//   one before the program has read a byte of it. An open port admits others as well, but each
+//   user, or each remote address, at most kMostOfOne times at once.
+// - `bind` restricts a TCP port that is not open to loopback, because some programs accept no
+//   address for a port.
 //
-// The open ports come from SWIFTQUEUE_OPEN_PORTS (numbers, parted by commas, perhaps none), or from
-// `keep`, where the library is part of another. Without either everything is as without the
-// library. A program that listens by itself, as those in Go do, does not call libc and is not kept.
+// The open ports come from SWIFTQUEUE_OPEN_PORTS (numbers separated by commas, possibly none), or
+// from `keep`, where the library is part of another. Without either the library changes nothing.
+// Programs that listen without libc, such as those in Go, are not guarded.
 #include "common/door/door.h"
 
 #include <arpa/inet.h>
@@ -44,10 +44,10 @@ namespace {
 constexpr std::size_t kMostOfOne = 256;   // connections of one user or address, at all open ports
 constexpr std::size_t kMostOfAll = 2048;  // connections of all but this user and root
 
-// An address in the form of the kernel's diagnosis: IPv4 in IPv6 is IPv4.
+// An address in the form of the kernel's diagnosis, where IPv4 in IPv6 counts as IPv4.
 struct Address {
   bool four = true;
-  std::uint16_t port = 0;  // in network order, as the words
+  std::uint16_t port = 0;  // in network order, as `words`
   std::uint32_t words[4] = {};
 };
 
@@ -72,8 +72,8 @@ std::optional<Address> address_of(const sockaddr_storage& raw) {
   return found;
 }
 
-// Returns the owner of the socket that is bound to `own` and connected to `other`; nothing if it is
-// not on this machine, or closed: a peer that has sent and hung up has not shown its owner.
+// Returns the owner of the socket that is bound to `own` and connected to `other`. Returns nothing
+// if that socket is closed or not on this machine.
 std::optional<uid_t> user_of(const Address& own, const Address& other) {
   struct {
     nlmsghdr head;
@@ -109,7 +109,7 @@ Function next(const char* name) {
   return reinterpret_cast<Function>(dlsym(RTLD_NEXT, name));
 }
 
-// The state of the ports and of the guests: connections at open ports that are not ours.
+// The open ports, and the guests: other users' connections at these ports.
 class Door {
  public:
   static Door& get() {
@@ -202,7 +202,7 @@ class Door {
   std::map<std::string, std::vector<Guest>> guests_;
 };
 
-// Takes connections until one is for the program, or until there is none.
+// Accepts connections until one is admitted or none is left.
 template <typename Take>
 int admit(sockaddr* address, socklen_t* size, Take take) {
   const socklen_t room = size == nullptr ? 0 : *size;
@@ -220,7 +220,7 @@ bool is_stream(int socket) {
   return getsockopt(socket, SOL_SOCKET, SO_TYPE, &type, &size) == 0 && type == SOCK_STREAM;
 }
 
-// Replaces the wildcard address by that of loopback.
+// Replaces the wildcard address by the loopback address, and returns whether it did.
 bool narrowed(int socket, sockaddr_storage& address) {
   if (address.ss_family == AF_INET) {
     auto& four = reinterpret_cast<sockaddr_in&>(address);
@@ -272,7 +272,7 @@ VISIBLE int bind(int socket, const sockaddr* address, socklen_t size) noexcept {
   return real(socket, address, size);
 }
 
-// Returns whether the kernel tells a connection's owner, for programs that want to load this
+// Returns whether the kernel names a connection's owner, for programs that want to load this
 // library.
 VISIBLE int swiftqueue_door_can_tell() {
   using swiftqueue::door::address_of;

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-#ifndef SWIFTQUEUE_FEATURE_STORE_DOOR_DOOR_H_
-#define SWIFTQUEUE_FEATURE_STORE_DOOR_DOOR_H_
+#ifndef SWIFTQUEUE_COMMON_DOOR_DOOR_H_
+#define SWIFTQUEUE_COMMON_DOOR_DOOR_H_
 
 #include <string_view>
 
 namespace swiftqueue::door {
 
-// Keeps the door of this process from now on, with these ports open to others.
+// Guards the ports of this process from now on; the given ports stay open to other users.
 void keep(std::string_view open_ports);
 
 }  // namespace swiftqueue::door
 
-#endif  // SWIFTQUEUE_FEATURE_STORE_DOOR_DOOR_H_
+#endif  // SWIFTQUEUE_COMMON_DOOR_DOOR_H_

@@ -1,1 +1,1 @@
-"""A model's inputs: a sender's events and the windows that are views of them, defined once, in C++."""
+"""Compute a model's inputs: a sender's events and the windows over them, defined once, in C++."""

@@ -1,6 +1,6 @@
-"""The knowledge of a sender when a log of its events begins in the midst of its life.
+"""Keep what is known of a sender when a log of its events begins in the midst of its life.
 
-A log that is cut out of a longer one needs what no later event shows again: the starts of flows, the least
+A log that is cut out of a longer one lacks what no later event shows again: the starts of flows, the least
 latencies, and the last hole in the ACKs. Everything else (last and mean latencies, rates, packets in flight)
 follows from its first events, the lead-in (docs/EVENTS.md).
 """
@@ -33,7 +33,7 @@ class Hole(NamedTuple):
 class Beginning:
     """Knowledge from before a log begins; latencies and hole are as of the end of its lead-in of 2 s.
 
-    So they include the packets in flight at the beginning, whose ACKs the log lacks.
+    They therefore include the packets in flight at the beginning, whose ACKs the log lacks.
     """
 
     flow_starts_ns: Mapping[int, int] = field(default_factory=dict)  # time of each flow's first packet
@@ -45,8 +45,8 @@ class Beginning:
         """Return the knowledge from before packet `first`, for a log that begins there.
 
         Args:
-            packets: the packet table that this beginning belongs to.
-            first: number of packets that are cut off; the table has more.
+            packets: the packet table of this beginning.
+            first: number of packets that are cut off, below the table's height.
         """
         if not first:
             return self
@@ -101,7 +101,7 @@ NOTHING: Final = Beginning()
 
 
 def known_latencies(packets: pl.DataFrame) -> pl.DataFrame:
-    """Return time and value of each latency that the stream sees, and the ids of its packet's scopes."""
+    """Return time and value of each latency that the stream sees, with the ids of its packet's scopes."""
     seen = pl.col("latency_us").is_not_null() & (pl.col("acked_ns") - pl.col("sent_ns") <= FORGET_NS)
     ids = (
         pl.col("flow_id").alias("flow"),

@@ -1,4 +1,4 @@
-"""Read from the library built from `event_window.h` the inputs of an event window's row (docs/EVENTS.md)."""
+"""Read the inputs of an event window's row from the library built from `event_window.h` (docs/EVENTS.md)."""
 
 from __future__ import annotations
 

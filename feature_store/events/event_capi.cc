@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// C ABI of event_stream.h and event_window.h, for Python's ctypes: a live sender's, and the replay
-// that drives the same stream through a packet table. No exception crosses it; a null pointer or a
-// negative result is an error.
+// Defines the C ABI of event_stream.h and event_window.h for Python's ctypes: a live sender's
+// stream, and the replay that drives the same stream through a packet table. No exception crosses
+// it; a null pointer or a negative result is an error.
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -26,6 +26,7 @@ using swiftqueue::kEventInputCount;
 using swiftqueue::kHorizon;
 using swiftqueue::KnownBefore;
 using swiftqueue::PacketColumns;
+using swiftqueue::Told;
 
 // Columns for the rows of the events, in time order.
 struct EventColumns {
@@ -34,9 +35,6 @@ struct EventColumns {
   std::int64_t* time_ns;
   float* x_EF;
 };
-
-// Attributes that a sender gives for packets 2 to 8 of a batch; others are the first packet's.
-enum class Told : int { kAll, kFlows, kFirst };
 
 // Decisions, each about the 8 packets from `first` on, at the send time of the first.
 struct Decisions {
@@ -60,7 +58,7 @@ struct Beginning {
 
 constexpr std::int64_t kNoBeginning = std::numeric_limits<std::int64_t>::min() + 1;
 
-// kNoBeginning + row for a row of the beginning that cannot be; of the hole, + the number of rows.
+// Result for an invalid beginning: kNoBeginning + row; for the hole, + the number of rows.
 std::int64_t replay(const PacketColumns& columns, bool previous, const Beginning& beginning,
                     const EventColumns& out, const Decisions& decisions) {
   EventStream stream;
@@ -96,9 +94,7 @@ std::int64_t replay(const PacketColumns& columns, bool previous, const Beginning
       decisions.cut[decision] = events;
       float* x_F = decisions.x_DHF + decision * kHorizon * kEventInputCount;
       for (int i = 0; i < kHorizon; ++i, x_F += kEventInputCount) {
-        Candidate what = columns.candidate(decisions.told == Told::kFirst ? p : p + i);
-        if (decisions.told == Told::kFlows) what.size_bytes = columns.size_bytes[p];
-        if (decisions.queue >= 0) what.queue = static_cast<std::uint8_t>(decisions.queue);
+        const Candidate what = columns.asked(p, i, decisions.told, decisions.queue);
         if (!stream.query(sent_ns, what, i, x_F)) return -1 - (p + i);
       }
     }
@@ -107,7 +103,7 @@ std::int64_t replay(const PacketColumns& columns, bool previous, const Beginning
     }
     said(false, p, sent_ns);
   }
-  // ACKs after the last SEND: no decision sees them, but a live sender's next one would.
+  // No decision sees the ACKs after the last SEND, but a live sender's next one would.
   acks.take_until(
       swiftqueue::kMaxTimeNs, columns.packets,
       [&](std::int64_t packet, std::int64_t acked_ns, float latency_us) {
@@ -156,8 +152,8 @@ int sq_event_query(const EventStream* stream, std::int64_t decision_ns, std::int
 }
 
 // Returns the events written (at most twice the packets), -1 - packet for a packet refused,
-// INT64_MIN when out of memory, INT64_MIN + 1 + row for a row of the beginning that cannot be (its
-// hole: + the number of rows).
+// INT64_MIN when out of memory, INT64_MIN + 1 + row for an invalid row of the beginning (for its
+// hole, + the number of rows).
 std::int64_t sq_events_replay(std::int64_t packets, const std::int64_t* sent_ns,
                               const std::int32_t* size_bytes, const std::int32_t* flow_id,
                               const std::int32_t* receiver_id, const std::uint8_t* queue,
@@ -181,7 +177,8 @@ std::int64_t sq_events_replay(std::int64_t packets, const std::int64_t* sent_ns,
   }
 }
 
-// The event window; 1 taken, 0 refused, -1 out of memory. Null for an invalid number of tokens.
+// Functions of the event window return 1 taken, 0 refused, -1 out of memory. A new one is null for
+// an invalid number of tokens.
 int sq_event_window_features() { return swiftqueue::kEventWindowFeatureCount; }
 const char* sq_event_window_schema() {
   static const std::string text = swiftqueue::event_window_schema_text();

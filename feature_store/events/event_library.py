@@ -1,6 +1,6 @@
-"""Load the library built from `event_stream.h` and `event_window.h`, and read their definition from it.
+"""Load the library built from `event_stream.h`, `event_window.h` and `virtual_queue.h`.
 
-The inputs and their order stand only there.
+Those files alone define the inputs and their order.
 """
 
 from __future__ import annotations
@@ -17,9 +17,11 @@ LIBRARY: Final = feature_store.FOLDER / "_build" / "libswiftqueue_events.so"
 SOURCES: Final = (
     "events/event_stream.h",
     "events/event_window.h",
+    "events/virtual_queue.h",
     "events/sizes.h",
     "events/packet_table.h",
     "events/event_capi.cc",
+    "events/virtual_queue_capi.cc",
 )
 
 
@@ -60,6 +62,18 @@ def _load() -> ctypes.CDLL:
         "sq_event_window_acked": (ctypes.c_int, [pointer, i64, i64, ctypes.c_float]),
         "sq_event_window": (ctypes.c_int, [pointer, i64, *[pointer] * 5]),
         "sq_event_window_costs": (None, [pointer] * 3),
+        "sq_virtual_queue_schema": (ctypes.c_char_p, []),
+        "sq_virtual_queue_columns": (ctypes.c_int, []),
+        "sq_virtual_queue_replay": (
+            i64,
+            [
+                *[i64, *[pointer] * 7, ctypes.c_int],  # the packets, and whether visibility is `previous`
+                *[i64, pointer, pointer],  # the receivers known before them
+                *[i64, pointer, ctypes.c_int, ctypes.c_int, pointer, pointer],  # the decisions
+            ],
+        ),
+        "sq_virtual_queue_online": (None, [pointer]),
+        "sq_virtual_queue_us": (None, [i64, *[pointer] * 4]),
     }
     return native.load(LIBRARY, SOURCES, signatures)
 

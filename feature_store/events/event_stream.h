@@ -356,7 +356,7 @@ struct KnownBefore {
   enum class Of : std::uint8_t { kFlow, kQueue, kReceiver };
   Of of;
   std::int32_t id;
-  std::int64_t first_sent_ns = detail::kNever;               // of a flow; kNever: unknown
+  std::int64_t first_sent_ns = detail::kNever;               // flow's first SEND; kNever: unknown
   float least_us = std::numeric_limits<float>::quiet_NaN();  // latency; NaN: none was seen
 };
 

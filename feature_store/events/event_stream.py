@@ -1,6 +1,6 @@
-"""The event stream from Python: a live sender's, and a packet table's; both are in `event_stream.h`.
+"""Call the event stream from Python, for a live sender and for a packet table.
 
-`event_stream.h` is the one definition of the inputs and their order; docs/EVENTS.md states its rules.
+`event_stream.h` alone defines the inputs and their order; docs/EVENTS.md states its rules.
 
 Shapes: E events, D decisions, B whole batches, H horizon (8 packets), F inputs.
 """
@@ -25,8 +25,8 @@ __all__ = [
     "NEVER_NS",
     "VISIBILITIES",
     "EventInput",
+    "EventReplay",
     "EventStream",
-    "Events",
     "Targets",
     "batches_in",
     "check_time",
@@ -52,7 +52,7 @@ def check_time(name: str, ns: int) -> int:
 
 
 class EventStream:
-    """A live sender's log as rows of inputs. Feed events in time order; it is not thread-safe.
+    """A live sender's log as rows of inputs; feed it events in time order, from one thread.
 
     At one instant ACKs come before sends. A time before the last event's counts as that event's time.
     """
@@ -95,7 +95,7 @@ class EventStream:
     def query(
         self, decision_ns: int, size_bytes: int, flow_id: int, receiver_id: int, queue: int, place: int
     ) -> Row | None:
-        """Return the inputs (F,) of packet `place` (0..7) of a batch decided now, and change nothing.
+        """Return the inputs (F,) of packet `place` (0..7) of a batch decided now; the log is unchanged.
 
         Return None for a size, flow, receiver or queue that `sent` would refuse.
         """
@@ -121,7 +121,7 @@ def _fit(size_bytes: int, flow_id: int, receiver_id: int, queue: int) -> bool:
 
 @dataclass(frozen=True)
 class Targets:
-    """Outcomes of the packets decided, and the times of their decisions."""
+    """Outcomes of the packets that were decided, and the times of the decisions."""
 
     y_BH: npt.NDArray[np.float32]  # latency, us; NaN where unknown
     y_acked_ns_BH: npt.NDArray[np.int64]  # NEVER_NS if it was never acknowledged
@@ -179,7 +179,7 @@ def targets(packets: pl.DataFrame) -> Targets:
 
 
 @dataclass(frozen=True)
-class Events:
+class EventReplay:
     """A trace's events in time order, and the queries of some decisions."""
 
     ack_E: npt.NDArray[np.bool_]  # False: a SEND
@@ -190,6 +190,24 @@ class Events:
     x_DHF: Row
 
 
+def check_question(
+    packets: pl.DataFrame, first_D: npt.NDArray[np.int64], visibility: str, queue: int, told: str
+) -> None:
+    """Raise a ValueError that names an invalid argument of a replay (`replay_events` has their meaning)."""
+    if visibility not in VISIBILITIES:
+        raise ValueError(f"visibility {visibility!r} is unknown; take one of {', '.join(VISIBILITIES)}")
+    if queue not in (AS_SENT, 0, 1):
+        raise ValueError(f"queue {queue!r} of the candidates must be 0 (classic), 1 (l4s) or -1 (as sent)")
+    if told not in TOLD:
+        raise ValueError(f"told {told!r} is unknown; take one of {', '.join(TOLD)}")
+    if len(first_D) and (
+        first_D[0] < 0 or first_D[-1] + HORIZON > packets.height or (np.diff(first_D) < 0).any()
+    ):
+        raise ValueError(
+            f"decisions must be ascending, each with {HORIZON} of {packets.height} packets after it"
+        )
+
+
 def replay_events(
     packets: pl.DataFrame,
     first_packet_D: npt.NDArray[np.int64] | None = None,
@@ -198,37 +216,26 @@ def replay_events(
     queue: int = AS_SENT,
     told: str = "all",
     beginning: Beginning = NOTHING,
-) -> Events:
+) -> EventReplay:
     """Return the events of a trace's packet table, and the queries of decisions about 8 packets each.
 
     Args:
         packets: the packet table of one trace, whole and in send order, counted from 0.
-        first_packet_D: the first packet of each decision, ascending; by default batches 8k..8k+7.
+        first_packet_D: first packet of each decision, ascending; by default, batches 8k..8k+7.
         visibility: `acked` (what a sender can do) or `previous` (the paper's offline protocol).
         queue: the candidates' queue: 0 classic, 1 l4s, or -1 for the one they were sent in.
         told: attributes of packets 2 to 8 of a batch that the sender gives: `all`, `flows` (flow, receiver
             and queue), or only those of the `first` packet; the others are taken from the first.
-        beginning: knowledge of the sender from before the first packet, if the table is cut out of a
-                longer log. After a lead-in the rows are those of the longer log (docs/EVENTS.md).
+        beginning: knowledge of the sender from before the first packet, if the table is cut out of a longer
+            log. After a lead-in the rows are those of the longer log (docs/EVENTS.md).
 
     Raises:
         ValueError: a visibility, `told`, decision, packet or beginning is invalid; the line names it.
     """
-    if visibility not in VISIBILITIES:
-        raise ValueError(f"visibility {visibility!r} is unknown; take one of {', '.join(VISIBILITIES)}")
-    if queue not in (AS_SENT, 0, 1):
-        raise ValueError(f"queue {queue!r} of the candidates must be 0 (classic), 1 (l4s) or -1 (as sent)")
-    if told not in TOLD:
-        raise ValueError(f"told {told!r} is unknown; take one of {', '.join(TOLD)}")
     if first_packet_D is None:
         first_packet_D = np.arange(0, packets.height - HORIZON + 1, HORIZON, dtype=np.int64)
     first_D = np.ascontiguousarray(first_packet_D, np.int64)
-    if len(first_D) and (
-        first_D[0] < 0 or first_D[-1] + HORIZON > packets.height or (np.diff(first_D) < 0).any()
-    ):
-        raise ValueError(
-            f"decisions must be ascending, each with {HORIZON} of {packets.height} packets after it"
-        )
+    check_question(packets, first_D, visibility, queue, told)
     columns: list[npt.NDArray[Any]] = [np.ascontiguousarray(c) for c in packet_columns(packets).values()]
     known = beginning.columns()
     most = packets.height + int((columns[5] >= 0).sum())
@@ -257,11 +264,11 @@ def replay_events(
         raise ValueError(f"invalid beginning of a log: {beginning.row(written + 2**63 - 1)}")
     if written < 0:
         bad = packets.row(-1 - written, named=True)
-        if bad["size_bytes"] >= 1:  # it is the first packet then
+        if bad["size_bytes"] >= 1:  # then it is the first packet
             flow, start_ns = max(beginning.flow_starts_ns.items(), key=lambda one: one[1])
             raise ValueError(
                 f"packet {bad['packet']} was sent at {bad['sent_ns']} ns, but the log's beginning tells of "
                 f"flow {flow}, which began later, at {start_ns} ns: leave out flows that the log itself shows"
             )
         raise ValueError(f"packet {bad['packet']}: size_bytes {bad['size_bytes']} must be at least 1")
-    return Events(ack_E[:written], packet_E[:written], time_ns_E[:written], x_EF[:written], cut_D, x_DHF)
+    return EventReplay(ack_E[:written], packet_E[:written], time_ns_E[:written], x_EF[:written], cut_D, x_DHF)

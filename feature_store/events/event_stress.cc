@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// `make -C feature_store sanitize`: random and hostile events through the C ABI, built with the
-// address and undefined-behaviour sanitizers. Checks the invariants of every window.
+// Sends random and hostile events through the C ABI and checks the invariants of every window.
+// `make -C feature_store sanitize` builds it with the address and undefined-behaviour sanitizers.
 #include <array>
 #include <cmath>
 #include <cstdint>
@@ -36,7 +36,7 @@ void require(bool holds, const char* what, unsigned seed) {
   std::exit(1);
 }
 
-// One sender's life of 20,000 events at a random pace; every tenth event is out of any order.
+// Runs one sender's life of 20,000 events at a random pace; every tenth event is out of order.
 void live(unsigned seed) {
   std::mt19937_64 random(seed);
   const auto upto = [&](std::int64_t n) {

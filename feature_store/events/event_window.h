@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
 //
-// The event window: a sender's last events and the queries of a decision as one array, for a
-// network that keeps no state. Rows are those of event_stream.h, which alone defines them; one
-// more input says of an event whether it is an ACK.
+// Defines the event window: a sender's last events and the queries of a decision as one array, for
+// a network that keeps no state. event_stream.h alone defines its rows; one more input tells
+// whether an event is an ACK.
 #ifndef SWIFTQUEUE_FEATURE_STORE_EVENT_WINDOW_H_
 #define SWIFTQUEUE_FEATURE_STORE_EVENT_WINDOW_H_
 
@@ -32,8 +32,8 @@ inline constexpr auto kEventWindowFeatures = [] {
   return names;
 }();
 
-// Everything a model trained on these windows relies on, as text; the schema hash is its SHA-256.
-// Its last lines name the features and their units, in order.
+// Returns everything that a model trained on these windows relies on, as text whose SHA-256 is the
+// schema hash. Its last lines name the features and their units, in order.
 inline std::string event_window_schema_text() {
   std::string text = "event window " + std::to_string(kEventWindowLayoutVersion) + "\n" +
                      event_schema_text() + "features\n";
@@ -44,9 +44,9 @@ inline std::string event_window_schema_text() {
 }
 
 // A sender's log of SEND and ACK events, viewed as event windows [tokens, features]: the last
-// tokens - 8 events in time order, before them all-zero rows while there are fewer (a row of
-// `size_bytes` 0 is padding), then the queries of the 8 packets about to be sent. Feed it as an
-// EventStream. An event and a window cost O(1) and O(W).
+// tokens - 8 events in time order, after all-zero rows while there are fewer (a row of `size_bytes`
+// 0 is padding), and then the queries of the 8 packets about to be sent. Feed it like an
+// EventStream. An event costs O(1) and a window O(W).
 class EventWindow {
  public:
   explicit EventWindow(int tokens, EventStream::Pool pool = std::make_shared<detail::EventPool>())

@@ -1,4 +1,4 @@
-"""The window of a live sender's last events, from Python; `event_window.h` defines it (docs/EVENTS.md).
+"""Call the window of a live sender's last events, which `event_window.h` defines (docs/EVENTS.md).
 
 Shapes: W rows of a window, F features.
 """
@@ -18,17 +18,18 @@ from swiftqueue.feature_store.events.event_stream import check_time
 from swiftqueue.feature_store.packets.schema import HORIZON
 
 TOKENS_STEP: Final = 8
+MOST_TOKENS: Final = 4096
 
 
 def check_tokens(tokens: int) -> int:
-    """Return `tokens`, or raise ValueError if a window cannot have that many."""
-    if tokens % TOKENS_STEP or not HORIZON < tokens <= 4096:
+    """Return `tokens`, or raise a ValueError if a window cannot have that many."""
+    if tokens % TOKENS_STEP or not HORIZON < tokens <= MOST_TOKENS:
         raise ValueError(f"windows of {tokens} tokens: must be a multiple of 8 in 16..4096")
     return tokens
 
 
 class EventWindow:
-    """A live sender's event log, seen as windows of rows. Feed events in time order; it is not thread-safe.
+    """A live sender's event log as windows of rows; feed it events in time order, from one thread.
 
     At one instant ACKs come before sends. A time before the last event's counts as that event's time.
     """
@@ -82,10 +83,8 @@ class EventWindow:
     def acked(self, packet: int, acked_ns: int, latency_us: float | None) -> bool:
         """Log the first ACK that covers `packet`; `latency_us` is None where unknown (Karn).
 
-        Returns:
-            Whether it was new. It is False, and nothing changes, for a packet never sent, acknowledged
-            before,
-                    or sent more than 60 s before.
+        Return whether it was new. Return False and change nothing for a packet never sent, acknowledged
+        before, or sent more than 60 s before.
         """
         latency = math.nan if latency_us is None else latency_us
         news: int = ABI.sq_event_window_acked(self._handle, packet, check_time("acked_ns", acked_ns), latency)
@@ -103,10 +102,10 @@ class EventWindow:
     ) -> tuple[npt.NDArray[np.float32], int]:
         """Return the window x_WF of a decision about 8 packets, and the packets in flight then.
 
-        It changes nothing, so one decision can be asked for several candidate queues.
+        The log is unchanged, so one decision can be asked about for several candidate queues.
 
         Raises:
-            ValueError: not 8 packets, a size below 1 or a queue other than 0 and 1.
+            ValueError: there are not 8 packets, or one has a size below 1 or a queue other than 0 and 1.
         """
         columns: list[npt.NDArray[Any]] = [
             np.ascontiguousarray(size_bytes, np.int32),

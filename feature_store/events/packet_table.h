@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A packet table as a log of SEND and ACK events in time order, for the offline builder.
+// Reads a packet table as a log of SEND and ACK events in time order, for the offline builder.
 #ifndef SWIFTQUEUE_FEATURE_STORE_PACKET_TABLE_H_
 #define SWIFTQUEUE_FEATURE_STORE_PACKET_TABLE_H_
 
@@ -13,6 +13,9 @@
 #include "feature_store/events/event_stream.h"
 
 namespace swiftqueue {
+
+// Attributes that a sender gives for packets 2 to 8 of a batch; others are the first packet's.
+enum class Told : int { kAll, kFlows, kFirst };
 
 // Columns in send order; the caller keeps them alive.
 struct PacketColumns {
@@ -28,9 +31,17 @@ struct PacketColumns {
   Candidate candidate(std::int64_t p) const {
     return {size_bytes[p], flow_id[p], receiver_id[p], queue[p]};
   }
+  // Packet `place` (0 … 7) of the batch that begins with packet `first`, as the sender tells of it;
+  // `in_queue` -1: in the queue that it was sent in.
+  Candidate asked(std::int64_t first, int place, Told told, int in_queue) const {
+    Candidate what = candidate(told == Told::kFirst ? first : first + place);
+    if (told == Told::kFlows) what.size_bytes = size_bytes[first];
+    if (in_queue >= 0) what.queue = static_cast<std::uint8_t>(in_queue);
+    return what;
+  }
 };
 
-// The ACKs of a packet table, to be taken up to a time.
+// The ACKs of a packet table, which are taken up to a time.
 class AckLog {
  public:
   // `previous`: a packet with a known latency counts as acknowledged at its own send instant.

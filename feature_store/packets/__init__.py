@@ -1,1 +1,1 @@
-"""Traces to packet tables: captures decoded, data matched with ACKs, Parquet written."""
+"""Turn traces into packet tables: decode captures, match data with ACKs, write Parquet."""

@@ -1,4 +1,4 @@
-"""Capture files as a stream of TCP segments: plain or gzip, decoded in bounded pieces."""
+"""Read capture files, plain or gzip, as a stream of TCP segments, in pieces of bounded size."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from swiftqueue.feature_store.packets import pcaplib
 PIECE_BYTES: Final = 4 << 20  # bytes of the file read at once
 BATCH: Final = 1 << 16  # segments decoded at once: 8 MB
 GZIP_MAGIC: Final = b"\x1f\x8b"
-# First bytes of other capture formats, and their names: Wireshark's wiretap knows the captures, and its
-# editcap turns each of them into pcap.
+# First bytes and names of other formats. Wireshark's wiretap reads the captures among them, and its editcap
+# turns each into pcap.
 _CONVERT: Final = "turn it into pcap with `editcap -F pcap FILE NEW.pcap`"
 _UNPACK: Final = "unpack it first"
 OTHER_FORMATS: Final = {
@@ -45,7 +45,7 @@ SUFFIXES: Final = (".gz", ".pcap", ".pcapng", ".cap", ".dmp", ".ntar")
 
 
 def trace_name(path: Path) -> str:
-    """Name a trace after its file, without the suffixes of captures: `a.b.pcap.gz` is `a.b`."""
+    """Return a trace's name from its file, without the suffixes of captures: `a.b.pcap.gz` is `a.b`."""
     name = path.name
     while (suffix := Path(name).suffix.lower()) in SUFFIXES:
         name = name[: -len(suffix)]
@@ -57,7 +57,6 @@ def check_capture(path: Path) -> None:
 
     Raises:
         ValueError: it is missing, or is not a file that can be read twice.
-
     """
     try:
         mode = path.stat().st_mode
@@ -76,13 +75,13 @@ def check_capture(path: Path) -> None:
         raise ValueError(f"{path}: a device or socket; give a file")
 
 
-def say(line: str) -> None:
+def print_note(line: str) -> None:
     """Print a line on standard error, because standard output may be JSON."""
     print(line, file=sys.stderr)
 
 
 class CaptureFile:
-    """A capture being read, which yields arrays of `pcaplib.SEGMENT` in the order of their stamps.
+    """A reader of a capture that yields arrays of `pcaplib.SEGMENT` in the order of their stamps.
 
     An array is valid until the next one is asked for. `records` and `skipped` are complete once the
     iteration has ended.
@@ -135,7 +134,7 @@ class CaptureFile:
                 self.notes.append(f"the capture {done} record {self.records:,}; those before it were kept")
 
     def _what_it_is(self) -> str:
-        """Name the format that a file which is no capture seems to have, and say what to do."""
+        """Return the format that a file seems to have that is no capture, and what to do."""
         for magic, (name, remedy) in OTHER_FORMATS.items():
             if self._head.startswith(magic):
                 do = remedy.replace("FILE", str(self.path))
@@ -182,7 +181,7 @@ class SegmentOrder:
         self._start = self._end = 0  # bounds of the held segments
 
     def room(self) -> npt.NDArray[np.void]:
-        """Return where the next batch is to be decoded to."""
+        """Return the part of the buffer that the next batch is decoded into."""
         held = self._buffer[self._start : self._end]
         if len(self._buffer) < len(held) + BATCH:
             self._buffer = np.empty(2 * len(held) + BATCH, pcaplib.SEGMENT)
@@ -191,7 +190,7 @@ class SegmentOrder:
         return self._buffer[self._end : self._end + BATCH]
 
     def take(self, n: int, *, last: bool = False) -> Iterator[npt.NDArray[np.void]]:
-        """Take `n` segments that were written to `room`; yield those that are ready."""
+        """Take `n` segments that were written into `room`, and yield those that are ready."""
         end = self._end + n
         while True:
             waiting = self._buffer[self._start : end]

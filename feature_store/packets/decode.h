@@ -1,4 +1,4 @@
-// Decodes the bytes of one capture record to a TCP segment: the link, IP and TCP headers.
+// Decodes the bytes of one capture record to a TCP segment, by its link, IP and TCP headers.
 #ifndef FEATURE_STORE_DECODE_H_
 #define FEATURE_STORE_DECODE_H_
 

@@ -1,6 +1,6 @@
-"""Captures to packet tables: decode, match data with ACKs, write Parquet, say what was found.
+"""Turn captures into packet tables: decode, match data with ACKs, write Parquet, and report.
 
-The format and every rule stand in docs/PACKETS.md.
+docs/PACKETS.md states the format and every rule.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from swiftqueue.common.atomic import new_folder
 from swiftqueue.feature_store.packets import pcaplib
-from swiftqueue.feature_store.packets.captures import CaptureFile, check_capture, say
+from swiftqueue.feature_store.packets.captures import CaptureFile, check_capture, print_note
 from swiftqueue.feature_store.packets.rare import address_bytes, address_text
 from swiftqueue.feature_store.packets.sender_clock import NoClockError, sender_tick_ns
 from swiftqueue.feature_store.packets.table_writer import TraceWriter
@@ -24,7 +24,7 @@ from swiftqueue.feature_store.packets.table_writer import TraceWriter
 SHARP_NS: Final = 20_000_000  # a sharp change: latencies of successive packets differ by 20 ms ...
 SHARP_SHARE: Final = 0.20  # ... and by 20 % of the first (SwiftQueue, section 2)
 FLUSH_ROWS: Final = 1 << 19  # rows per Parquet part; 20 MB of columns
-# An ACK that follows its data sooner has crossed no path, as in most captures made at the receiver.
+# An ACK that follows its data sooner has crossed no path; most captures made at the receiver have such ACKs.
 NO_PATH_MS: Final = 0.5
 FEW_KNOWN: Final = 0.1  # share of known latencies below which a line says why
 
@@ -33,17 +33,17 @@ Summary = dict[str, Any]
 
 @dataclass(frozen=True)
 class ExtractJob:
-    """One trace to extract: its capture, its name, its sender (None: the heaviest), its latency source."""
+    """A trace to extract."""
 
     capture: Path
-    trace: str
-    sender: str | None = None
-    latency: str = "acks"
+    trace: str  # its name
+    sender: str | None = None  # IP address; None: the heaviest sender
+    latency: str = "acks"  # source of the latencies, one of LATENCIES
 
 
 @dataclass(frozen=True)
 class _Plan:
-    sender: bytes | None  # address; None: the heaviest sender in the first records with payload
+    sender: bytes | None  # address; None: the heaviest sender in the first records that have payload
     left_out: bytes = b""  # keys of flows to leave out
 
 
@@ -54,13 +54,12 @@ class _WrongPlanError(Exception):
 def extract_trace(job: ExtractJob, output: Path, progress: Callable[[int], None] = lambda _: None) -> Summary:
     """Write the packet table of one capture under `output` and return its summary.
 
-    A capture is usually read once: the first records show who sent most, and no flow is left out. It is read
-        a second and a third time if that guess was wrong.
+    A capture is usually read once, on the guess that the heaviest sender of its first records is the heaviest
+    of all and that no flow is left out. If the guess is wrong, it is read a second and a third time.
 
     Raises:
         ValueError: the file is not a capture, gives no latency, or lacks the sender.
         OSError: the capture cannot be read or the table cannot be written.
-
     """
     check_capture(job.capture)
     if job.latency not in pcaplib.LATENCIES:
@@ -102,7 +101,6 @@ class _Pass:
 
         Raises:
             _WrongPlanError: nothing was written.
-
         """
         capture = CaptureFile(self.job.capture, progress)
         rows = pcaplib.Rows(FLUSH_ROWS)
@@ -125,12 +123,14 @@ class _Pass:
                     "captured, so no latency can be known"
                 )
         for note in capture.notes:
-            say(f"{self.job.trace}: {note}")
+            print_note(f"{self.job.trace}: {note}")
         if stats.clock_steps:
-            say(f"{self.job.trace}: clock set back {stats.clock_steps} times; no latency spans such a step")
+            print_note(
+                f"{self.job.trace}: clock set back {stats.clock_steps} times; no latency spans such a step"
+            )
         summary = self._summary(capture, matcher, writer.rows_written)
         for line in warnings(summary, stats, self.job.latency, matcher.latency_buckets()):
-            say(f"{self.job.trace}: {line}")
+            print_note(f"{self.job.trace}: {line}")
         return summary
 
     def _push(self, segments: npt.NDArray[np.void]) -> None:
@@ -202,7 +202,7 @@ def _no_payload(capture: CaptureFile) -> str:
 def warnings(
     summary: Summary, stats: pcaplib.Stats, latency: str, buckets: npt.NDArray[np.int64]
 ) -> list[str]:
-    """Return a line, with the remedy, for each thing in which the table differs from the expected."""
+    """Return a line with the remedy for each way in which the table is not as expected."""
     lines = []
     if stats.copies:
         lines.append(
@@ -248,10 +248,10 @@ def _few_known(summary: Summary, stats: pcaplib.Stats) -> str:
 
 
 def seen_at_receiver(stats: pcaplib.Stats, buckets: npt.NDArray[np.int64]) -> bool:
-    """Return whether a capture seems to be the receiver's.
+    """Return whether a capture seems to have been made at the receiver.
 
-    Handshakes tell which end was near. Without one, ACKs that follow their data at once do: the median one,
-        or one in ten where the receiver delays some (RFC 1122, 4.2.3.2), if they leave nothing in flight.
+    Handshakes show which end was near. Without one, ACKs that follow their data at once show it: half of
+    them, or a tenth if they leave nothing in flight, because a receiver may delay some (RFC 1122, 4.2.3.2).
     """
     if not stats.known:
         return False
@@ -282,7 +282,7 @@ def latency_quantiles(stats: pcaplib.Stats, buckets: npt.NDArray[np.int64]) -> d
 
 
 def summary_line(summary: Summary) -> str:
-    """Return one trace's summary as a line for people."""
+    """Return one trace's summary as a line of text."""
     ms = summary["latency_ms"]
     shown = " / ".join("-" if ms[key] is None else f"{ms[key]:.1f}" for key in ms)
     return (

@@ -1,4 +1,4 @@
-// The C interface that pcaplib.py loads. Handles are opaque; nothing here throws past a bad input.
+// Defines the C interface that pcaplib.py loads. Handles are opaque, and bad input throws nothing.
 #include <algorithm>
 #include <cstring>
 #include <unordered_map>
@@ -21,7 +21,7 @@ using swiftqueue::StampOrder;
 
 namespace {
 
-// TCP payload by source address, to find the sender of a capture.
+// Counts of TCP payload by source address, to find the sender of a capture.
 class Traffic {
  public:
   void Add(const Segment* segments, std::size_t n) {
@@ -34,7 +34,8 @@ class Traffic {
     }
   }
 
-  // The address that sent most; the lower one of two equals, so that the answer is always the same.
+  // Returns the address that sent most; of two equals the lower one, so the answer is always the
+  // same.
   std::int64_t Heaviest(Address* address) const {
     std::int64_t most = 0;
     for (const auto& [candidate, bytes] : bytes_) {

@@ -1,4 +1,4 @@
-"""Extract several traces: in turn in this process, or as Ray tasks where that pays."""
+"""Extract several traces: one after the other in this process, or as Ray tasks if that is faster."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from typing import Any, Final
 
 from swiftqueue.common.atomic import write_file
 from swiftqueue.common.local_ray import ray_cluster
-from swiftqueue.feature_store.packets.captures import GZIP_MAGIC, say, trace_name
+from swiftqueue.feature_store.packets.captures import GZIP_MAGIC, print_note, trace_name
 from swiftqueue.feature_store.packets.extract import ExtractJob, Summary, extract_trace, summary_line
 
 SUMMARY_FILE: Final = "summary.json"
 PARALLEL_FROM_BYTES: Final = 8 << 30  # about 40 s of one core; a local Ray cluster takes 10-20 s to start
 GZIP_RATIO: Final = 5  # rough ratio of header-only captures
-SHOW_PROGRESS_FROM_BYTES: Final = 256 << 20  # bytes read in about a second
+SHOW_PROGRESS_FROM_BYTES: Final = 256 << 20  # bytes that take about a second to read
 
 Outcome = Summary | str  # a trace's summary, or the line that says why it has none
 
@@ -29,14 +29,13 @@ def run_extract(
 ) -> int:
     """Extract captures for the command line: the tables, then one line or one JSON object per trace.
 
-    A capture that cannot be extracted is named on standard error and the others are extracted still.
+    A capture that cannot be extracted is named on standard error; the others are still extracted.
 
     Returns:
         The exit status: 0, or 1 if any trace has no table.
 
     Raises:
         ValueError: two captures would have the same trace name.
-
     """
     jobs = [ExtractJob(path, trace_name(path), sender, latency) for path in traces]
     outcomes = extract_traces(jobs, output)
@@ -45,7 +44,7 @@ def run_extract(
         print(json.dumps(summaries, indent=1))
     for outcome in outcomes:
         if isinstance(outcome, str):
-            say(f"swiftqueue: {outcome}")
+            print_note(f"swiftqueue: {outcome}")
         elif not as_json:
             print(summary_line(outcome))
     return 0 if len(summaries) == len(jobs) else 1
@@ -57,7 +56,6 @@ def extract_traces(jobs: Sequence[ExtractJob], output: Path) -> list[Outcome]:
     Raises:
         ValueError: two jobs have the same trace name, or one has a name that cannot be a folder's.
         OSError: `output` cannot be written.
-
     """
     for name, count in Counter(job.trace for job in jobs).items():
         if count > 1:
@@ -69,7 +67,7 @@ def extract_traces(jobs: Sequence[ExtractJob], output: Path) -> list[Outcome]:
     output.mkdir(parents=True, exist_ok=True)
     sizes = [_unpacked_bytes(job.capture) for job in jobs]
     if why := _why_ray(sizes):
-        say(f"extracting {len(jobs)} traces as Ray tasks: {why}")
+        print_note(f"extracting {len(jobs)} traces as Ray tasks: {why}")
         outcomes = _with_ray(jobs, output)
     else:
         outcomes = list(_in_turn(jobs, sizes, output))
@@ -115,12 +113,12 @@ def _with_ray(jobs: Sequence[ExtractJob], output: Path) -> list[Outcome]:
         absolute = [ExtractJob(job.capture.resolve(), job.trace, job.sender, job.latency) for job in jobs]
         done = ray.get([task.remote(job, output.resolve()) for job in absolute])
         for line in (line for _, said in done for line in said.splitlines()):
-            say(line)
+            print_note(line)
         return [outcome for outcome, _ in done]
 
 
 def _attempt_and_said(job: ExtractJob, output: Path) -> tuple[Outcome, str]:
-    """Run `_attempt`; return its result and its lines, as a task's standard error does not reach us."""
+    """Run `_attempt` and return its result and its lines, since a task's standard error does not reach us."""
     with contextlib.redirect_stderr(io.StringIO()) as said:
         outcome = _attempt(job, output)
     return outcome, said.getvalue()
@@ -145,7 +143,7 @@ def _in_turn(jobs: Sequence[ExtractJob], sizes: Sequence[int], output: Path) -> 
 
 
 def _write_summary(output: Path, outcomes: Sequence[Outcome]) -> None:
-    """Write the summaries of this run, and keep those of other traces whose tables are still there."""
+    """Write the summaries of this run, and keep those of other traces whose tables still exist."""
     path = output / SUMMARY_FILE
     fresh = {outcome["trace"]: outcome for outcome in outcomes if not isinstance(outcome, str)}
     try:

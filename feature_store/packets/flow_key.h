@@ -1,4 +1,4 @@
-// A flow and an address as keys of hash tables.
+// Makes flows and addresses keys of hash tables.
 #ifndef FEATURE_STORE_FLOW_KEY_H_
 #define FEATURE_STORE_FLOW_KEY_H_
 
@@ -10,7 +10,7 @@
 
 namespace swiftqueue {
 
-// One direction of a TCP connection. `vlan`: 0, but where a capture shows equal addresses and ports
+// One direction of a TCP connection. `vlan` is 0 unless a capture shows equal addresses and ports
 // in several VLANs (match.cc).
 struct FlowKey {
   Address source;
@@ -51,7 +51,7 @@ struct FlowKeyHash {
   }
 };
 
-// The direction in which a segment goes, and the other.
+// Return the direction in which a segment goes, and the opposite one.
 inline FlowKey FlowOf(const Segment& segment) {
   return {segment.source, segment.destination, segment.source_port, segment.destination_port, 0};
 }

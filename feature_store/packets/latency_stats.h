@@ -1,4 +1,4 @@
-// Statistics of a trace's latencies, counted in bounded memory while rows go by.
+// Counts statistics of a trace's latencies in bounded memory while rows go by.
 #ifndef FEATURE_STORE_LATENCY_STATS_H_
 #define FEATURE_STORE_LATENCY_STATS_H_
 
@@ -10,15 +10,15 @@
 
 namespace swiftqueue {
 
-// A histogram with buckets of 1 us below 131 ms and of at most 2^-16 of the value above (in the
-// manner of HdrHistogram), so quantiles of any number of packets cost at most 13 MB.
+// A histogram like HdrHistogram, with buckets of 1 us below 131 ms and of at most 2^-16 of the
+// value above, so quantiles of any number of packets cost at most 13 MB.
 class LatencyStats {
  public:
   static constexpr int kSubBits =
       17;  // 2^17 us is linear; each power of two above has half as many
   static constexpr int kMaxBits = 41;  // more than 25 days count as 25 days
 
-  // A sharp change: two successive latencies differ by `sharp_ns` and by `sharp_share` of the
+  // A change is sharp if two successive latencies differ by `sharp_ns` and by `sharp_share` of the
   // first.
   LatencyStats(std::int64_t sharp_ns, double sharp_share)
       : sharp_ns_(sharp_ns), sharp_share_(sharp_share) {}

@@ -11,7 +11,7 @@ namespace {
 
 // Longest time of a packet through a host; a retransmission comes a round trip later.
 constexpr std::int64_t kCopyNs = 5'000'000;
-// No timer sends anything again so soon, so without an ACK between them two are one.
+// No timer retransmits so soon, so two equal packets without an ACK between them are one.
 constexpr std::int64_t kNoTimerNs = 1'000'000;
 constexpr int kMostLooks = 1024;  // recent packets of a flow that are looked at
 // A row waits this long for its ACK. RFC 1122 4.2.3.5: a TCP gives up after at least 100 s.
@@ -24,7 +24,7 @@ constexpr std::int64_t kShortFlow = 8;  // one batch: HORIZON of schema.py
 constexpr double kControlShare = 1e-4;
 constexpr std::size_t kCompactFrom = 1024;
 
-// The sequence number `low` carries 32 bits; the one nearest to `reference` is meant.
+// Returns the sequence number nearest to `reference` whose lower 32 bits are `low`.
 std::int64_t Unwrap(std::int64_t reference, std::uint32_t low) {
   return reference + static_cast<std::int32_t>(low - static_cast<std::uint32_t>(reference));
 }
@@ -169,7 +169,8 @@ void Matcher::Data(const Segment& segment, TraceClock::Reading now) {
   Flow& flow = FlowFor(key, segment, now.time_ns);
   const std::uint32_t sequence = FirstByte(segment);
   std::int64_t start = Unwrap(flow.sent_end, sequence);
-  // No connection's window is so large: its ports are used anew, and the SYN is not in the capture.
+  // No connection's window is so large, so the ports are used anew and the SYN is not in the
+  // capture.
   if (std::llabs(start - flow.sent_end) > kMaxWindow) {
     Restart(flow, sequence - 1, now.time_ns);
     start = flow.sent_end;

@@ -1,8 +1,9 @@
-// Data packets of one sender matched with the ACKs that come back: the packet table's rows.
+// Matches data packets of one sender with the ACKs that come back, which gives the packet table's
+// rows.
 //
-// The rules (docs/PACKETS.md): a packet's latency ends at the first ACK that covers its last byte,
-// a cumulative one, or one of either kind where selective ones count; if that byte was sent again
-// before, neither sending has one (Karn); rows leave in send order.
+// A packet's latency ends at the first ACK that covers its last byte: a cumulative one, or one of
+// either kind where selective ones count. If that byte was sent again before, neither sending has a
+// latency (Karn). Rows leave in send order (docs/PACKETS.md).
 #ifndef FEATURE_STORE_MATCH_H_
 #define FEATURE_STORE_MATCH_H_
 
@@ -70,7 +71,7 @@ class Matcher {
     std::int64_t silent_packets = 0;  // packets of flows to which no ACK comes back
     std::int64_t midway_flows = 0;    // flows that begin without a SYN
     std::int64_t new_acks = 0;        // ACKs that acknowledge something new
-    std::int64_t full_acks = 0;       // of these, ACKs after which nothing is in flight
+    std::int64_t full_acks = 0;       // new ACKs after which nothing is in flight
     std::int64_t handshakes_near_sender = 0, handshakes_near_receiver = 0;
     std::int64_t span_ns = 0;  // time between the first and the last stamp
   };

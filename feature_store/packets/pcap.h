@@ -1,4 +1,4 @@
-// A capture file read piece by piece: pcap (microseconds or nanoseconds, both byte orders) and
+// Reads a capture file piece by piece: pcap (microseconds or nanoseconds, both byte orders) and
 // pcapng.
 #ifndef FEATURE_STORE_PCAP_H_
 #define FEATURE_STORE_PCAP_H_

@@ -1,7 +1,6 @@
-"""Bind `_build/libpcapdecode.so`: capture bytes to TCP segments, segments to packet-table rows.
+"""Bind `_build/libpcapdecode.so`, which turns captures into TCP segments and those into packet-table rows.
 
-The record types below repeat `segment.h`, `match.h` and `extract_api.cc`; the library is small and its
-whole interface stands here.
+The record types below repeat `segment.h`, `match.h` and `extract_api.cc`.
 """
 
 from __future__ import annotations
@@ -17,25 +16,10 @@ from swiftqueue import feature_store
 from swiftqueue.common import native
 
 LIBRARY: Final = feature_store.FOLDER / "_build" / "libpcapdecode.so"
-SOURCES: Final = (  # as in pcap.mk
-    *(
-        "packets/decode.cc",
-        "packets/pcap.cc",
-        "packets/match.cc",
-        "packets/sender_view.cc",
-        "packets/extract_api.cc",
-    ),
-    *(
-        "packets/segment.h",
-        "packets/flow_key.h",
-        "packets/trace_clock.h",
-        "packets/decode.h",
-        "packets/pcap.h",
-        "packets/match.h",
-        "packets/sender_view.h",
-        "packets/stamp_order.h",
-    ),
-    "packets/latency_stats.h",
+SOURCES: Final = (
+    *(f"packets/{name}.cc" for name in ("decode", "pcap", "match", "sender_view", "extract_api")),
+    *(f"packets/{name}.h" for name in ("segment", "flow_key", "trace_clock", "decode", "pcap", "match")),
+    *(f"packets/{name}.h" for name in ("sender_view", "stamp_order", "latency_stats")),
 )
 
 SEGMENT: Final = np.dtype(
@@ -104,7 +88,7 @@ ROW_COLUMNS: Final = {
 
 
 def bucket_us(index: int) -> int:
-    """Return the lowest latency in us that falls in a bucket of `latency_stats.h`."""
+    """Return the lowest latency in us that belongs to a bucket of `latency_stats.h`."""
     half = 1 << 16  # 2^kSubBits / 2
     if index < 2 * half:
         return index
@@ -119,15 +103,6 @@ class _Columns(ctypes.Structure):
 class Stats(ctypes.Structure):
     """Counts of a matcher, `SqStats` of extract_api.cc; times in ns."""
 
-    _fields_ = [
-        (name, ctypes.c_int64)
-        for name in (
-            *("known", "sharp", "min_ns", "max_ns", "clock_steps", "acks", "copies", "left_out"),
-            *("retransmitted", "flows", "receivers", "cut_sacks", "unacknowledged", "sent_again"),
-            *("off_clock", "silent_packets", "midway_flows", "new_acks", "full_acks"),
-            *("near_sender", "near_receiver", "span_ns"),
-        )
-    ]
     known: int
     sharp: int
     min_ns: int
@@ -150,6 +125,7 @@ class Stats(ctypes.Structure):
     near_sender: int
     near_receiver: int
     span_ns: int
+    _fields_ = [(name, ctypes.c_int64) for name in __annotations__]
 
 
 @functools.cache
@@ -158,7 +134,6 @@ def library() -> ctypes.CDLL:
 
     Raises:
         NotBuiltError: it is not built, or is older than its sources.
-
     """
     handle, size, i64 = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int64
     signatures: native.Signatures = {
@@ -214,8 +189,7 @@ class Capture(_Handle):
         """Decode the complete records at the head of `data` into `out`.
 
         Returns:
-            The number of bytes of `data` that were consumed, and of segments written.
-
+            The number of bytes of `data` that were consumed, and the number of segments written.
         """
         consumed = ctypes.c_size_t()
         source, target = (data.ctypes.data, len(data), last), (out.ctypes.data, len(out))
@@ -245,10 +219,8 @@ class StampOrder(_Handle):
         """Order the `held` segments at the front, left by the last call, and new ones of `capture` behind.
 
         Returns:
-            The number of new segments that were read (give the others again), and of segments at the front
-            that are
-                    in their final order.
-
+            The number of new segments that were read (pass the others again), and the number of segments at
+            the front that are in their final order.
         """
         fresh = ctypes.c_size_t(len(segments) - held)
         place = self._handle, segments.ctypes.data

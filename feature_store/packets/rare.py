@@ -1,4 +1,4 @@
-"""Decode with scapy the records outside the fast path: rare link types, MPLS, PPPoE, odd IPv6 headers."""
+"""Decode records outside the fast path with scapy: rare link types, MPLS, PPPoE, odd IPv6 headers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ def address_bytes(text: str) -> bytes:
 
     Raises:
         ValueError: the text is not an IP address.
-
     """
     import ipaddress
 
@@ -38,7 +37,7 @@ def address_text(packed: bytes) -> str:
 
 
 class RareDecoder:
-    """A decoder, using scapy, of segments that the fast path left open; it imports scapy on first use."""
+    """A decoder of segments that the fast path left open; it imports scapy on first use."""
 
     def __init__(self) -> None:
         self.skipped: Counter[str] = Counter()
@@ -85,7 +84,7 @@ class RareDecoder:
 
 @functools.cache
 def load_scapy() -> Any:
-    """Import the layers of scapy that can carry TCP; about 1 s."""
+    """Import the layers of scapy that can carry TCP, which takes about 1 s."""
     import logging
     from types import SimpleNamespace
 
@@ -106,7 +105,6 @@ def fill_segment(packet: Any, cut_bytes: int, segment: npt.NDArray[np.void]) -> 
 
     Returns:
         The reason why it holds no TCP segment, or None.
-
     """
     layers = load_scapy()
     if _is_damaged(packet):

@@ -1,7 +1,4 @@
-"""The packet table: its columns and their meaning.
-
-One row per data packet that the sender sent, in send order.
-"""
+"""Define the packet table: one row per data packet that the sender sent, in send order."""
 
 from __future__ import annotations
 
@@ -39,7 +36,7 @@ def queue_column(l4s: pl.Expr) -> pl.Expr:
 
 
 def scan_packets(packets_dir: Path, trace: str | None = None) -> pl.LazyFrame:
-    """Lazily read a packet table written by `extract` (one trace's, or all), in send order.
+    """Lazily read the packet table of one trace, or of all, in send order.
 
     Raises:
         FileNotFoundError: there is no packet table, or none of that trace, under `packets_dir`.
@@ -49,7 +46,7 @@ def scan_packets(packets_dir: Path, trace: str | None = None) -> pl.LazyFrame:
 
 
 def read_packets(packets_dir: Path, trace: str) -> pl.DataFrame:
-    """Read a packet table that another program may have made, in send order.
+    """Read a packet table, which another program may have made, in send order.
 
     Raises:
         FileNotFoundError: there is no packet table of that trace under `packets_dir`.

@@ -1,4 +1,4 @@
-// One TCP segment of a capture record, as the decoder returns it and the matcher takes it.
+// Defines a TCP segment of a capture record, which the decoder returns and the matcher takes.
 #ifndef FEATURE_STORE_SEGMENT_H_
 #define FEATURE_STORE_SEGMENT_H_
 

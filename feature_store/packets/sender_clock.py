@@ -1,7 +1,4 @@
-"""Estimate how fast a sender's TCP timestamp clock runs.
-
-RFC 7323, 5.4, allows ticks of 1 ms to 1 s; some clocks are faster.
-"""
+"""Estimate how fast a sender's TCP timestamp clock ticks; RFC 7323, 5.4, allows 1 ms to 1 s."""
 
 from __future__ import annotations
 
@@ -15,18 +12,8 @@ from swiftqueue.feature_store.packets import pcaplib
 from swiftqueue.feature_store.packets.captures import CaptureFile
 from swiftqueue.feature_store.packets.rare import address_text
 
-TICKS_NS: Final = (
-    1_000,
-    10_000,
-    100_000,
-    1_000_000,
-    2_000_000,
-    4_000_000,
-    10_000_000,
-    100_000_000,
-    500_000_000,
-)
-ENOUGH_NS: Final = 2_000_000_000  # a flow this long tells ticks of 1, 2 and 4 ms apart in spite of queueing
+TICKS_NS: Final = tuple(round(ms * 1e6) for ms in (0.001, 0.01, 0.1, 1, 2, 4, 10, 100, 500))
+ENOUGH_NS: Final = 2_000_000_000  # length of a flow that tells ticks of 1, 2 and 4 ms apart despite queueing
 
 
 class NoClockError(ValueError):
@@ -38,7 +25,6 @@ def sender_tick_ns(capture: Path, sender: bytes) -> int:
 
     Raises:
         NoClockError: no flow has a moving timestamp clock.
-
     """
     first: dict[bytes, tuple[int, int]] = {}  # capture time and TSval of each flow's first segment
     span_ns, ticks = 0, 0

@@ -1,4 +1,4 @@
-// A capture made at the receiver, turned into what its sender saw, by TCP timestamps (RFC 7323).
+// Turns a capture made at the receiver into what its sender saw, by TCP timestamps (RFC 7323).
 //
 // A data packet carries the sender's clock (TSval); an ACK carries the receiver's, and the sender
 // echoes it (TSecr) in what it sends next. So the first packet that echoes an ACK tells, in the

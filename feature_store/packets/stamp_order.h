@@ -1,4 +1,4 @@
-// Segments put into the order of their stamps, as far as a capture wrote them out of it.
+// Sorts segments by their stamps, as far as a capture wrote them out of order.
 #ifndef FEATURE_STORE_STAMP_ORDER_H_
 #define FEATURE_STORE_STAMP_ORDER_H_
 
@@ -29,8 +29,8 @@ class StampOrder {
     std::size_t ready;  // number of segments at the front in their final order
   };
 
-  // `buffer`: `held` segments that are left from the call before, then fresh ones. `in_order`: they
-  // need not be looked at. `last`: none follow.
+  // `buffer` has the `held` segments of the call before, then fresh ones. With `in_order` these are
+  // sorted already; with `last` none follow.
   Taken Take(std::span<Segment> buffer, std::size_t held, bool in_order, bool many_interfaces,
              bool last) {
     if (last && in_order) return {buffer.size() - held, buffer.size()};

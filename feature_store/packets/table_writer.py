@@ -18,7 +18,6 @@ class TraceWriter:
 
     Raises:
         OSError: the output cannot be written (no permission, disk full).
-
     """
 
     def __init__(self, folder: Path, trace: str) -> None:

@@ -1,4 +1,4 @@
-// A clock that never runs backwards, over capture timestamps that may.
+// Defines a clock that never runs backwards, over capture timestamps that may.
 #ifndef FEATURE_STORE_TRACE_CLOCK_H_
 #define FEATURE_STORE_TRACE_CLOCK_H_
 
@@ -20,7 +20,8 @@ class TraceClock {
         stamp_ns;  // the record's own, on the same scale: below time_ns if it ran backwards
   };
 
-  // `may_step`: the clock can be set back, as a capture's can; else stamps only change places.
+  // With `may_step` the clock can be set back, as a capture's can; otherwise stamps only change
+  // places.
   explicit TraceClock(bool may_step) : may_step_(may_step) {}
 
   Reading Read(std::int64_t stamp_ns) {

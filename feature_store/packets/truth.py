@@ -1,4 +1,4 @@
-"""A simulator's knowledge of a capture's packets that a sender lacks: a table beside the packet table.
+"""Write and read what a simulator knows of packets and a sender does not: a table beside the packet table.
 
 Its rows are those of the packet table, in send order. Shapes: N packets.
 """
@@ -35,10 +35,10 @@ class Waits:
 
 
 def write_truth(run: Path, target: Path) -> None:
-    """Write a run's truth as Parquet, with the names of the packet table.
+    """Write a run's truth as Parquet, with the packet table's column names.
 
     If the run recorded waits in both queues, the table has `classic_wait_us` and `l4s_wait_us`, null for a
-        packet that did not arrive.
+    packet that did not arrive.
     """
     rows = np.load(run / TRUTH)
     table = pl.DataFrame({name: np.ascontiguousarray(rows[name]) for name in rows.dtype.names})
@@ -65,8 +65,8 @@ def write_truth(run: Path, target: Path) -> None:
 def read_waits(truth: Path, packets: pl.DataFrame) -> Waits:
     """Read the waits in either queue of a packet table's packets.
 
-    A truth may have more packets: control connections are in no packet table. Packets are matched by their
-        time of sending, which is unique within a sender.
+    A truth may have more packets, because no packet table holds control connections. Packets are matched by
+    their time of sending, which is unique within a sender.
 
     Raises:
         ValueError: the file cannot be read, has no waits, or belongs to other packets.

@@ -1,1 +1,1 @@
-"""Checks of data: Great Expectations suites and the shift of the inputs."""
+"""Check data: Great Expectations suites, the shift of the inputs, impossible claims."""

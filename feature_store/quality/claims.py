@@ -20,8 +20,8 @@ import polars as pl
 from swiftqueue.common.settings import settings
 
 KINDS: Final = ("latency_below_path", "latency_above_times", "rate", "ack_of_nothing")
-MOST_REFUSED: Final = 0.01  # share of the packets above which the sender is wrong, or lies
-LOW_QUANTILE: Final = 0.01  # quantile of a receiver's latencies, which fewer lies do not move
+MOST_REFUSED: Final = 0.01  # share of packets with such claims above which the sender is not believed
+LOW_QUANTILE: Final = 0.01  # quantile of a receiver's latencies; fewer false ones do not move it
 LOW_SHARE: Final = 0.5
 CLOCK_US: Final = 1_000.0  # margin of a latency above its times: the agent reads its clock twice
 BIN_NS: Final = 10_000_000

@@ -1,4 +1,4 @@
-"""Measure how far the network's inputs have left the distribution of its training."""
+"""Measure how far the network's inputs have moved from the distribution of its training."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from swiftqueue.feature_store.packets.schema import HORIZON
 SAMPLE: Final = 2_000  # rows that stand for many; the index moves by about 0.01 between samples
 PSI_BINS: Final = 10
 PSI_FLOOR: Final = 1e-3  # an empty bin would make the index infinite
-# These inputs shift by nature. A flow's age grows with the trace. The length of the last hole stands until
-# the next one, and the least latency until a lower one, so a slice holds a handful of values of each. The
-# signs of flows and receivers are chance.
+# These inputs shift by nature. A flow's age grows with the trace. The last hole's length stays until the next
+# hole, and the least latency until a lower one, so a slice holds only a few values of each. The signs of
+# flows and receivers are random.
 NO_SHIFT_TEST: Final = (
     *(f.name for f in EVENTS.features if f.unit == "sign"),
     "flow_age_us",
@@ -51,7 +51,7 @@ def as_rows(x_BHF: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
 
 
 def sample_inputs(candidates_BHF: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-    """Return evenly spaced rows (N, F) that stand for many candidates' inputs, each place alike."""
+    """Return evenly spaced rows (N, F) of many candidates' inputs, with each place of a batch as often."""
     rows_NF = candidates_BHF.reshape(-1, candidates_BHF.shape[-1])
     step = max(1, len(rows_NF) // SAMPLE) | 1  # odd: an even step would meet only some of the HORIZON places
     return np.ascontiguousarray(rows_NF[::step])
@@ -74,8 +74,8 @@ def slice_shifts(
 ) -> pl.DataFrame:
     """Return the shift of each input, and of the latency, from the training slice to the test slices.
 
-    The test slices count as one: seconds of real traffic differ far more than minutes, so single short
-        slices would cross any limit that tells broken data from ordinary change.
+    The test slices count as one. Seconds of real traffic differ far more than minutes, so single short slices
+    would exceed any limit that tells broken data from ordinary change.
 
     Args:
         trace: the trace's name.

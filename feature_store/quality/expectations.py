@@ -1,8 +1,8 @@
-"""Great Expectations suites for the packet table, its events and the queries of its decisions.
+"""Check the packet table, its events and the queries of its decisions with Great Expectations.
 
-Great Expectations has no Polars engine, so each check gets a pandas frame with just the columns it
-needs; quantities beyond row-wise expectations (a delay, a shift between slices) are computed in Polars
-first and stand in the frame as a column or a row of their own.
+Great Expectations has no Polars engine, so each check gets a pandas frame with only the columns that it
+needs. Quantities beyond row-wise expectations (a delay, a shift between slices) are computed in Polars first
+and become a column or a row of the frame.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from swiftqueue.feature_store.events.event_stream import INPUTS, MAX_TIME_NS, EventInput, Events
+from swiftqueue.feature_store.events.event_stream import INPUTS, MAX_TIME_NS, EventInput, EventReplay
 from swiftqueue.feature_store.packets.schema import HORIZON, PACKET_SCHEMA, QUEUES
 
 SHIFT: Final = "distribution-shift"  # the check between slices
@@ -140,7 +140,7 @@ def packets_check(trace: str, packets: pl.DataFrame, max_unknown: float, max_lat
     )
 
 
-def query_frame(trace: str, packets: pl.DataFrame, events: Events) -> pl.DataFrame:
+def query_frame(trace: str, packets: pl.DataFrame, events: EventReplay) -> pl.DataFrame:
     """Return a row for each packet decided: its query's inputs, and its later latency."""
     decided = len(events.x_DHF) * HORIZON
     rows = packets[:decided]
@@ -156,11 +156,11 @@ def query_frame(trace: str, packets: pl.DataFrame, events: Events) -> pl.DataFra
     )
 
 
-def inputs_check(trace: str, events: Events, queries: pl.DataFrame) -> Check:
+def inputs_check(trace: str, events: EventReplay, queries: pl.DataFrame) -> Check:
     """Check that all inputs of one trace's events and queries are finite and in the range of their unit.
 
-    A row of the frame counts one input's missing or out-of-range values and names the first one's packet.
-        So a trace of millions of events needs a few expectations, not two for each input.
+    A row of the frame counts one input's missing and out-of-range values and names the first one's packet, so
+    a trace of millions of events needs a few expectations instead of two for each input.
 
     Args:
         trace: the trace's name.
@@ -178,13 +178,8 @@ def inputs_check(trace: str, events: Events, queries: pl.DataFrame) -> Check:
             column = queries[each.name].to_numpy()
             packets = queries["packet"].to_numpy()
             found.append(_summary("queries", each.name, packets, _sound(each, column), column))
-    schema = {
-        "rows": pl.String,
-        "input": pl.String,
-        "missing": pl.Int64,
-        "wrong": pl.Int64,
-        "packet": pl.Int64,
-    }
+    counts = dict.fromkeys(("missing", "wrong", "packet"), pl.Int64())
+    schema = {"rows": pl.String(), "input": pl.String(), **counts}
     return Check(
         f"inputs-{trace}",
         pl.DataFrame(found, schema=schema, orient="row"),
@@ -232,7 +227,7 @@ def shift_check(shifts: pl.DataFrame, max_psi: float) -> Check:
 
 
 class Validation:
-    """A runner of checks in a Great Expectations context in memory, which writes their data docs."""
+    """A runner of checks, in a Great Expectations context in memory, that writes their data docs."""
 
     def __init__(self) -> None:
         import great_expectations as gx
@@ -304,7 +299,7 @@ class Validation:
         """Write the data docs of all checks so far as one page that needs neither a server nor the net.
 
         Great Expectations' own pages load style, icons and the index's table from other hosts, and their
-                templates cannot be replaced.
+        templates cannot be replaced.
 
         Args:
             folder: folder to make; the page is its `index.html`.

@@ -52,7 +52,7 @@ class CompactionReport:
 
     segments: int = 0
     counts: TelemetryCounts = field(default_factory=TelemetryCounts)  # counts added over all senders
-    damaged: list[str] = field(default_factory=list)  # a line for each segment and sender that was put aside
+    damaged: list[str] = field(default_factory=list)  # a line for each segment or sender that was put aside
 
     def add(self, now: TelemetryCounts, before: TelemetryCounts) -> None:
         """Add the growth of one sender's counts."""
@@ -61,7 +61,7 @@ class CompactionReport:
 
 
 class Compactor:
-    """The compactor of a telemetry store; a second one on the same store is refused.
+    """The compactor of a telemetry store, which refuses to run beside another one.
 
     Raises:
         BlockingIOError: another compactor works on the store.
@@ -93,7 +93,7 @@ class Compactor:
             raise BlockingIOError(f"{root}: another compactor is at work there") from None
         self._manifests: dict[str, Manifest] = {}
         self._lost: list[str] = []  # lines about senders that begin anew
-        # The newest tables by sender and file, which the next ACKs would otherwise need read again.
+        # The newest tables by sender and file, so that the next ACKs need not read them again.
         self._unacknowledged: dict[str, dict[str, Columns]] = {}
         for folder in (root / "packets").glob("trace=*"):
             self._sweep(self._manifest(folder.name.removeprefix("trace=")))
@@ -145,7 +145,7 @@ class Compactor:
             save_manifest(self._root, manifest)
 
     def _make_room(self, report: CompactionReport) -> None:
-        """Drop the minutes of all senders that were stored first, until the limits hold.
+        """Drop the minutes that were stored first, of any sender, until the limits hold.
 
         Each sender's newest minutes stay: if another program fills the disk, dropping them would not help.
         """
@@ -251,9 +251,9 @@ class Compactor:
         return self._manifests[sender]
 
     def _begin_anew(self, sender: str, error: Exception, where: str = DAMAGED) -> Manifest:
-        """Put a sender's damaged or missing files aside; only its own past is lost.
+        """Put aside the files of a sender that are damaged, or of an older format; it alone loses its past.
 
-        Files of an older format are put aside too, and all of those are kept.
+        Files of an older format are all kept.
         """
         aside = self._put_aside(sender_dir(self._root, sender), where)
         self._lost.append(f"{error}; its minutes lie in {aside} now, and it begins anew")

@@ -1,9 +1,9 @@
-"""The layout of a sender's events in telemetry, and of batches of them.
+"""Define the layout of a sender's events in telemetry, and check batches of them.
 
 A SEND describes its packet by `SEND_FIELDS`, here and in the agent's frames. A batch is a `HEADER`, which
-names its sender and number, and its events, records of `EVENT`. Both are flat and little-endian and are read
-by NumPy alone, so a stranger's bytes can only be refused. A bad batch is refused whole, under one of
-`REASONS`. Unused fields are 0, so the same content is always the same bytes.
+names its sender and number, followed by its events, records of `EVENT`. Both are flat and little-endian, and
+NumPy alone reads them, so the worst that a stranger's bytes can do is to be refused. A bad batch is refused
+as a whole, with one of `REASONS`. Unused fields are 0, so equal content gives equal bytes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy.typing as npt
 MINUTE_NS: Final = 60_000_000_000  # as in table_writer.py, which needs Polars; a sender does not
 SEND: Final = 0
 ACK: Final = 1
-# A SEND's attributes of its packet, as the sender saw it when the packet left; 0 in an ACK.
+# Attributes of a SEND's packet as the sender saw it when the packet left; 0 in an ACK.
 SEND_FIELDS: Final = (
     ("size_bytes", "<i4"),  # IP length
     ("flow_id", "<i4"),
@@ -68,18 +68,8 @@ MAX_NUMBER: Final = 2**48  # largest number of a session or batch, likewise
 SENDER_NAME: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
 
 REASONS: Final = (
-    "token",
-    "schema",
-    "too_large",
-    "no_size",
-    "empty",
-    "nan",
-    "range",
-    "order",
-    "jump",
-    "session",
-    "two_senders",
-    "senders",
+    *("token", "schema", "too_large", "no_size", "empty", "nan"),
+    *("range", "order", "jump", "session", "two_senders", "senders"),
 )
 
 Events = npt.NDArray[Any]  # records of EVENT

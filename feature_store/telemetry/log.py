@@ -1,4 +1,4 @@
-"""The write-ahead log of telemetry: acknowledged batches lie here, fsynced, until they are compacted.
+"""Write and read the write-ahead log of telemetry, which holds acknowledged batches until their compaction.
 
 A segment is a file of frames, each one batch as it was sent. Each writer has segments of its own, so several
 may write at once. A segment is `NAME.open` while its writer holds a lock on it, `NAME.wal` when it is whole.
@@ -37,7 +37,7 @@ def log_dir(root: Path) -> Path:
 
 
 class SegmentWriter:
-    """A durable writer of batches to segments of its own; not thread-safe."""
+    """A durable writer of batches to segments of its own, for one thread."""
 
     def __init__(self, root: Path, *, segment_bytes: int = SEGMENT_BYTES) -> None:
         self._folder = log_dir(root)
@@ -110,7 +110,7 @@ class SegmentWriter:
             return
 
     def _take_back(self) -> None:
-        """Cut the remains of a failed append; if that fails the segment ends here at a tear."""
+        """Cut off the remains of a failed append; if that fails, the segment ends here, torn."""
         assert self._file is not None  # noqa: S101 - called by `append` alone
         try:
             os.ftruncate(self._file, self._durable)

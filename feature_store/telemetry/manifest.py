@@ -1,7 +1,7 @@
-"""The manifest of one sender's packets: the files of each minute, and the batches in them.
+"""Keep the manifest of one sender's packets: the files of each minute, and the batches in them.
 
-Only the manifest makes a file part of the store: readers open the files that it names. A crash before it is
-replaced leaves files that nobody reads, and the next compaction removes them.
+A file belongs to the store only if the manifest names it, and readers open no others. A crash before the
+manifest is replaced leaves files that nobody reads; the next compaction removes them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from swiftqueue.feature_store.events.beginning import FORGET_NS, HOLE_NS, LEAD_I
 from swiftqueue.feature_store.telemetry.sessions import SessionOpening
 
 FILE: Final = "manifest.json"
-MAX_FLOWS: Final = 4096  # flows of a session whose start is remembered: those that sent last
+MAX_FLOWS: Final = 4096  # flows of a session whose start is remembered, those that sent last
 MAX_RANGES: Final = 1000  # ranges of a session; further gaps are counted but not told apart
 MAX_STEPS: Final = 16  # steps of a least latency that are remembered: the newest ones
 HOLE_EVERY_NS: Final = 1_000_000_000  # the last hole of each second is remembered
@@ -51,7 +51,7 @@ class Partition:
     rows: Whole
     packets: list[FileName] = field(default_factory=list)  # packet tables, oldest first
     acks: list[FileName] = field(default_factory=list)  # ACKs that came in a later compaction
-    intake: Whole = 0  # number of the compaction that began it; 0: an earlier version's
+    intake: Whole = 0  # number of the compaction that began it; 0: an earlier version began it
 
 
 @dataclass
@@ -66,7 +66,7 @@ class Session:
     newest_ns: WholeOrNone = -1  # time of its newest event
     shift_ns: Whole = 0  # nanoseconds added to the sender's clock since it was set back
     flow_starts_ns: dict[Id, Whole] = field(default_factory=dict)  # first SEND by flow, ordered by last SEND
-    # Time and value of each least latency so far, by scope and id: ever later, ever lower.
+    # Time and value of each new least latency, by scope and id: each later and lower than the one before.
     least_us: dict[Literal["flow", "queue", "receiver"], dict[Id, list[tuple[Whole, float]]]] = field(
         default_factory=lambda: {scope: {} for scope in SCOPES}
     )
@@ -90,7 +90,7 @@ class Session:
         )
 
     def take(self, sequence: int) -> bool:
-        """Note a batch; return False if it was there before."""
+        """Note a batch, and return False if it was noted before."""
         at = bisect.bisect_right(self.ranges, [sequence, 2**63])  # the first range that begins after it
         if at and sequence <= self.ranges[at - 1][1]:
             return False
@@ -112,7 +112,7 @@ class Session:
         return self.ranges[-1][1] if self.ranges else -1
 
     def note_flows(self, first_sent_ns: dict[str, int]) -> None:
-        """Remember when flows began: a window has a flow's age, a minute of packets does not."""
+        """Remember when flows began, since a minute of packets does not show a flow's age."""
         for flow, sent_ns in first_sent_ns.items():
             self.flow_starts_ns[flow] = min(self.flow_starts_ns.pop(flow, sent_ns), sent_ns)
         for flow in list(self.flow_starts_ns)[:-MAX_FLOWS]:
@@ -144,7 +144,7 @@ class Session:
                 del of_scope[one]
 
     def may_note(self, latencies_us: NDArray[np.float32]) -> bool:
-        """Return whether one of these latencies, NaN where unknown, may be a least one of any flow."""
+        """Return whether one of these latencies (NaN: unknown) may be the least of its scope."""
         known_us = latencies_us[np.isfinite(latencies_us)]
         lowest = known_us.min() if len(known_us) else None
         steps = (steps for of_scope in self.least_us.values() for steps in of_scope.values())
@@ -192,8 +192,7 @@ class Session:
         """Count, once each, the batches still missing `after_s` seconds after a later one was stored.
 
         A sender's batches are stored in order, but with several replicas an earlier one may still lie in an
-        open
-                segment.
+        open segment.
         """
         if 0 <= now_s - self.mark_s < after_s:
             return 0
@@ -227,7 +226,7 @@ class TelemetryCounts:
 
 @dataclass
 class Manifest:
-    """One sender's packets."""
+    """The stored packets of one sender."""
 
     __pydantic_config__: ClassVar[ConfigDict] = _STRICT
     sender: str
@@ -235,7 +234,7 @@ class Manifest:
     generation: Whole = 0  # number of changes so far; names the files that the next one adds
     sessions: dict[Whole, Session] = field(default_factory=dict)
     partitions: list[Partition] = field(default_factory=list)
-    orphans: list[FileName] = field(default_factory=list)  # segments of the log taken in but not removed yet
+    orphans: list[FileName] = field(default_factory=list)  # files of ACKs whose packets have not come yet
     segments: list[str] = field(default_factory=list)  # segments of the log taken in but not removed yet
     counts: TelemetryCounts = field(default_factory=TelemetryCounts)
 
@@ -334,7 +333,7 @@ def sender_dir(root: Path, sender: str) -> Path:
 
 
 def load_manifest(root: Path, sender: str) -> Manifest:
-    """Read a sender's manifest; an empty one if it has none.
+    """Return a sender's manifest, an empty one if it has none.
 
     Raises:
         ValueError: the file is not a manifest.
@@ -358,7 +357,7 @@ def load_manifest(root: Path, sender: str) -> Manifest:
 
 
 def read_manifest(content: bytes) -> Manifest:
-    """Read a manifest's bytes.
+    """Return the manifest of some bytes.
 
     Raises:
         ValueError: the bytes are not a manifest.

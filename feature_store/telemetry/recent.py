@@ -1,6 +1,6 @@
-"""Read a sender's last minutes from telemetry as a packet table.
+"""Read a sender's last minutes from telemetry as a packet table, while the compactor works.
 
-It reads compacted files, through the manifests alone, while the compactor works.
+Only compacted files that a manifest names are read.
 """
 
 from __future__ import annotations
@@ -24,21 +24,13 @@ from swiftqueue.feature_store.telemetry.manifest import FILE as MANIFEST
 from swiftqueue.feature_store.telemetry.manifest import Manifest, load_manifest, sender_dir
 from swiftqueue.feature_store.telemetry.tables import merged, read_part, write_part
 
-# With several replicas a batch may still lie in an open segment: for SEGMENT_S, twice that if its replica is
-# idle, and a batch's own span.
+# With several replicas a batch may still lie in an open segment: for SEGMENT_S, for twice that if its replica
+# is idle, and for a batch's own span.
 OPEN_NS: Final = 3_000_000_000
 LIVE_NS: Final = 60_000_000_000  # senders whose packets were stored within this time still send
-TRIES: Final = 20  # a minute's parts can be merged away between the manifest's reading and theirs
-GAP_SCHEMA: Final = pl.Schema(
-    {
-        "sender": pl.String,
-        "session": pl.Int64,
-        "first_sequence": pl.Int64,
-        "last_sequence": pl.Int64,
-        "batches": pl.Int64,
-        "events": pl.Int64,
-    }
-)
+TRIES: Final = 20  # a minute's parts may be merged away after the manifest was read
+_GAP_NUMBERS: Final = ("session", "first_sequence", "last_sequence", "batches", "events")
+GAP_SCHEMA: Final = pl.Schema({"sender": pl.String(), **dict.fromkeys(_GAP_NUMBERS, pl.Int64())})
 
 
 @dataclass(frozen=True)
@@ -46,11 +38,11 @@ class RecentPackets:
     """The last minutes of a sender's newest session."""
 
     packets: pl.DataFrame  # PACKET_SCHEMA: whole batches of 8, `packet` counted from 0 in this table
-    newest_ns: int  # the session's last event, by the sender's clock
+    newest_ns: int  # time of the session's last event, by the sender's clock
     session: int
-    missing_packets: int  # numbers within the span without a SEND: lost telemetry
+    missing_packets: int  # packet numbers in the span without a SEND, whose telemetry was lost
     beginning: Beginning  # knowledge of the sender from before these packets
-    unmatched_acks: int = 0  # ACKs of packets that it never sent, since the store knows it
+    unmatched_acks: int = 0  # ACKs of packets that it never sent, over all its time in the store
     damaged: str = ""  # a line that names a damaged file; earlier packets are left out
 
 
@@ -62,12 +54,12 @@ def senders(root: Path) -> list[str]:
 def next_sender(root: Path, weights: Mapping[str, float], turns: Sequence[str]) -> str:
     """Return the sender whose turn it is to teach: the live one furthest behind its share.
 
-    So no sender dominates by sending most; its heads are judged on the slices of the others, too.
+    No sender dominates by sending most, and its heads are judged on the slices of the others as well.
 
     Args:
         root: folder of the store.
-        weights: relative share of each sender that may teach; empty: all alike.
-        turns: senders of the last rounds.
+        weights: relative share of each sender that may teach; empty: all have the same.
+        turns: senders that taught the last rounds.
 
     Raises:
         FileNotFoundError: no packet of these senders is stored.
@@ -121,8 +113,8 @@ def latest_minutes(root: Path, sender: str, minutes: float, *, settled: bool = F
     """Return a sender's packets of the last `minutes` before its newest event.
 
     With `settled`, leave out the newest seconds while an earlier batch may still come: they have holes while
-        replicas close their segments at different times.
-        Batches of 8 stay those that the sender decided; incomplete ones are left out.
+    replicas close their segments at different times. The batches of 8 are those that the sender decided, and
+    incomplete ones are left out.
 
     Raises:
         FileNotFoundError: no packet of this sender is stored.
@@ -191,7 +183,7 @@ def gaps(root: Path) -> pl.DataFrame:
 def _read(
     folder: Path, manifest: Manifest, session: int, since_ns: int, until_ns: int
 ) -> tuple[pl.DataFrame, str]:
-    """Return a session's packets between two times but after any damaged file, and a line about that file."""
+    """Return a session's packets between two times, after any damaged file, and a line about that file."""
     tables, damaged = [pl.DataFrame(schema=PACKET_SCHEMA)], ""
     wanted = [p for p in manifest.partitions if p.session == session and p.minute >= since_ns // MINUTE_NS]
     for p in sorted(wanted, key=lambda p: p.minute, reverse=True):

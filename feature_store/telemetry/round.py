@@ -1,6 +1,6 @@
 """Change one sender's packets: take batches in, write files, replace the manifest.
 
-Everything before the manifest's replacement can be done again; nothing after it is part of the change.
+Anything before the manifest is replaced can be repeated, and the replacement ends the change.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SETTLED_NS: Final = 120_000_000_000  # a row waits for its ACK as long as in `ex
 MAX_WAITING: Final = 1 << 20  # ACKs without their SENDs per session or minute: two minutes of 100 Mbit/s
 # Rows of a session's minute: eight times 100 Mbit/s. It is merged whole, and a clock may stand still.
 MAX_MINUTE_ROWS: Final = 1 << 22
-LATELY: Final = 2  # earlier parts of a minute, a second each, whose ACKs may come later
+LATELY: Final = 2  # earlier parts of a minute, a second each, that may still get ACKs
 MAX_PARTS: Final = 24  # files of a partition before they become one, settled or not
 SET_BACK_NS: Final = 100_000_000  # a step back this large is a clock that was set (docs/PACKETS.md)
 LEAST_MINUTES: Final = 3  # minutes of a sender that stay whatever their bytes: a live round needs two
@@ -114,7 +114,7 @@ class SenderCompaction:
                 _note_flows(session, grown)
             sends.append(grown)
             acks.append(tables.acks_of(events))
-        if late:  # it fills a gap; repeated packets are found when its minute is merged
+        if late:  # these fill a gap; repeated packets are found when their minute is merged
             events = tables.event_frame(late)
             sends.append(tables.packets_of(self._manifest.sender, events))
             acks.append(tables.acks_of(events))
@@ -170,7 +170,7 @@ class SenderCompaction:
                     partition.acks.append(self._write(f"acks/minute-{partition.minute}-{number}", here))
                 homeless &= ~inside
         orphans = acks.filter(homeless)
-        # The order is by the sender's own clock, which may stand still: the first, newest ones are enough.
+        # The sender's own clock orders them and may stand still, so the first, newest ones are enough.
         waiting = orphans.filter(pl.col("acked_ns") > session.newest_ns - SETTLED_NS).head(MAX_WAITING)
         self._manifest.counts.unmatched_acks += orphans.height - waiting.height
         kept = [name for name in self._manifest.orphans if name not in self._orphans(number)]
@@ -181,12 +181,11 @@ class SenderCompaction:
     def _note_acknowledged(self, session: Session, partition: Partition, acks: pl.DataFrame) -> None:
         """Note latencies of packets in a minute's last files whose first ACKs these are.
 
-        Only they can show a new least latency; other ACKs fall into gaps or match no packet.
+        Only these can show a new least latency; other ACKs belong to gaps or match no packet.
         """
         packet_N, acked_ns, us = (acks[name].to_numpy() for name in ("packet", "acked_ns", "latency_us"))
-        for name in [name for name in reversed(partition.packets) if name not in self.unacknowledged][
-            :LATELY
-        ]:
+        earlier = [name for name in reversed(partition.packets) if name not in self.unacknowledged]
+        for name in earlier[:LATELY]:
             waiting = self._before.get(name)
             if waiting is None:
                 waiting = _unacknowledged(tables.read_part(self._folder, name))
@@ -236,8 +235,8 @@ class SenderCompaction:
     def _prune(self) -> None:
         """Drop the oldest minutes beyond the limits, and sessions without packets.
 
-        The limit of bytes drops none of the newest LEAST_MINUTES.
-                The last two sessions stay: the first one's packets show what is missing before the second.
+        The limit of bytes drops none of the newest LEAST_MINUTES. The last two sessions stay: the first one's
+        packets show what is missing before the second.
         """
         manifest = self._manifest
         manifest.partitions.sort(key=lambda p: (p.session, p.minute))

@@ -1,10 +1,10 @@
-"""Sessions of senders: the process that opened a session last speaks for its sender id.
+"""Open sessions of senders: the process that opened a session last speaks for its sender id.
 
-Sequence numbers start at 0 in each session. A sender that starts opens the next one; from then on the batches
-of the session before are refused. So of two processes under one id the later one counts, and the other gets
-an error. The number is a file's name: it needs no clock, and every replica sees it at once. The file has the
-number of events that the sender had produced before, and the session in which its connection to the agent
-began.
+Sequence numbers start at 0 in each session. A sender that starts opens the next session, and from then on the
+batches of the previous one are refused. So of two processes under one id the later one counts, and the other
+gets an error. A session's number is the name of a file: it needs no clock, and every replica sees it at once.
+The file holds the number of events that the sender had produced before, and the session in which its
+connection to the agent began.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from swiftqueue.common.atomic import sync_dir
 from swiftqueue.feature_store.telemetry.events import MAX_NUMBER, BatchKey, RefusedError, check_sender
 
-KEPT: Final = 16  # sessions whose file is kept: the compaction may still read one that has ended
+KEPT: Final = 16  # sessions whose file is kept, since the compaction may still read one that has ended
 Number = Annotated[int, Field(ge=0, le=MAX_NUMBER)]
 
 
@@ -64,7 +64,7 @@ def read_asked(body: bytes) -> SessionRequest:
 
 
 def sessions_dir(root: Path) -> Path:
-    """Return the folder with a folder for each sender id, which holds a file named after its session."""
+    """Return the folder that has a folder for each sender id, with a file for each session."""
     return root / "sessions"
 
 
@@ -109,7 +109,7 @@ def open_session(root: Path, sender: str, events_before: int = 0, *, most: int) 
 
 
 def _admit(root: Path, sender: str, most: int) -> None:
-    """Make the folder of a new sender under a lock, so that together they are not too many."""
+    """Make the folder of a new sender, under a lock that keeps their number within `most`."""
     senders = sessions_dir(root)
     senders.mkdir(parents=True, exist_ok=True)
     with (root / "sessions.lock").open("a") as lock:
@@ -123,7 +123,7 @@ def _admit(root: Path, sender: str, most: int) -> None:
 
 
 def read_opening(root: Path, sender: str, session: int) -> SessionOpening:
-    """Return a session's state at its opening; the default if it is not known any more."""
+    """Return a session's state at its opening, or the default if it is no longer known."""
     try:
         return _OPENING.validate_json((sessions_dir(root) / sender / str(session)).read_bytes())
     except (FileNotFoundError, ValidationError):  # missing, or written by a version that stored nothing

@@ -1,7 +1,7 @@
 """Turn events into packet tables, and join later ACKs to them.
 
-`packets` are tables of `PACKET_SCHEMA`, `acks` of `ACK_SCHEMA`; every function takes and returns them in the
-order of the events.
+`packets` are tables of `PACKET_SCHEMA`, and `acks` of `ACK_SCHEMA`; every function takes and returns them in
+the order of the events.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def acks_of(events: pl.DataFrame) -> pl.DataFrame:
 def with_acks(packets: pl.DataFrame, acks: pl.DataFrame) -> pl.DataFrame:
     """Acknowledge each packet by its first ACK; packets acknowledged before stay unchanged.
 
-    An ACK without a latency leaves it unknown (Karn). One stamped before its packet counts as of that
+    An ACK without a latency leaves it unknown (Karn). An ACK stamped before its packet counts as of the
     packet's time and has no latency.
     """
     if acks.is_empty():

@@ -46,10 +46,10 @@ from swiftqueue.infra.local import (
 )
 from swiftqueue.infra.local.disk import disk
 from swiftqueue.infra.local.heal import Healing
-from swiftqueue.infra.local.notify import notify
 from swiftqueue.infra.local.parts import KEEPER, MLFLOW, PARTS, TRITON, end_when_told
 from swiftqueue.infra.local.ports import LoopbackPort
 from swiftqueue.infra.local.tidy import Housekeeping
+from swiftqueue.infra.local.units import notify
 from swiftqueue.serving.triton.endpoint import LOOPBACK, Triton
 
 LOOK_S: Final = 1.0
@@ -191,11 +191,8 @@ class Keeper:
         if time.monotonic() - silent_since_s > self._patience_s:
             why = self._spared(server)
             if why != self._said_spared.get(name, ""):
-                say(
-                    f"{name} does not answer, and is not ended: {why}"
-                    if why
-                    else f"{name} may be ended again"
-                )
+                spared = f"does not answer, and is not ended: {why}" if why else "may be ended again"
+                say(f"{name} {spared}")
             self._said_spared[name] = why
             if why:
                 return ""
@@ -350,21 +347,15 @@ def main(
     Example: swiftqueue part keeper --metrics-port 9103
     """
     end_when_told()
-    registry = CollectorRegistry()
+    page = CollectorRegistry()
     starts = Counter(
-        "swiftqueue_part_restarts", "parts that the keeper started again", ["part"], registry=registry
+        "swiftqueue_part_restarts", "parts that the keeper started again", ["part"], registry=page
     )
-    failures = Counter(
-        "swiftqueue_part_start_failures", "starts of a part that failed", ["part"], registry=registry
-    )
-    up = Gauge(
-        "swiftqueue_part_up", "1 while a part runs and answers the keeper", ["part"], registry=registry
-    )
-    free = Gauge(
-        "swiftqueue_disk_free_bytes", "free bytes of the disk of the state folder", registry=registry
-    )
+    failures = Counter("swiftqueue_part_start_failures", "failed starts of a part", ["part"], registry=page)
+    up = Gauge("swiftqueue_part_up", "1 while a part runs and answers the keeper", ["part"], registry=page)
+    free = Gauge("swiftqueue_disk_free_bytes", "free bytes of the disk of the state folder", registry=page)
     free.set_function(lambda: disk().free)
-    size = Gauge("swiftqueue_disk_size_bytes", "bytes of the disk of the state folder", registry=registry)
+    size = Gauge("swiftqueue_disk_size_bytes", "bytes of the disk of the state folder", registry=page)
     size.set_function(lambda: disk().size)
     if live_options.read() is None:
         raise ValueError("there is no loop to keep: swiftqueue up --live")
@@ -381,7 +372,7 @@ def main(
         failures.labels(name)
         up.labels(name).set_function(partial(keeper.well, name))
     starts.labels(KEEPER).inc(restarts or 0)
-    metrics_page.serve(registry, LOOPBACK, metrics_port)
+    metrics_page.serve(page, LOOPBACK, metrics_port)
     tidy, heart = Housekeeping(), Heartbeat(settings().heartbeat or live_options.heartbeat(KEEPER))
     parent, down = os.getppid(), under_way.last_down()
     notify("READY=1")

@@ -95,9 +95,7 @@ def start_loop(
                 if name != PROMETHEUS:
                     raise
                 print(f"{name} does not run, the loop does: {error}", flush=True)  # the keeper tries again
-    print(
-        "the loop is up: `swiftqueue status` judges it, `make logs` shows its logs, `swiftqueue down` ends it"
-    )
+    print("the loop is up: `swiftqueue status` judges it, `swiftqueue down` ends it, `make logs` shows logs")
 
 
 def start_part(name: str, live: live_options.LiveOptions) -> None:
@@ -356,9 +354,7 @@ def _start_prometheus() -> None:
     from swiftqueue.infra.local import prometheus
 
     if shutil.which("prometheus") is None:
-        print(
-            "no prometheus here (Debian: apt-get install prometheus): metrics are served, nobody keeps them"
-        )
+        print("no prometheus here (Debian: apt-get install prometheus): nobody keeps what metrics say")
         return
     print(f"prometheus is up at {prometheus.start()}")
 

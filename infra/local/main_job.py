@@ -107,15 +107,14 @@ def what_served_it() -> str:
 
 
 def _print_where_to_look(console: Console, seconds: float) -> None:
-    table = Table(
-        title=f"Done in {seconds:,.0f} s. Where to look next:", title_justify="left", show_header=False
-    )
+    title = f"Done in {seconds:,.0f} s. Where to look next:"
+    table = Table(title=title, title_justify="left", show_header=False)
     for what, command in (
         ("report: what the model gains and where it loses", "data/evaluation/report/report.html"),
         ("figures, and how they changed", ".venv/bin/dvc metrics show   |   .venv/bin/dvc plots show"),
         (
             "MLflow: runs, versions, lineage",
-            ".venv/bin/swiftqueue up --mlflow   (it prints the address to open)",
+            ".venv/bin/swiftqueue up --mlflow   (prints the address to open)",
         ),
         ("Triton: version served, a real inference", ".venv/bin/swiftqueue status"),
         ("replay again, faster", ".venv/bin/swiftqueue replay TRACE --speed 4"),

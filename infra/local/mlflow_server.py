@@ -33,10 +33,8 @@ class Guard:
         if scope["type"] == "lifespan" or self._knows(scope):
             await self._app(scope, receive, send)
         elif scope["type"] == "http":
-            headers = [
-                (b"content-type", b"text/plain"),
-                (b"www-authenticate", f'Basic realm="{USER}"'.encode()),
-            ]
+            asks = (b"www-authenticate", f'Basic realm="{USER}"'.encode())
+            headers = [(b"content-type", b"text/plain"), asks]
             await send({"type": "http.response.start", "status": 401, "headers": headers})
             body = f"user {USER}, password in var/secrets/{PASSWORD} of the user who started this server\n"
             await send({"type": "http.response.body", "body": body.encode()})

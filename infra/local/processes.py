@@ -194,9 +194,8 @@ def start(
             if (code := child.poll()) is not None:
                 raise RuntimeError(f"{name} ended with code {code}: {_last_error(name, begin)}")
             if time.monotonic() > deadline:
-                raise RuntimeError(
-                    f"{name} did not answer within {timeout_s:.0f} s: {_last_error(name, begin)}"
-                )
+                late = f"{name} did not answer within {timeout_s:.0f} s"
+                raise RuntimeError(f"{late}: {_last_error(name, begin)}")
             time.sleep(POLL_S)
     except BaseException:
         stop(name)

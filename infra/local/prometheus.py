@@ -88,9 +88,8 @@ def write_configuration(port: int) -> Path:
     """
     alerting = _alerting()
     folder = private_dir(state_dir() / PROMETHEUS)
-    shutil.copytree(
-        CONFIGURATION / "rules", folder / "rules", copy_function=shutil.copyfile, dirs_exist_ok=True
-    )
+    rules = folder / "rules"
+    shutil.copytree(CONFIGURATION / "rules", rules, copy_function=shutil.copyfile, dirs_exist_ok=True)
     text = (CONFIGURATION / "prometheus.yaml").read_text().replace("${PORT}", str(port))
     text = text.replace("${PASSWORD_FILE}", str(secret_file(PASSWORD)))
     (folder / "prometheus.yaml").write_text(text + alerting)
@@ -121,9 +120,8 @@ def _alerting() -> str:
         return ""
     if not ALERTMANAGER.fullmatch(address):
         raise ValueError(f"{variable('alertmanager')}={address!r} is not HOST:PORT")
-    return "\n" + yaml.safe_dump(
-        {"alerting": {"alertmanagers": [{"static_configs": [{"targets": [address]}]}]}}
-    )
+    managers = [{"static_configs": [{"targets": [address]}]}]
+    return "\n" + yaml.safe_dump({"alerting": {"alertmanagers": managers}})
 
 
 def targets() -> list[tuple[processes.ServerProcess, str]]:

@@ -50,9 +50,7 @@ def find_environment(folder: Path = ENVIRONMENT) -> TritonEnvironment:
         raise OSError(f"{folder}: incomplete ({asked.stderr.strip().splitlines()[-1]}); run `make setup`")
     version, library_dir, pytriton, numpy_version = asked.stdout.splitlines()
     if not numpy_version.startswith("1.") and version in WITH_NUMPY_1:
-        raise OSError(
-            f"{folder}: NumPy {numpy_version}, but Triton's Python backend needs 1; run `make setup`"
-        )
+        raise OSError(f"{folder}: NumPy {numpy_version}, but Triton's backend needs 1; run `make setup`")
     triton = Path(pytriton) / "tritonserver"
     library = f"libpython{version}.so.1.0"
     # The stub embeds Python. A pyenv or uv interpreter brings its shared library; Debian's needs a package.
@@ -81,9 +79,7 @@ def check_front() -> None:
     if not FRONT.is_file():
         raise OSError(f"{FRONT}: not built; run `make native`")
     if set(str(FRONT)) & set(" :"):
-        raise OSError(
-            f"{FRONT}: the loader of programs takes no path with a space or a colon; move the project"
-        )
+        raise OSError(f"{FRONT}: no program can load from a path with a space or a colon; move the project")
 
 
 def _place_stub(triton: Path, version: str) -> None:

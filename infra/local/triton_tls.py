@@ -19,9 +19,7 @@ def tls_flags() -> list[str]:
         return []
     for name in ("tls_server_cert", "tls_server_key", "tls_ca"):
         if getattr(settings(), name) is None:
-            raise ValueError(
-                f"{variable(name)} is not set: TLS needs {SERVER_CERT}, {SERVER_KEY} and {TLS_CA}"
-            )
+            raise ValueError(f"{variable(name)} is not set; TLS needs {SERVER_CERT}, {SERVER_KEY}, {TLS_CA}")
     return [
         "--grpc-use-ssl-mutual=true",
         f"--grpc-server-cert={pem_file('tls_server_cert')}",

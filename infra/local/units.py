@@ -7,8 +7,10 @@ part for memory: systemd's OOMPolicy would stop all of it, and so would its Kill
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+import socket
 import sys
 from pathlib import Path
 from typing import Final
@@ -87,6 +89,16 @@ def write_unit(memory: str, options: list[str]) -> Path:
     partial.write_text(text)
     partial.replace(path)
     return path
+
+
+def notify(state: str) -> None:
+    """Tell systemd a state, such as READY=1 (sd_notify(3)); do nothing where none asked for it or listens."""
+    address = os.environ.get("NOTIFY_SOCKET", "")
+    if not address.startswith(("/", "@")):
+        return
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as to:
+        to.setblocking(False)
+        to.sendto(state.encode(), address.replace("@", "\0", 1))
 
 
 def _quoted(text: str) -> str:

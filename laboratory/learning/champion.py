@@ -9,7 +9,7 @@ from swiftqueue.common.atomic import new_folder
 from swiftqueue.pipelines.simulators import PROJECT
 from swiftqueue.serving.triton.repository import LATENCY
 
-MODELS: Final = "models"  # of the laboratory's folder
+MODELS: Final = "models"  # subfolder of the laboratory's folder
 
 
 def champion_folder(output: Path, kind: str = LATENCY) -> Path:

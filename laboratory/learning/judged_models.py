@@ -119,7 +119,7 @@ def anchor_of(model: Model, output: Path) -> Model | None:
 
 
 def said_acks(origin: Path) -> str | None:
-    """From which ACKs' latencies a model learned, as its origin says; None: it has no origin.
+    """Return from which ACKs' latencies a model learned, as its origin says; None: it has no origin.
 
     Raises:
         ValueError: the file is damaged.

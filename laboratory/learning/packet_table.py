@@ -19,7 +19,7 @@ from swiftqueue.feature_store.packets.truth import TRUTH
 from swiftqueue.laboratory.runs.execution import TRACE_METADATA
 
 ECT1, ECT0, NOT_ECT = 1, 2, 0  # RFC 3168 section 5
-LONGEST_PAUSE_S = 10  # of a flow on its own
+LONGEST_PAUSE_S = 10  # longest pause of a flow that is a sender of its own
 
 
 def packets_of(run: Path, trace: str) -> pl.DataFrame:
@@ -73,7 +73,7 @@ def write_packets(run: Path, trace: str, folder: Path, *, flows_apart: bool = Fa
 
 
 def _by_flow(table: pl.DataFrame) -> list[pl.DataFrame]:
-    """The packets of each flow that sent any as L4S, with a trace and numbers of their own.
+    """Return the packets of each flow that sent any as L4S, with a trace and numbers of their own.
 
     A flow that was silent for long would leave a slice of the protocol `small` empty, and is left out.
     """

@@ -34,7 +34,7 @@ from swiftqueue.pipelines.params.override import override
 from swiftqueue.pipelines.simulators import PROJECT
 
 PARAMS: Final = PROJECT / "params.yaml"
-SECTION: Final = EventStreamParams.section  # of the one network that the engine in the simulator has
+SECTION: Final = EventStreamParams.section  # the simulator's engine computes this network alone
 
 
 def train(
@@ -216,6 +216,6 @@ def _publish(trained: Path, folder: Path, params: Any) -> None:
     from swiftqueue.models.forecasters import forecaster
 
     level: Level = params[SECTION]["served_level"]
-    forecaster.load(trained).export(
-        folder, MEDIAN if level is None and params[SECTION]["quantiles"] else level
-    )
+    if level is None and params[SECTION]["quantiles"]:
+        level = MEDIAN
+    forecaster.load(trained).export(folder, level)

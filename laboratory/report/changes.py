@@ -1,4 +1,4 @@
-"""What a control changes at each point of scenarios, against default marking, and what is settled harm."""
+"""Tables of a control's changes against default marking at each point of scenarios, and of settled harm."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ WANTED: Final = tuple(
 """What is wanted: none of these is settled to be worse by more than 2 %, or a packet's time."""
 WITHOUT_TAIL: Final = tuple(
     limit for limit in WANTED if limit.measure != QUEUEING_P999
-)  # which no run there can judge
+)  # no run there can judge P99.9
 
 
 def along_axis(
@@ -86,16 +86,8 @@ def along_axis(
         lines += ["", *head_of(["profile", axis, *(name for _, name in SHARES), "settled harm"])]
         for place in at:
             changes = [change(here, place, control, measure) for measure, _ in SHARES]
-            lines.append(
-                row_of(
-                    [
-                        f"`{place.profile}`",
-                        place.point,
-                        *changes,
-                        harm(here, place, control, wanted),
-                    ]
-                )
-            )
+            said = harm(here, place, control, wanted)
+            lines.append(row_of([f"`{place.profile}`", place.point, *changes, said]))
     return lines[1:] or ["Not run."]
 
 
@@ -106,10 +98,8 @@ def in_places(runs: pl.DataFrame, prefix: str) -> list[str]:
     lines: list[str] = []
     for title, at in _scenarios(here, "", "model"):
         names = ("P99", "RTT P99", "S1's goodput", "classic share")
-        lines += [
-            *title,
-            *head_of(["profile", "place", "moved, %", "default P99, ms", *names, "settled harm"]),
-        ]
+        heads = ["profile", "place", "moved, %", "default P99, ms", *names, "settled harm"]
+        lines += [*title, *head_of(heads)]
         for place in at:
             said = harm(here, place, wanted=WITHOUT_TAIL).replace("P99, RTT P99 unj", "P99s unj")  # too wide
             lines.append(row_of([*_figures(here, place, "model", measures), said]))
@@ -131,14 +121,14 @@ def _other_limits(here: pl.DataFrame, at: Sequence[Place]) -> list[str]:
 
 
 def _figures(here: pl.DataFrame, place: Place, control: str, measures: Sequence[Measure]) -> list[str]:
-    """A place's first cells: what was moved, P99 by default, and what the control changes."""
+    """Return a place's first cells: the share moved, P99 by default, and the control's changes."""
     figures = [cell(here, place, *one).text for one in ((control, MOVED), ("default", QUEUEING_P99))]
     changes = [change(here, place, control, measure) for measure in measures]
     return [f"`{place.profile}`", place.point, *figures, *changes]
 
 
 def _scenarios(here: pl.DataFrame, prefix: str, control: str) -> list[tuple[list[str], list[Place]]]:
-    """Every scenario's title with its places that can be compared, in the order of its axis."""
+    """Return every scenario's title with its places that can be compared, in the order of its axis."""
     found = []
     for scenario in sorted(set(here["scenario"])):
         at = [p for p in places(here) if p.scenario == scenario and compare(here, p, control)]

@@ -61,7 +61,7 @@ class Place(NamedTuple):
 
 
 class Limit(NamedTuple):
-    """What a gain may cost: a relative change of a measure, upwards unless `falls`."""
+    """The price that a gain may have: a relative change of a measure, upwards unless `falls`."""
 
     name: str
     measure: Measure
@@ -75,11 +75,11 @@ class Limit(NamedTuple):
         return self._replace(most=max(self.most, packet_us / mean))
 
     def is_passed_by(self, change: float) -> bool:
-        """Whether a change is beyond it."""
+        """Return whether a change is beyond the limit."""
         return change < -self.most if self.falls else change > self.most
 
     def chance(self, change: Estimate) -> float:
-        """Chance of such a change if the truth were the limit itself."""
+        """Return the chance of such a change if the truth were the limit itself."""
         return change.chance(-self.most if self.falls else self.most, below=self.falls)
 
 
@@ -96,7 +96,7 @@ LIMITS: Final = (
 )
 
 
-class Judged(NamedTuple):
+class JudgedChange(NamedTuple):
     """A change, the limit it is held to there, and whether it is settled: beyond the limit; not zero."""
 
     limit: Limit
@@ -107,24 +107,24 @@ class Judged(NamedTuple):
 
     @property
     def is_within(self) -> bool:
-        """Whether the whole interval is within the limit."""
+        """Return whether the whole interval is within the limit."""
         ends = (self.change.low, self.change.high)
         return None not in ends and not any(self.limit.is_passed_by(end) for end in ends if end is not None)
 
     def words(self) -> str:
-        """The change with its interval; where it is settled beyond its limit with the bound that says so."""
+        """Return the change with its interval, or with its bound where it is settled beyond its limit."""
         bound = self.bound()
         if bound is None:
             return percent(self.change)
         return f"{_points(self.change.mean)} % (by {_points(abs(bound)).lstrip('+')} or more)"
 
     def bound(self) -> float | None:
-        """One-sided 95 % bound of a change settled beyond its limit, not corrected; None where it is not."""
+        """Return the one-sided 95 % bound of a change settled beyond its limit, not corrected; else None."""
         return self.change.bound(upper=self.limit.falls) if self.beyond else None
 
     @property
     def judged(self) -> str:
-        """`harms` or `helps` where that is settled, `no harm` where all is within the limit, else `open`."""
+        """Return `harms` or `helps` where settled, `no harm` where all is within the limit, else `open`."""
         if self.beyond:
             return "harms"
         if self.above_zero if self.limit.falls else self.below_zero:
@@ -141,17 +141,17 @@ class Comparison:
     """
 
     queueing: Estimate  # relative, of P99
-    found: Mapping[Measure, Judged]  # of what there was to compare
-    packets: float  # that P99 rests on, in the run that has the fewest
+    found: Mapping[Measure, JudgedChange]  # one for each measure that could be compared
+    packets: float  # packets that P99 rests on, in the run that has the fewest
 
     @property
     def few_packets(self) -> bool:
-        """P99 rests on fewer than FEWEST_PACKETS."""
+        """Return whether P99 rests on fewer than FEWEST_PACKETS."""
         return self.packets < FEWEST_PACKETS
 
     @property
     def judged(self) -> str:
-        """`helps`, `harms`, `no harm` or `open`: harm is any change that is settled beyond its limit."""
+        """Return `helps`, `harms`, `no harm` or `open`; harm is any change settled beyond its limit."""
         if any(one.beyond for one in self.broken()):
             return "harms"
         if self.few_packets or self.queueing.n < FEWEST_SEEDS:
@@ -163,7 +163,7 @@ class Comparison:
 
     @property
     def verdict(self) -> str:
-        """The same as it stands in a table, with what is beyond its limit."""
+        """Return the judgement as it stands in a table, with the changes beyond their limits."""
         costs = self.broken()
         if self.judged == "harms":
             return f"harms: {_listed(one for one in costs if one.beyond)}"
@@ -175,8 +175,8 @@ class Comparison:
             said = f"helps; {NOT_SETTLED}" if costs and self.judged == "helps" else self.judged
         return f"{said}: {_listed(costs)}" if costs else said
 
-    def broken(self) -> list[Judged]:
-        """What is beyond its limit by its mean; a longer P99 and tail too where it is settled."""
+    def broken(self) -> list[JudgedChange]:
+        """Return the changes with a mean beyond the limit; a longer P99 or tail only if that is settled."""
         delays = (QUEUEING_P99, QUEUEING_P999, QUEUEING_MAX)
         return [
             one
@@ -185,7 +185,7 @@ class Comparison:
         ]
 
 
-def seeds_wanted(open_ones: Sequence[Judged], seeds: int) -> str:
+def seeds_wanted(open_ones: Sequence[JudgedChange], seeds: int) -> str:
     """Say how many seeds would settle on which side of its limit each change is, were they like these."""
     limits = [-one.limit.most if one.limit.falls else one.limit.most for one in open_ones]
     wanted = [one.change.seeds_to_leave(limit) for one, limit in zip(open_ones, limits, strict=True)]
@@ -196,12 +196,12 @@ def seeds_wanted(open_ones: Sequence[Judged], seeds: int) -> str:
     return f"{NOT_SETTLED} (1 seed)" if seeds == 1 else f"{NOT_SETTLED} ({seeds} seeds; {might})"
 
 
-def _listed(costs: Iterable[Judged]) -> str:
+def _listed(costs: Iterable[JudgedChange]) -> str:
     return ", ".join(f"{one.limit.name} {one.words()}" for one in costs)
 
 
 def by_seed(runs: pl.DataFrame, place: Place, control: str, measure: Measure) -> dict[int, float]:
-    """Value of a measure for each seed that was run there."""
+    """Return the value of a measure for each seed that was run there."""
     chosen = _complete(runs, place, control).drop_nulls(measure.column)
     return dict(zip(chosen["seed"], chosen[measure.column], strict=True))
 
@@ -214,7 +214,7 @@ class Mean(NamedTuple):
 
 
 def mean_of(runs: pl.DataFrame, place: Place, control: str, measure: Measure) -> Mean | None:
-    """Mean of a control; the interval is cut where what is measured cannot be. None: not run."""
+    """Return a control's mean; its interval is cut to values that the measure can have. None: not run."""
     found = estimate(list(by_seed(runs, place, control, measure).values()))
     if found is None:
         return None
@@ -231,13 +231,13 @@ def same_share(runs: pl.DataFrame) -> pl.DataFrame:
 
 
 def other_shares(runs: pl.DataFrame, place: Place) -> str:
-    """Whose share random marking moved there, where not the model's; empty where there is none such."""
+    """Return whose share random marking moved there, if not the model's; empty where there is none."""
     whose = set(_complete(runs, place, "random")["share_of"].drop_nulls()) - {"model"}
     return " and ".join(f"the {name}'s" for name in sorted(whose))
 
 
 def places(runs: pl.DataFrame) -> list[Place]:
-    """All places where something was run, in the order of their axis, or of the numbers in their names."""
+    """Return all places where something was run, by their axis, or by the numbers in their names."""
     found = runs.filter(pl.col("status") == COMPLETE).select("scenario", "point", "profile", "at").unique()
     rows = sorted(
         found.iter_rows(),
@@ -247,14 +247,14 @@ def places(runs: pl.DataFrame) -> list[Place]:
 
 
 def by_numbers(name: str) -> tuple[str | float, ...]:
-    """Key that sorts names by the numbers in them: `2 ms` is before `10 ms`."""
+    """Return a key that sorts names by the numbers in them: `2 ms` is before `10 ms`."""
     return tuple(float(part) if i % 2 else part for i, part in enumerate(NUMBER.split(name)))
 
 
 def change_of(
     runs: pl.DataFrame, place: Place, control: str, measure: Measure, base: str = "default"
 ) -> Estimate | None:
-    """Relative change of a measure from one control to another; None where either was not run."""
+    """Return the relative change of a measure from one control to another; None where either was not run."""
     return paired_change(by_seed(runs, place, control, measure), by_seed(runs, place, base, measure))
 
 
@@ -272,7 +272,7 @@ def compare(
 
 
 def settled(runs: pl.DataFrame, place: Place, control: str, measure: Measure) -> bool:
-    """Whether a change from default marking is settled: not to be zero, or beyond its limit."""
+    """Return whether a change from default marking is settled: not zero, or beyond its limit."""
     found = compare(runs, place, control)
     one = found.found.get(measure) if found else None
     return bool(one and (one.below_zero or one.above_zero or one.beyond))
@@ -292,8 +292,8 @@ class _Frame:
 
 
 @functools.lru_cache(maxsize=512)
-def _judged(frame: _Frame, scenario: str, control: str, limit: Limit) -> dict[Place, Judged]:
-    """The change of a measure at every place of a scenario, each judged beside the others."""
+def _judged(frame: _Frame, scenario: str, control: str, limit: Limit) -> dict[Place, JudgedChange]:
+    """Return the change of a measure at every place of a scenario, each judged beside the others."""
     asked = _asked(
         frame.runs.filter(
             pl.col("scenario") == scenario,
@@ -314,13 +314,13 @@ def _judged(frame: _Frame, scenario: str, control: str, limit: Limit) -> dict[Pl
     below_zero = settled_at(lambda _, one: 2 * one.chance(0, below=True))
     above_zero = settled_at(lambda _, one: 2 * one.chance(0, below=False))
     return {
-        place: Judged(*each, place in beyond, place in below_zero, place in above_zero)
+        place: JudgedChange(*each, place in beyond, place in below_zero, place in above_zero)
         for place, each in asked.items()
     }
 
 
 def _asked(here: pl.DataFrame, control: str, limit: Limit) -> dict[Place, tuple[Limit, Estimate]]:
-    """The change of a measure at each place of these runs, with its limit there."""
+    """Return the change of a measure at each place of these runs, with its limit there."""
     values: dict[Place, dict[str, dict[int, float]]] = {}
     packet_us: dict[Place, float] = {}
     columns = ("point", "profile", "control", "seed", "scenario", "parameters", limit.measure.column)
@@ -341,7 +341,7 @@ def _asked(here: pl.DataFrame, control: str, limit: Limit) -> dict[Place, tuple[
 
 
 def why_not_judged(runs: pl.DataFrame, place: Place, measure: Measure) -> str:
-    """Why nothing is settled of a measure there, whatever its seeds; empty where something can be."""
+    """Return why nothing can be settled about a measure there, whatever its seeds; empty where it can be."""
     if measure in TAILS and _rests_on(runs, place, measure) < FEWEST_PACKETS:
         return FEW_PACKETS
     unfinished = mean_of(runs, place, "default", UNFINISHED) if measure == S1_MESSAGE else None
@@ -351,7 +351,7 @@ def why_not_judged(runs: pl.DataFrame, place: Place, measure: Measure) -> str:
 
 
 def rests_on(runs: pl.DataFrame, place: Place, measure: Measure) -> int | None:
-    """How many packets a quantile rests on in the run that has the fewest; None where that is not known."""
+    """Return the packets that a quantile rests on in the run that has the fewest; None where not known."""
     fewest = _rests_on(runs, place, measure)
     return int(fewest) if math.isfinite(fewest) else None
 
@@ -374,12 +374,12 @@ def _packet_us(parameters: str) -> float:
 
 
 def against_chance(runs: pl.DataFrame, place: Place) -> Estimate | None:
-    """Change of P99 from random marking of the model's share to the model; None where either was not run."""
+    """Return the change of P99 from random marking of the same share to the model; None: not run."""
     return change_of(same_share(runs), place, "model", QUEUEING_P99, base="random")
 
 
 def percent(change: Estimate) -> str:
-    """`-38.0 % (-45.1…-31.2)`; the interval is left out where there is none."""
+    """Return a change as `-38.0 % (-45.1…-31.2)`; the interval is left out where there is none."""
     text = f"{_points(change.mean)} %"
     if change.low is None or change.high is None:
         return text
@@ -387,12 +387,12 @@ def percent(change: Estimate) -> str:
 
 
 def _points(change: float) -> str:
-    """In %, with a digit where it says something."""
+    """Return a change in %, with a decimal where it says something."""
     return f"{round(change * 100, 1) + 0.0:+.1f}" if change < WIDE else f"{change * 100:+,.0f}"  # never -0.0
 
 
 def times(change: Estimate) -> str:
-    """The same as a ratio: `1.38 times (1.31…1.45)`."""
+    """Return a change as a ratio: `1.38 times (1.31…1.45)`."""
     text = f"{1 + change.mean:.2f} times"
     if change.low is None or change.high is None:
         return text
@@ -400,7 +400,7 @@ def times(change: Estimate) -> str:
 
 
 def share(value: float, digits: int = 1) -> str:
-    """`12.3 %`."""
+    """Return a share as `12.3 %`."""
     return f"{value * 100:.{digits}f} %"
 
 

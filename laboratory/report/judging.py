@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
-# What a gain may cost.
+# The price that a gain may have.
 MOST_RTT_CHANGE: Final = 0.05
 LEAST_GOODPUT: Final = 0.98
 LEAST_CROSS_GOODPUT: Final = 0.98
@@ -17,10 +17,8 @@ PACKET_BITS: Final = 12_000  # no limit of a delay is finer than this at the slo
 
 # When something is settled.
 SETTLED: Final = 0.05  # the chance that it is chance, corrected for the places of the scenario
-FEWEST_PACKETS: Final = 100  # that a quantile rests on
-MOST_UNFINISHED: Final = (
-    0.5  # of the bytes of S1's messages by default, in the mean: else their times say little
-)
+FEWEST_PACKETS: Final = 100  # packets that a quantile rests on
+MOST_UNFINISHED: Final = 0.5  # mean share of S1's bytes; with more unfinished, messages' times say little
 FEWEST_SEEDS: Final = 5
 
 # The figures to reach, beside the limits above.
@@ -32,4 +30,4 @@ ORACLE_PART: Final = 0.5  # in `rfc9332`, of whatever gain the oracle shows
 LEAST_GAIN_KEPT: Final = 0.8  # in `uncoupled`, with the guard
 MOST_CPU: Final = 3.0  # times the run without the model
 MANY_FLOWS: Final = "many-flows"  # 500
-MOST_CPU_S: Final = 600.0  # of its runs, on one core
+MOST_CPU_S: Final = 600.0  # CPU time of its runs, on one core

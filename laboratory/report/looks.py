@@ -22,17 +22,17 @@ from swiftqueue.laboratory.runs.results import COMPLETE, kept_table
 from swiftqueue.models.scoring.intervals import paired_change
 
 FILE: Final = "looks.parquet"
-GROWTH: Final = 1.5  # of the seeds from one look to the next
+GROWTH: Final = 1.5  # factor of the number of seeds from one look to the next
 SCHEMA: Final[dict[str, pl.DataType | type[pl.DataType]]] = {
     "scenario": pl.String,
     "point": pl.String,
     "profile": pl.String,
     "control": pl.String,
     "looks": pl.List(pl.Int64),  # planned, in seeds
-    "places": pl.Int64,  # that were asked together
-    "seeds": pl.Int64,  # that were run
-    "change": pl.Float64,  # of P99 against default
-    "chance": pl.Float64,  # of it at the last look, corrected for looks and places; null: too few packets
+    "places": pl.Int64,  # places that were asked together
+    "seeds": pl.Int64,  # seeds that were run
+    "change": pl.Float64,  # change of P99 against default
+    "chance": pl.Float64,  # chance at the last look, corrected for looks and places; null: too few packets
     "settled_at": pl.Int64,  # seeds at the look that settled it; null where none did
 }
 By = Mapping[int, float]
@@ -55,11 +55,11 @@ def planned(seeds: int) -> list[int]:
 
 
 def chance_of(ours: By, base: By, asked: int) -> float:
-    """Chance of such a change, or a larger one on either side, if there were none; times what was asked.
+    """Return the two-sided chance of such a change if there were none, times the number of questions.
 
     Args:
         ours: a measure of the control by seed.
-        base: of default marking.
+        base: the measure under default marking, by seed.
         asked: how many looks and places it is corrected for, as their product.
     """
     change = paired_change(ours, base)
@@ -69,7 +69,7 @@ def chance_of(ours: By, base: By, asked: int) -> float:
 
 
 def settled_at(ours: By, base: By, looks: Sequence[int], asked: int) -> int | None:
-    """Seeds at the first look that settles a change; None where none does."""
+    """Return the seeds at the first look that settles a change; None where none does."""
     seeds = sorted(set(ours) & set(base))
     for look in looks:
         if look > len(seeds):
@@ -81,7 +81,7 @@ def settled_at(ours: By, base: By, looks: Sequence[int], asked: int) -> int | No
 
 
 def controls_of(runs: pl.DataFrame, place: Place) -> list[str]:
-    """What is asked at a place: the model, or where it was not run every control but `default`."""
+    """Return the controls that are judged at a place: the model, or without it every one but `default`."""
     here = runs.filter(
         pl.col("status") == COMPLETE,
         pl.col("scenario") == place.scenario,
@@ -121,7 +121,7 @@ def looked(runs: pl.DataFrame, scenario: str, looks: Sequence[int]) -> list[dict
 
 
 def settled_places(rows: Sequence[Mapping[str, Any]]) -> set[Place]:
-    """Places that get no further seeds: all that is asked is settled, or rests on too few packets."""
+    """Return the places that get no further seeds: all is settled, or rests on too few packets."""
     at = {Place(row["scenario"], row["point"], row["profile"]) for row in rows}
     still = {
         Place(row["scenario"], row["point"], row["profile"])

@@ -1,4 +1,4 @@
-"""What a run is measured by: each figure's column in the results, its title and its unit."""
+"""The measures of a run: each figure's column in the results, its title and its unit."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ CLASSIC_SHARE: Final = Measure("classic_share", "classic flows' share", "%", PER
 S1_MESSAGE: Final = Measure("s1_message_us", "S1 message", "s", 1e-6, 2)  # weighted by bytes, as the next
 CROSS_MESSAGE: Final = Measure("cross_message_us", "cross message", "s", 1e-6, 2)
 UNFINISHED: Final = Measure("unfinished_share", "S1 bytes unfinished", "%", PERCENT, 1)
-MESSAGES: Final = (S1_MESSAGE, CROSS_MESSAGE)  # which older rows do not have
+MESSAGES: Final = (S1_MESSAGE, CROSS_MESSAGE)  # older rows do not have these
 MOVED: Final = Measure("moved_share", "moved", "%", PERCENT, 1)
 RETRANSMITTED: Final = Measure("retransmitted_share", "retransmitted", "%", PERCENT, 2)
 REORDERED: Final = Measure("reordered_share", "reordered", "%", PERCENT, 2)

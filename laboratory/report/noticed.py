@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 import polars as pl
@@ -20,11 +20,12 @@ SHOWN: Final = (
     ("load_p95_s", "P95", 1e3, 0),
 )
 CALL: Final = ("call_mbps", "call, Mbit/s", 1, 1)
+VERDICT: Final = ("figure", "wanted", "measured", "verdict")  # headings
 FEW: Final = "not enough packets"
-Shown = Sequence[tuple[str, str, float, int]]
+ShownColumns = Sequence[tuple[str, str, float, int]]
 
 
-def runs_table(rows: pl.DataFrame, by: Sequence[str], names: Sequence[str], shown: Shown) -> list[str]:
+def runs_table(rows: pl.DataFrame, by: Sequence[str], names: Sequence[str], shown: ShownColumns) -> list[str]:
     """Return a line for each key of `by`, with means over seeds."""
     lines = head_of([*names, "seeds", *(heading for _, heading, _, _ in shown)])
     for key, own in sorted(rows.group_by(by), key=lambda one: [str(part) for part in one[0]]):
@@ -38,25 +39,24 @@ def runs_table(rows: pl.DataFrame, by: Sequence[str], names: Sequence[str], show
     return lines
 
 
-def verdict_table(found: Sequence[Verdict], scenarios: Sequence[str] = ()) -> list[str]:
-    """Return a line for each verdict; with `scenarios`, which has one name for each, a column of them."""
-    lines = head_of([*(["scenario"] if scenarios else []), "figure", "wanted", "measured", "verdict"])
-    for number, one in enumerate(found):
-        name = [f"`{scenarios[number]}`"] if scenarios else []
-        lines.append(row_of([*name, one.figure, wanted(one), measured(one), one.verdict]))
-    return lines
+def verdict_table(found: Iterable[Verdict]) -> list[str]:
+    """Return a line for each verdict."""
+    return [*head_of(VERDICT), *(row_of(_cells(one)) for one in found)]
 
 
-def wanted(one: Verdict) -> str:
-    """Return the limit of a figure to reach."""
-    return f"at least {one.at_least:g}" if one.at_most is None else f"at most {one.at_most:g}"
+def verdicts_by(head: str, found: Mapping[str, Iterable[Verdict]]) -> list[str]:
+    """Return a line for each verdict, with what it belongs to in a first column of that head."""
+    lines = [row_of([f"`{name}`", *_cells(one)]) for name, some in found.items() for one in some]
+    return [*head_of([head, *VERDICT]), *lines]
 
 
-def measured(one: Verdict) -> str:
-    """Return what came of a figure, with its interval; or why nothing did."""
-    if one.measured is None or one.low is None:
-        return one.reason or NONE
-    return f"{one.measured:.3f} ({one.low:.3f} to {one.high:.3f})"
+def _cells(one: Verdict) -> list[str]:
+    """Return a figure to reach, its limit, what came of it or why nothing did, and the verdict."""
+    limit = f"at least {one.at_least:g}" if one.at_most is None else f"at most {one.at_most:g}"
+    measured = one.reason or NONE
+    if one.measured is not None and one.low is not None:
+        measured = f"{one.measured:.3f} ({one.low:.3f} to {one.high:.3f})"
+    return [one.figure, limit, measured, one.verdict]
 
 
 def interval(values: Sequence[float], digits: int = 1) -> str:

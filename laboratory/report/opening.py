@@ -22,7 +22,7 @@ from swiftqueue.laboratory.report.comparison import (
     FEW_PACKETS,
     LIMITS,
     Comparison,
-    Judged,
+    JudgedChange,
     Limit,
     Place,
     change_of,
@@ -35,7 +35,7 @@ from swiftqueue.laboratory.report.comparison import (
 from swiftqueue.laboratory.report.judging import FEWEST_PACKETS, JUDGED, SERVED
 from swiftqueue.laboratory.report.measures import MESSAGES, PERCENT, QUEUEING_P99
 from swiftqueue.laboratory.report.plots import COLOURS, Plot
-from swiftqueue.laboratory.report.tables import Verdict, controls_run, head_of, row_of
+from swiftqueue.laboratory.report.tables import TableVerdict, controls_run, head_of, row_of
 from swiftqueue.models.scoring.intervals import Estimate
 from swiftqueue.models.scoring.plot_style import DPI, grid
 
@@ -54,24 +54,24 @@ OPEN_COLOUR: Final = "#adb5bd"
 
 
 @dataclass(frozen=True)
-class Row:
+class OpeningRow:
     """A measure: the limit it is held to, and what became of it at each place."""
 
     measure: str
     limit: str
-    changes: tuple[Verdict, ...]
+    changes: tuple[TableVerdict, ...]
 
 
 @dataclass(frozen=True)
 class Opening:
-    """What stands first; `places` head the columns of the seven rows."""
+    """The report's beginning; `places` head the columns of the seven rows."""
 
     scenario: str
     about: str
     control: str
     answer: tuple[str, ...]
     places: tuple[str, ...]
-    rows: tuple[Row, ...]
+    rows: tuple[OpeningRow, ...]
     plot: Plot
 
     def markdown(self) -> list[str]:
@@ -79,10 +79,8 @@ class Opening:
         heads = [f"{self.control} at {place}" for place in self.places]
         lines = [f"**{QUESTION}**", "", *(f"- {line}" for line in self.answer), ""]
         lines += head_of([f"{self.scenario}, against default", "limit", *heads])
-        return [
-            *lines,
-            *(row_of([row.measure, row.limit, *(c.text for c in row.changes)]) for row in self.rows),
-        ]
+        lines += [row_of([row.measure, row.limit, *(c.text for c in row.changes)]) for row in self.rows]
+        return lines
 
 
 def opening(runs: pl.DataFrame) -> Opening | None:
@@ -109,9 +107,7 @@ def opening(runs: pl.DataFrame) -> Opening | None:
             for limit in LIMITS
             if limit.measure not in MESSAGES or any(limit.measure in one.found for one in compared.values())
         ),
-        Plot(
-            f"{scenario}: P99 of waiting against default marking, with 95 % intervals", _figure(runs, shown)
-        ),
+        Plot(f"{scenario}: P99 of waiting against default, with 95 % intervals", _figure(runs, shown)),
     )
 
 
@@ -120,7 +116,7 @@ def _rank(scenario: str) -> int:
 
 
 def _candidate(runs: pl.DataFrame, scenario: str) -> tuple[str, list[Place]] | None:
-    """The control that answers there, and the places where it can be compared."""
+    """Return the control that answers there, and the places where it can be compared."""
     here = [place for place in places(runs) if place.scenario == scenario]
     for control in ANSWERS:
         if compared := [place for place in here if change_of(runs, place, control, QUEUEING_P99)]:
@@ -129,7 +125,7 @@ def _candidate(runs: pl.DataFrame, scenario: str) -> tuple[str, list[Place]] | N
 
 
 def _ends(here: Sequence[Place]) -> list[Place]:
-    """All places, or the first and the last point of each profile where there are too many."""
+    """Return all places, or the first and the last point of each profile where there are too many."""
     if len(here) <= MOST_PLACES:
         return list(here)
     by_profile = [[p for p in here if p.profile == name] for name in dict.fromkeys(p.profile for p in here)]
@@ -141,7 +137,7 @@ def _named(place: Place) -> str:
 
 
 def _answer(compared: dict[Place, Comparison], who: str) -> list[str]:
-    """A sentence for each place, or how many there are of each kind."""
+    """Return a sentence for each place, or how many there are of each kind."""
     if len(compared) > MOST_PLACES:
         kinds = Counter(one.judged for one in compared.values())
         said = ", ".join(f"{words} {kinds[kind]}" for kind, words in COUNTED.items() if kinds[kind])
@@ -165,8 +161,8 @@ def _sentence(where: str, one: Comparison, who: str) -> str:
     return f"{where}: {who} {'does no harm' if one.judged == 'no harm' else one.verdict}; {p99}."
 
 
-def _row(limit: Limit, runs: pl.DataFrame, control: str, compared: Mapping[Place, Comparison]) -> Row:
-    """A row, with the limits that were used: at some places a packet's time is more than the limit."""
+def _row(limit: Limit, runs: pl.DataFrame, control: str, compared: Mapping[Place, Comparison]) -> OpeningRow:
+    """Return a row, with the limits that were used: at some places a packet's time is more than the limit."""
     found = {place: one.found.get(limit.measure) for place, one in compared.items()}
     used = {_named(place): _words(judged.limit) for place, judged in found.items() if judged}
     by_place = [f"{words} ({place})" for place, words in used.items()]
@@ -175,27 +171,27 @@ def _row(limit: Limit, runs: pl.DataFrame, control: str, compared: Mapping[Place
         _change(judged) if judged else _not_judged(runs, place, control, limit)
         for place, judged in found.items()
     ]
-    return Row(limit.name, ", ".join(limits), tuple(changes))
+    return OpeningRow(limit.name, ", ".join(limits), tuple(changes))
 
 
 def _words(limit: Limit) -> str:
     return f"{round(limit.most * PERCENT, 1):g} % {'less' if limit.falls else 'more'}"
 
 
-def _not_judged(runs: pl.DataFrame, place: Place, control: str, limit: Limit) -> Verdict:
+def _not_judged(runs: pl.DataFrame, place: Place, control: str, limit: Limit) -> TableVerdict:
     is_measured = change_of(runs, place, control, limit.measure) is not None
-    return Verdict(why_not_judged(runs, place, limit.measure) if is_measured else "not measured", "open")
+    return TableVerdict(why_not_judged(runs, place, limit.measure) if is_measured else "not measured", "open")
 
 
-def _change(found: Judged) -> Verdict:
+def _change(found: JudgedChange) -> TableVerdict:
     said = found.words()
     if found.judged == "open":
         said += f", {seeds_wanted([found], found.change.n)}"
-    return Verdict(said, found.judged.replace(" ", "-"))
+    return TableVerdict(said, found.judged.replace(" ", "-"))
 
 
 def _figure(runs: pl.DataFrame, shown: Sequence[Place]) -> bytes:
-    """P99 of each control as a part of default's; hollow and grey where that is not settled."""
+    """Draw P99 of each control as a part of default's; hollow and grey where that is not settled."""
     controls = [control for control in controls_run(runs, shown) if control != "default"]
     figure, by_row = grid(1, len(shown), 1.6 + 2.6 * len(shown), 1.1 + 0.3 * len(controls))
     for place, axes in zip(shown, by_row[0], strict=True):
@@ -220,7 +216,7 @@ def _figure(runs: pl.DataFrame, shown: Sequence[Place]) -> bytes:
     return picture.getvalue()
 
 
-def _point(axes: Axes, y: int, change: Estimate, p99: Judged | None, colour: str) -> None:
+def _point(axes: Axes, y: int, change: Estimate, p99: JudgedChange | None, colour: str) -> None:
     """Draw a ratio and its interval (a settled harm from its bound on); arrows where the axis ends before."""
     is_settled = p99 is not None and p99.judged != "open"
     shade = colour if is_settled else OPEN_COLOUR

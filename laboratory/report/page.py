@@ -50,8 +50,8 @@ def make_report(output: Path, scenarios: Sequence[str] = ()) -> tuple[Path, tupl
     """Write `report/report.html`, its plots as PNG files and `report/table.md`.
 
     Args:
-        output: of the runs, and of the report.
-        scenarios: what to report of; none: all results.
+        output: folder of the runs and of the report.
+        scenarios: names of the scenarios to report; none means all results.
 
     Returns:
         The page, and the answer that it opens with.
@@ -116,7 +116,7 @@ def _page(runs: pl.DataFrame, sections: Sequence[dict[str, Any]], first: Opening
 
 
 def _order(name: str) -> tuple[int, str]:
-    """Figure 8 first, of what is served before all, then what extends it, the maps last."""
+    """Return a key that puts figure 8 first (that of the served network before all) and the maps last."""
     return ({SERVED: 0, JUDGED: 1}.get(name, 3 if name.startswith("map-") else 2), name)
 
 
@@ -182,7 +182,7 @@ def _table(runs: pl.DataFrame, place: Place) -> dict[str, Any]:
 
 
 def _part(runs: pl.DataFrame, place: Place, columns: Sequence[tuple[Measure, str]]) -> dict[str, Any]:
-    """Figures of every control; delays and traffic apart, so that a table is as wide as the page."""
+    """Return every control's figures; delays and traffic are apart, so that a table fits the page."""
     return {
         "columns": [title for _, title in columns],
         "rows": [

@@ -38,11 +38,13 @@ COLOURS: Final = {
     "oracle": "#2f9e44",
     "oracle_in_order": "#8ce99a",
     "last_latency": "#1c7ed6",
+    "virtual_queue": "#0b7285",
     "model": "#c2255c",
     "constant_share": "#ffd43b",
     "flow_split": "#e8590c",
     "always": "#868e96",
     "last_latency_batched": "#74c0fc",
+    "virtual_queue_batched": "#3bc9db",
     "anchor": "#9c36b5",
     "placebo": "#f783ac",
     "oracle_late": "#66a80f",
@@ -51,10 +53,11 @@ COLOURS: Final = {
 SHOWN: Final = (QUEUEING_P99, RTT_P99, S1_GOODPUT, CLASSIC_SHARE, RETRANSMITTED)
 OF_MANY_SIZES: Final = (QUEUEING_P99, RTT_P99)  # a hundred times as much without L4S
 PROFILE_WIDTH: Final = 5.4  # inches
-LABELS_WIDE: Final = 4  # of the legend, over one profile
+LABELS_WIDE: Final = 4  # columns of the legend over one profile
 NARROW: Final = 5.0  # times its beginning: a logarithmic axis with few round numbers
 PLAIN: Final = StrMethodFormatter("{x:g}")
-LEVELS: Final = np.linspace(0, 1, 101)  # of the quantiles in the results
+ERRORS: Final = {"linewidth": 1, "capsize": 3}
+LEVELS: Final = np.linspace(0, 1, 101)  # levels of the quantiles in the results
 
 
 @dataclass(frozen=True)
@@ -66,7 +69,7 @@ class Plot:
 
     @property
     def base64(self) -> str:
-        """The picture as it stands in the page."""
+        """Return the picture in base64, for the page."""
         return base64.b64encode(self.png).decode()
 
 
@@ -79,9 +82,8 @@ def plots_of(runs: pl.DataFrame, scenario: str, axis_label: str, *, log: bool) -
     bands = ", means over seeds in bands of each quantile's 95 % interval" if enough else ""
     intervals = ", means over seeds with 95 % intervals" if enough else ""
     if axis_label:
-        return [
-            _plot(f"{scenario}: over {axis_label}{intervals}", _sweep(here, scenario, axis_label, log=log))
-        ]
+        swept = _sweep(here, scenario, axis_label, log=log)
+        return [_plot(f"{scenario}: over {axis_label}{intervals}", swept)]
     waiting = "waiting in the queues and round trips of S1's L4S packets"
     return [
         _plot(f"{scenario}: {waiting}{bands}", _distributions(here)),
@@ -118,7 +120,7 @@ def _profiles(runs: pl.DataFrame) -> list[str]:
 
 
 def _distributions(runs: pl.DataFrame) -> Figure:
-    """Cumulative distributions, each quantile the mean of the seeds' in the band of its 95 % interval."""
+    """Draw cumulative distributions: each quantile's mean over seeds, in the band of its 95 % interval."""
     profiles = _profiles(runs)
     figure, by_row = grid(2, len(profiles), PROFILE_WIDTH * len(profiles), 6.2)
     for (column, title), row in zip(
@@ -177,16 +179,14 @@ def _bars(runs: pl.DataFrame) -> Figure:
         place = Place(runs["scenario"][0], "", profile)
         for i, control in enumerate(_controls(runs)):
             for mean, errors in _error_bars(runs, [place], control, measure):
-                axes.bar(
-                    i, mean, yerr=errors, color=COLOURS[control], error_kw={"linewidth": 1, "capsize": 3}
-                )
+                axes.bar(i, mean, yerr=errors, color=COLOURS[control], error_kw=ERRORS)
         axes.set_xticks(range(len(_controls(runs))), _controls(runs), rotation=60, ha="right", fontsize=8)
         axes.set_title(f"{profile}: {measure.title}, {measure.unit}", fontsize=9)
     return figure
 
 
 def _sweep(runs: pl.DataFrame, scenario: str, label: str, *, log: bool) -> Figure:
-    """A row per measure, a column per profile, a line per control; joined on a numeric axis only."""
+    """Draw a row per measure, a column per profile and a line per control, joined on a numeric axis only."""
     profiles = _profiles(runs)
     figure, by_row = grid(len(SHOWN), len(profiles), PROFILE_WIDTH * len(profiles), 2.5 * len(SHOWN))
     controls = _controls(runs)
@@ -230,7 +230,7 @@ def _sweep(runs: pl.DataFrame, scenario: str, label: str, *, log: bool) -> Figur
 
 
 def _positions(runs: pl.DataFrame, here: Sequence[Place]) -> list[float]:
-    """Places on a numeric axis; empty where the points have none."""
+    """Return the places on a numeric axis; empty where the points have none."""
     at = dict(runs.select("point", "at").unique().iter_rows())
     found = [at[p.point] for p in here]
     return [float(x) for x in found] if all(x is not None for x in found) else []
@@ -239,7 +239,7 @@ def _positions(runs: pl.DataFrame, here: Sequence[Place]) -> list[float]:
 def _error_bars(
     runs: pl.DataFrame, here: Sequence[Place], control: str, measure: Measure
 ) -> Iterator[tuple[float, tuple[list[float], list[float]]]]:
-    """Mean and its distances to the interval's ends, in the measure's unit, of each place that was run.
+    """Yield each place's mean and its distances to the interval's ends, in the measure's unit.
 
     Where there are fewer than FEWEST_SEEDS they are NaN: nothing is drawn.
     """

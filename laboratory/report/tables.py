@@ -75,27 +75,27 @@ SWEPT_COSTS: Final = (*SHARES, *TIMES)
 COSTS_OF: Final = ("random", "oracle", "model")
 
 
-class Cell(NamedTuple):
+class TableCell(NamedTuple):
     """A figure in a table: its mean and its interval."""
 
     text: str
     interval: str
 
 
-class Verdict(NamedTuple):
+class TableVerdict(NamedTuple):
     """A verdict in a table, and the colour that it has."""
 
     text: str
     kind: str
 
 
-def cell(runs: pl.DataFrame, place: Place, control: str, measure: Measure) -> Cell:
+def cell(runs: pl.DataFrame, place: Place, control: str, measure: Measure) -> TableCell:
     """Return the mean over seeds, in the measure's unit."""
     found = mean_of(runs, place, control, measure)
     if found is None:
-        return Cell(NONE, "")
+        return TableCell(NONE, "")
     mean, *ends = (f"{one:,.{measure.digits}f}" for one in (found.mean, *found.ends))
-    return Cell(mean, "…".join(ends))
+    return TableCell(mean, "…".join(ends))
 
 
 def change(runs: pl.DataFrame, place: Place, control: str, measure: Measure = QUEUEING_P99) -> str:
@@ -104,10 +104,10 @@ def change(runs: pl.DataFrame, place: Place, control: str, measure: Measure = QU
     return percent(found) if found else NONE
 
 
-def verdict(runs: pl.DataFrame, place: Place, control: str) -> Verdict:
+def verdict(runs: pl.DataFrame, place: Place, control: str) -> TableVerdict:
     """Return how a control is judged against default marking."""
     found = compare(runs, place, control) if control != "default" else None
-    return Verdict(found.verdict, found.judged.replace(" ", "-")) if found else Verdict(NONE, "")
+    return TableVerdict(found.verdict, found.judged.replace(" ", "-")) if found else TableVerdict(NONE, "")
 
 
 def chance(runs: pl.DataFrame, place: Place, control: str) -> str:
@@ -117,14 +117,14 @@ def chance(runs: pl.DataFrame, place: Place, control: str) -> str:
 
 
 def controls_run(runs: pl.DataFrame, here: Sequence[Place]) -> list[str]:
-    """Controls that have figures at any of the places, in the order of all."""
+    """Return the controls that have figures at any of the places, in the order of all."""
     return [c for c in ALL_CONTROLS if any(by_seed(runs, place, c, QUEUEING_P99) for place in here)]
 
 
 def measured(
     runs: pl.DataFrame, here: Sequence[Place], columns: Sequence[tuple[Measure, str]]
 ) -> list[tuple[Measure, str]]:
-    """Columns that have a figure at any of the places: messages and choices are not always measured."""
+    """Return the columns that have a figure at any of the places."""
     return [
         (measure, title)
         for measure, title in columns
@@ -146,7 +146,7 @@ def markdown(runs: pl.DataFrame) -> str:
 
 
 def brief(runs: pl.DataFrame, profile: str, *, with_costs: bool = True) -> list[str]:
-    """Sweeps of a profile: mean changes of P99 in %, and the model's costs beyond their limits.
+    """Return the sweeps of a profile: mean changes of P99 in %, and the model's costs beyond their limits.
 
     Bold is a change that is settled, in brackets one of too few packets to be judged.
     """
@@ -204,7 +204,7 @@ def judged(runs: pl.DataFrame) -> list[str]:
 
 
 def by_control(runs: pl.DataFrame) -> list[str]:
-    """Scenarios without an axis, two tables for each place: each control's verdict and waits, its costs."""
+    """Return two tables for each place of scenarios without an axis: verdicts and waits, then costs."""
     lines: list[str] = []
     head = ["control", "verdict", "P99 against default", "against random"]
     for place in places(runs.filter(pl.col("point") == "")):
@@ -232,9 +232,8 @@ def controls_in_brief(runs: pl.DataFrame, wanted: Sequence[str] = ALL_CONTROLS) 
             if control == "default" or control not in wanted:
                 continue
             waits = [cell(runs, place, one, QUEUEING_P99).text for one in ("default", control)]
-            changes = [
-                change(runs, place, control, one) for one in (QUEUEING_P99, QUEUEING_MAX, CROSS_GOODPUT)
-            ]
+            shown = (QUEUEING_P99, QUEUEING_MAX, CROSS_GOODPUT)
+            changes = [change(runs, place, control, one) for one in shown]
             said = in_a_word(verdict(runs, place, control).text)
             lines.append(row_of([where, f"`{control}`", *waits, *changes, said]))
     return lines
@@ -268,7 +267,7 @@ def sample(runs: pl.DataFrame, *here: Place) -> str:
 
 
 def costs(runs: pl.DataFrame, scenario: str) -> list[str]:
-    """What chance, oracle and model change along a scenario's axis, with intervals."""
+    """Return the changes by chance, oracle and model along a scenario's axis, with intervals."""
     here = [p for p in places(runs.filter(pl.col("point") != "")) if p.scenario == scenario]
     lines: list[str] = []
     for control in COSTS_OF:

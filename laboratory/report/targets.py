@@ -71,17 +71,17 @@ class Target:
 
     @property
     def is_beside(self) -> bool:
-        """Whether it was run, but not as the target asks."""
+        """Return whether it was run, but not as the target asks."""
         return self.verdict != NOT_RUN and not self.counts
 
     @property
     def said(self) -> str:
-        """The verdict as it stands in a table."""
+        """Return the verdict as it stands in a table."""
         return f"does not count ({self.verdict})" if self.is_beside else self.verdict
 
     @property
     def kind(self) -> str:
-        """As sentences have it."""
+        """Return the colour of the verdict."""
         colours = {HELD: "helps", NOT_HELD: "harms"}
         return colours.get(self.verdict, "open") if self.counts else "open"
 
@@ -187,7 +187,7 @@ def _change(runs: pl.DataFrame, wanted: _Wanted) -> Target:
 
 
 def _half_the_oracles(runs: pl.DataFrame, place: Place) -> Target:
-    """Half of whatever gain the oracle shows: seed by seed, how far the model stays behind that."""
+    """Judge the half of the oracle's gain: seed by seed, how far the model stays behind it."""
     model, oracle = (change_of(runs, place, control, QUEUEING_P99) for control in ("model", "oracle"))
     base, ours, theirs = (by_seed(runs, place, c, QUEUEING_P99) for c in ("default", "model", "oracle"))
     seeds = [seed for seed in sorted(base.keys() & ours.keys() & theirs.keys()) if base[seed] > 0]
@@ -210,7 +210,7 @@ def _cpu_times(runs: pl.DataFrame, place: Place) -> Target:
 
 
 def _cpu_of_many(runs: pl.DataFrame, place: Place, control: str) -> Target:
-    """Every run is to stay below the limit, so the longest decides, and one seed says it."""
+    """Judge whether every run stays below the limit: the longest decides, and one seed is enough."""
     values = list(by_seed(runs, place, control, CPU).values())
     found = estimate(values)
     longest_s = max(values, default=0.0)

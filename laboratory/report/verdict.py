@@ -47,7 +47,7 @@ def judged(
     *,
     at_least: float | None = None,
 ) -> Verdict:
-    """Held: the whole interval is within the limit. Not held: all of it is beyond. Else not settled."""
+    """Judge a figure: held where the whole interval is within the limit, not held where all is beyond."""
     if at_most is None:
         if at_least is None:
             raise ValueError(f"{figure}: there is no limit")
@@ -67,7 +67,7 @@ def judged(
 
 
 def ratio(figure: str, ours: Values, base: Values, at_most: float, note: str | None = None) -> Verdict:
-    """Ours over the base, of the seeds that both have, judged against a limit; of two zeros there is none."""
+    """Judge ours over the base, by the seeds that both have, against a limit; two zeros have no ratio."""
     seeds = sorted(set(ours) & set(base))
     values = [ours[seed] / base[seed] for seed in seeds if base[seed] > 0]
     if worse := [seed for seed in seeds if base[seed] <= 0 < ours[seed]]:
@@ -78,7 +78,7 @@ def ratio(figure: str, ours: Values, base: Values, at_most: float, note: str | N
 
 
 def at(table: pl.DataFrame, point: str, column: str) -> Values:
-    """A column of a point's runs, by seed."""
+    """Return a column of a point's runs, by seed."""
     return dict(table.filter(pl.col("point") == point).select("seed", column).drop_nulls().iter_rows())
 
 

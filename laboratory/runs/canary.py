@@ -22,28 +22,23 @@ SCENARIO: Final = Path(__file__).with_name("canary.yaml")
 MODEL: Final = PROJECT / "docs" / "laboratory" / "models" / "bed-figure8-flows" / "rfc9332"
 LIMITS: Final = PROJECT / "docs" / "laboratory" / "models" / "lfq" / "counterfactual-10.safetensors"
 RANDOM_SHARE: Final = 0.3
-RUNGS: Final = (  # of the ladder: those that need no other run
+RUNGS: Final = (  # rungs of the ladder that need no other run
+    "virtual_queue",
     "constant_share",
     "flow_split",
     "always",
     "last_latency_batched",
+    "virtual_queue_batched",
     "oracle_late",
     "oracle_batched",
 )
-GUARDED_SHARE: Final = 0.75  # of what is in flight
+GUARDED_SHARE: Final = 0.75  # share of the packets in flight
+CALL: Final = {"kind": "real_time", "frames_per_s": 50.0, "least_bps": 100_000, "most_bps": 10_000_000}
 ALONE: Final = {"ecn": "not_ect", "traffic": {"kind": "greedy"}}
-INSTEAD: Final[Mapping[str, Sequence[Mapping[str, Any]]]] = {  # of what the first sender's groups say
+# Fields that replace those of the first sender's groups.
+INSTEAD: Final[Mapping[str, Sequence[Mapping[str, Any]]]] = {
     "calls": (
-        {
-            "tcp": "gcc",
-            "ecn": "not_ect",
-            "traffic": {
-                "kind": "real_time",
-                "frames_per_s": 50.0,
-                "least_bps": 100_000,
-                "most_bps": 10_000_000,
-            },
-        },
+        {"tcp": "gcc", "ecn": "not_ect", "traffic": CALL},
         {"tcp": "copa", **ALONE},
     ),
     "vegas": ({"tcp": "vegas", **ALONE}, {}),
@@ -95,7 +90,7 @@ def prove(listed: Path = LISTED) -> int:
 
 
 def canaries() -> dict[str, execution.Job]:
-    """All canary runs by their names; a model's has the name of the kernel that this CPU answers with."""
+    """Return all canary runs by name; a model's is named after the kernel that this CPU answers with."""
     from swiftqueue.serving.engine import Engine
 
     scenario = load(SCENARIO)
@@ -120,7 +115,7 @@ def canaries() -> dict[str, execution.Job]:
             if sender["name"] == "replayed":
                 sender["groups"][0]["traffic"] = REPLAYED
         jobs[name] = execution.Job(f"canary-{len(jobs)}", run, MODEL if drives else None)
-    for cell in plain:  # which no scenario of that time had
+    for cell in plain:  # these are younger than the scenario
         always = control_of(scenario.environment, "always", model=None, share=0)
         control = {**always, "guard": "on", "max_moved_share": GUARDED_SHARE}
         run = resolve(scenario, replace(cell, control="always"), control, ["truth", "waits"])
@@ -167,7 +162,7 @@ def digests(program: Path, runs: Mapping[str, execution.Job]) -> dict[str, str]:
 
 
 def _digest(result: Path) -> str:
-    """Hash of a result's files: without what it cost, the run that was given, and where this project lies."""
+    """Return a hash of a result's files, without their cost, the given run and the project's path."""
     digest = hashlib.sha256()
     for name, content in _files(result):
         digest.update(f"{name} {len(content)}\n".encode())

@@ -34,7 +34,7 @@ DECISIONS: Final = "decisions.txt"
 TRACE_METADATA: Final = "trace.json"
 TRUTH_PARQUET: Final = "truth.parquet"
 SPEAKS_EVERY_S: Final = 0.5
-NS3_REASON: Final = re.compile(r'.*(?:msg|cond)="(.+?)", ')  # of what ends the process, the last word
+NS3_REASON: Final = re.compile(r'.*(?:msg|cond)="(.+?)", ')  # ns-3's last words before it aborts
 PR_SET_PDEATHSIG: Final = 1  # linux/prctl.h
 
 
@@ -68,12 +68,12 @@ def sole_user(output: Path) -> Iterator[None]:
 
 
 def folder_of(output: Path, identity: str) -> Path:
-    """Folder of a run's result; it is there only if the result is whole."""
+    """Return the folder of a run's result; it is there only if the result is whole."""
     return output / RUNS / identity
 
 
 def is_complete(output: Path, identity: str) -> bool:
-    """Whether a run has its result."""
+    """Return whether a run has its result."""
     return any((folder_of(output, identity) / name).is_file() for name in (SUMMARY, ROW))
 
 
@@ -104,7 +104,7 @@ def execute(program: Path, output: Path, job: Job) -> str | None:
 
 
 def execute_apart(program: Path, shared: Storage, job: Job) -> str | None:
-    """As `execute`, with only the storage in common: files come from there, the result goes there."""
+    """Execute a job as `execute` does, on a node that shares only the storage."""
     with tempfile.TemporaryDirectory(prefix="swiftqueue-") as folder:
         here = Path(folder)
         (here / RUNS).mkdir()
@@ -151,7 +151,7 @@ def with_paths(job: Job) -> dict[str, Any]:
 
 
 def _with_weights(run: Mapping[str, Any]) -> Any:
-    """A copy of a run that names the files of discs that learned by their paths here.
+    """Return a copy of a run that names the weight files of discs that learned by their paths here.
 
     The hash of what is in them is the run's identity alone.
     """
@@ -164,7 +164,7 @@ def _with_weights(run: Mapping[str, Any]) -> Any:
 
 
 def _allocator() -> dict[str, str]:
-    """The environment that gives the program the jemalloc of Ray's wheel, where it has one.
+    """Return the environment that gives the program the jemalloc of Ray's wheel, where it has one.
 
     ns-3 allocates several objects a packet: 8 % less CPU than with glibc's. Results do not depend on it.
     """
@@ -195,7 +195,7 @@ def run_all(
     from swiftqueue.common.storage import storage
 
     (output / RUNS).mkdir(parents=True, exist_ok=True)
-    for left in (output / RUNS).glob(".*-*"):  # of a command that was killed: `sole_user` holds the folder
+    for left in (output / RUNS).glob(".*-*"):  # a killed command left these: `sole_user` holds the folder
         shutil.rmtree(left, ignore_errors=True)
     with ray_cluster(workers=1), _bars(title, jobs, output) as advance:
         import ray
@@ -263,7 +263,7 @@ def _bars(title: str, jobs: list[Job], output: Path) -> Iterator[Callable[[list[
 
 
 def _simulated_s(stdout: Path) -> float:
-    """How far a running simulation has come."""
+    """Return the simulated seconds that a running simulation has reached."""
     with contextlib.suppress(OSError), stdout.open("rb") as file:
         file.seek(max(0, os.fstat(file.fileno()).st_size - 200))
         for line in reversed(file.read().decode().splitlines()[1:]):

@@ -1,4 +1,4 @@
-"""What users noticed in a run: how long web pages took to load, and where calls stalled.
+"""The users' experience in a run: how long web pages took to load, and where calls stalled.
 
 A table of its own beside the results, a row per run that has pages or calls. Three more are for scenarios
 that ask for them: a row for each flow (`flows`), so that the shares of the link can be compared; each flow's
@@ -28,7 +28,7 @@ from swiftqueue.laboratory.scenarios.schema import LARGEST_PACKET_BYTES, Scenari
 Rows = list[dict[str, Any]]
 RowsOf = Callable[[Mapping[str, Any], Mapping[str, Any]], Rows]
 FILE: Final = "experience.parquet"
-PREFIXES: Final = {"": 1, "k": 1e3, "K": 1e3, "M": 1e6, "Ki": 2**10, "Mi": 2**20}  # of ns-3's queue sizes
+PREFIXES: Final = {"": 1, "k": 1e3, "K": 1e3, "M": 1e6, "Ki": 2**10, "Mi": 2**20}  # in ns-3's queue sizes
 STALL_S: Final = 0.19  # a frame later than this is one that the viewer waits for
 SCHEMA: Final[dict[str, pl.DataType | type[pl.DataType]]] = {
     "scenario": pl.String,
@@ -40,8 +40,8 @@ SCHEMA: Final[dict[str, pl.DataType | type[pl.DataType]]] = {
     "program": pl.String,
     "artifact": pl.String,
     "seconds": pl.Float64,
-    "pages": pl.Int64,  # that began behind the warm-up and before the end
-    "pages_unfinished": pl.Int64,  # of them, at the end of the run; their time until then counts
+    "pages": pl.Int64,  # pages that began behind the warm-up and before the end
+    "pages_unfinished": pl.Int64,  # those that had not ended with the run; their time until then counts
     "load_mean_s": pl.Float64,  # page load time: until the last object
     "load_p95_s": pl.Float64,
     "frames": pl.Int64,  # behind the warm-up, as are the next ones
@@ -51,13 +51,13 @@ SCHEMA: Final[dict[str, pl.DataType | type[pl.DataType]]] = {
     "stall_per_page_s": pl.Float64,  # in the time from a page's beginning to the next one's
     "stalling_pages_share": pl.Float64,  # with any frame so late
     "call_mbps": pl.Float64,  # goodput of S1
-    "web_mbps": pl.Float64,  # of all others
-    "queueing_p99_s": pl.Float64,  # of S1's packets, as are the next ones
+    "web_mbps": pl.Float64,  # goodput of all others
+    "queueing_p99_s": pl.Float64,  # wait of S1's packets, as are the next ones
     "queueing_p999_s": pl.Float64,  # null where fewer than FEWEST_PACKETS make it, as the next but one
     "rtt_p99_s": pl.Float64,
     "rtt_p999_s": pl.Float64,
     "reordered_share": pl.Float64,
-    "cpu_s": pl.Float64,  # of the program
+    "cpu_s": pl.Float64,  # CPU time of the program
 }
 FLOWS: Final = "flows.parquet"
 _A_RUN: Final = {
@@ -86,15 +86,15 @@ CLASS_EVERY_S: Final = 0.1  # simulation/programs/laboratory/class-watch.h
 PAGES: Final = "pages.parquet"
 PAGES_SCHEMA: Final[dict[str, pl.DataType | type[pl.DataType]]] = {
     **_A_RUN,
-    "load_s": pl.List(pl.Float64),  # of each page behind the warm-up, in order of their beginnings
-    "stall_s": pl.List(pl.Float64),  # of calls in the time until the next one begins, as is the next one
+    "load_s": pl.List(pl.Float64),  # a value for each page behind the warm-up, in order of their beginnings
+    "stall_s": pl.List(pl.Float64),  # stalls of calls until the next page begins, as is the next one
     "frame_worst_s": pl.List(pl.Float64),
 }
 SCHEMAS: Final = {FILE: SCHEMA, FLOWS: FLOWS_SCHEMA, CLASSES: CLASSES_SCHEMA, PAGES: PAGES_SCHEMA}
 
 
 def load(output: Path, file: str = FILE) -> pl.DataFrame:
-    """A table of an output folder; none yet is an empty one.
+    """Return a table of an output folder; none yet is an empty one.
 
     Raises:
         ValueError: the file is damaged, or another version of this project made it.
@@ -115,9 +115,8 @@ def collect(output: Path, scenarios: Mapping[str, Scenario]) -> None:
     }
     known = {file: load(output, file) for file in asking}
     rows: dict[str, Rows] = {file: [] for file in asking}
-    runs = load_results(output).filter(
-        pl.col("scenario").is_in(list(scenarios)), pl.col("status") == COMPLETE
-    )
+    whole = pl.col("scenario").is_in(list(scenarios)), pl.col("status") == COMPLETE
+    runs = load_results(output).filter(*whole)
     for row in runs.iter_rows(named=True):
         folder = folder_of(output, row["run"])
         path = folder / SUMMARY
@@ -132,7 +131,7 @@ def collect(output: Path, scenarios: Mapping[str, Scenario]) -> None:
 
 
 def _kept(known: pl.DataFrame, row: Mapping[str, Any]) -> Rows:
-    """The rows that a table has of a run, as this scenario's: another one may have the same run."""
+    """Return a table's rows of a run, named as this scenario's: another one may have the same run."""
     kept = known.filter(pl.col("run") == row["run"])
     one_place = kept.select(KEY).unique(maintain_order=True).head(1)
     kept = kept.join(one_place, on=list(KEY), maintain_order="left")
@@ -150,12 +149,12 @@ def _keep(path: Path, known: pl.DataFrame, rows: Rows, scenarios: Sequence[str])
 
 
 def rows_of(row: Mapping[str, Any], summary: Mapping[str, Any]) -> Rows:
-    """A run's row where it has pages or calls, from its row of the results and its summary."""
+    """Return a run's row where it has pages or calls, from its row of the results and its summary."""
     return [row_of(row, summary)] if "pages" in summary or "calls" in summary else []
 
 
 def flows_of(row: Mapping[str, Any], summary: Mapping[str, Any]) -> Rows:
-    """A row for each sender of a run that has a flow, from the run's row of the results and its summary."""
+    """Return a row for each sender of a run that has a flow, from its row of the results and its summary."""
     found = []
     for sender in summary["run"]["senders"]:
         for group in sender["groups"]:
@@ -178,7 +177,7 @@ def flows_of(row: Mapping[str, Any], summary: Mapping[str, Any]) -> Rows:
 
 
 def _occupancy(run: Mapping[str, Any], packets: Mapping[str, Any]) -> float | None:
-    """Mean part of the first bottleneck's buffer, by Little's law: what arrives, times how long it waits."""
+    """Return the mean part of the first bottleneck's buffer, by Little's law: arrivals times their wait."""
     waited_s = _seconds(packets["queueing_us"]["mean"])
     if waited_s is None:
         return None
@@ -187,14 +186,14 @@ def _occupancy(run: Mapping[str, Any], packets: Mapping[str, Any]) -> float | No
 
 
 def _buffer_packets(link: Mapping[str, Any]) -> float:
-    """How many packets a bottleneck holds: what its disc says goes before the buffer."""
+    """Return how many packets a bottleneck holds; its disc's own limit goes before the buffer."""
     limit = link.get("disc", {}).get("attributes", {}).get("MaxSize", f"{link['buffer_bytes']}B")
     ((number, prefix, unit),) = re.findall(r"^([\d.]+)(.*)([pB])$", limit)
     return float(number) * PREFIXES[prefix] / (1 if unit == "p" else LARGEST_PACKET_BYTES)
 
 
 def classes_of(row: Mapping[str, Any], summary: Mapping[str, Any]) -> Rows:
-    """A row for each flow of a run that says their classes; every flow is a sender's only one."""
+    """Return a row for each flow of a run that tells their classes; every flow is a sender's only one."""
     senders = [(s["name"], g["tcp"]) for s in summary["run"]["senders"] for g in s["groups"] if g["flows"]]
     return [
         {name: row[name] for name in (*KEY, "run", "program")}
@@ -210,7 +209,7 @@ def classes_of(row: Mapping[str, Any], summary: Mapping[str, Any]) -> Rows:
 
 
 def row_of(row: Mapping[str, Any], summary: Mapping[str, Any]) -> dict[str, Any]:
-    """A run's row: from its row of the results, and its summary (simulation/doc/lab.md)."""
+    """Return a run's row, from its row of the results and its summary (simulation/doc/lab.md)."""
     run = summary["run"]
     pages = _pages(summary)
     load_s = _loads(pages, float(run["seconds"]))
@@ -236,7 +235,7 @@ def row_of(row: Mapping[str, Any], summary: Mapping[str, Any]) -> dict[str, Any]
 
 
 def pages_of(row: Mapping[str, Any], summary: Mapping[str, Any]) -> Rows:
-    """A run's row with each page's own figures, where it has pages."""
+    """Return a run's row with each page's own figures, where it has pages."""
     pages, frames = _pages(summary), _Frames.of(summary)
     if not pages:
         return []
@@ -252,19 +251,19 @@ def pages_of(row: Mapping[str, Any], summary: Mapping[str, Any]) -> Rows:
 
 
 def _pages(summary: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
-    """The pages that began behind the warm-up, the first one first."""
+    """Return the pages that began behind the warm-up, the first one first."""
     warmup_s, end_s = (float(summary["run"][name]) for name in ("warmup_s", "seconds"))
     counted = (page for page in summary.get("pages", []) if warmup_s <= page["start_s"] < end_s)
     return sorted(counted, key=lambda page: float(page["start_s"]))
 
 
 def _loads(pages: Sequence[Mapping[str, Any]], end_s: float) -> NDArray[np.float64]:
-    """How long each page took; one that did not end has taken until the end of the run."""
+    """Return how long each page took; one that did not end has taken until the end of the run."""
     return np.array([end_s - p["start_s"] if p["load_s"] is None else p["load_s"] for p in pages], np.float64)
 
 
 def _times(pages: Sequence[Mapping[str, Any]], end_s: float) -> Iterable[tuple[float, float]]:
-    """From each page's beginning to the next one's."""
+    """Return the time from each page's beginning to the next one's."""
     begins_s = [float(page["start_s"]) for page in pages]
     return zip(begins_s, [*begins_s[1:], end_s], strict=False)
 
@@ -284,7 +283,7 @@ class _Frames:
 
     @classmethod
     def of(cls, summary: Mapping[str, Any]) -> _Frames:
-        """The frames of a run."""
+        """Return the frames of a run."""
         warmup_s, end_s = (float(summary["run"][name]) for name in ("warmup_s", "seconds"))
         calls = summary.get("calls", [])
         made_s = np.concatenate([[], *(np.asarray(call["made_s"], np.float64) for call in calls)])
@@ -295,13 +294,13 @@ class _Frames:
         return cls(made_s, delay_s, late_s, warmup_s, end_s)
 
     def between(self, begin_s: float, until_s: float) -> _Frames:
-        """Those made in a time."""
+        """Return the frames made between two times."""
         some = (self.made_s >= begin_s) & (self.made_s < until_s)
         return replace(self, made_s=self.made_s[some], delay_s=self.delay_s[some], late_s=self.late_s[some])
 
 
 def _frame_figures(frames: _Frames, pages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Columns of the frames."""
+    """Return the columns of the frames."""
     if not frames.made_s.size:
         return {"frames": 0}
     counted_s = frames.delay_s[frames.made_s >= frames.warmup_s]
@@ -317,7 +316,7 @@ def _frame_figures(frames: _Frames, pages: Sequence[Mapping[str, Any]]) -> dict[
 
 
 def _p999_s(quantiles: Mapping[str, Any]) -> float | None:
-    """P99.9; None where too few packets are beyond it."""
+    """Return P99.9; None where too few packets are beyond it."""
     enough = quantiles["count"] * 1e-3 >= FEWEST_PACKETS
     return _seconds(quantiles["p999"]) if enough else None
 

@@ -58,5 +58,5 @@ def build() -> tuple[Path, str]:
 
 
 def hash_of(program: Path) -> str:
-    """Hash of what a program is."""
+    """Return the hash of a program's bytes."""
     return hashlib.sha256(program.read_bytes()).hexdigest()[:16]

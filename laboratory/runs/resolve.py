@@ -1,4 +1,4 @@
-"""What is to be run: each scenario's points, profiles, controls and seeds, resolved to `run.json`.
+"""Resolve each scenario's points, profiles, controls and seeds to `run.json`.
 
 The format of a run is that of simulation/doc/lab.md. Two scenarios that ask for the same run share it.
 """
@@ -36,7 +36,7 @@ from swiftqueue.models.limit.weight_file import content_of
 from swiftqueue.pipelines.simulators import PROJECT
 
 FORMAT: Final = 1
-CONTROL_SEED: Final = 1  # of the draws of control `random`: the traffic's seed varies beside it
+CONTROL_SEED: Final = 1  # seed of the draws of control `random`; the traffic's seed varies beside it
 FIRST_VERSION: Final = 1
 ROUND: Final = "swiftqueue.laboratory.learning.finetune_round"
 ROUND_SECTIONS: Final = ("change", "finetune")
@@ -52,7 +52,7 @@ class Model:
 
     folder: Path
     content: str
-    acks: str | None = None  # of the latencies that it was trained on, as its origin says
+    acks: str | None = None  # ACKs of the latencies that it was trained on, as its origin says
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Asked:
+class PlannedRun:
     """A cell and the run it needs; `run` is None, with the reason, where it cannot be run."""
 
     cell: Cell
@@ -89,12 +89,12 @@ class Asked:
 
 
 def is_named(point: str, patterns: Sequence[str] | None) -> bool:
-    """Whether `--points` names a point; None names all."""
+    """Return whether `--points` names a point; None names all."""
     return patterns is None or any(fnmatch.fnmatchcase(point, pattern) for pattern in patterns)
 
 
 def cells(name: str, scenario: Scenario, patterns: Sequence[str] | None = None) -> Iterator[Cell]:
-    """All cells of a scenario, at the points that the patterns name."""
+    """Yield all cells of a scenario, at the points that the patterns name."""
     points = scenario.axis.points if scenario.axis else {"": Point(set={})}
     for point, made in points.items():
         if not is_named(point, patterns):
@@ -150,24 +150,24 @@ def resolve(
 
 
 def _scored(scenario: Scenario, environment: Environment) -> list[str]:
-    """Output of a run whose choices are scored, where the discs let them be."""
+    """Return the outputs of a run whose choices are scored, where the discs allow it."""
     if not scenario.regret:
         return []
     return ["waits"] if environment.without_view() is None else []
 
 
 def _repeated(scenario: Scenario, control: str) -> list[str]:
-    """Output of a run whose decisions the placebo repeats."""
+    """Return the outputs of a run whose decisions the placebo repeats."""
     return ["decisions"] if control == "model" and "placebo" in scenario.controls else []
 
 
 def _classes(scenario: Scenario, environment: Environment) -> list[str]:
-    """Output of a run whose flows' classes are asked for, where a bottleneck has any."""
+    """Return the outputs of a run whose flows' classes are kept, where a bottleneck has any."""
     return ["classes"] if scenario.classes and environment.has_classes() else []
 
 
 def _response(environment: Environment, control: str) -> dict[str, str]:
-    """What moved packets' ACKs say, where it is not what others say and any are moved."""
+    """Return the response to moved packets' ACKs, where it differs from other packets' and any are moved."""
     response = environment.controls.moved_response
     other = response != "scalable" and control not in ("default", "no_l4s")
     return {"moved_response": response} if other else {}
@@ -191,10 +191,10 @@ def control_of(
 
     Args:
         environment: has the controls' parameters.
-        name: of the control.
-        model: of controls model and anchor.
-        share: of control random.
-        record: of control placebo: the identity of the run whose decisions it repeats.
+        name: the control's name.
+        model: the model of controls model and anchor.
+        share: the share that control random moves.
+        record: for control placebo, the identity of the run whose decisions it repeats.
     """
     settings = environment.controls
     if name == "random":
@@ -205,6 +205,8 @@ def control_of(
         return {"kind": "oracle", "order": order, **settings.oracle.model_dump()}
     if name == "last_latency":
         return _last_latency(environment)
+    if name == "virtual_queue":
+        return {"kind": "virtual_queue", **settings.virtual_queue.model_dump()}
     if name == "flow_split":
         return {"kind": "flow_split", "share": settings.ladder.flow_share}
     if name in LADDER and name != "anchor":
@@ -232,27 +234,26 @@ def control_of(
 
 
 def _batching(model: ModelControl) -> dict[str, Any]:
-    """How forecasts become queues; keys that published runs had not are there where they change something."""
+    """Return how forecasts become queues; keys that older runs lack stand there only if they matter."""
     share = {"max_moved_share": model.max_moved_share} if model.max_moved_share else {}
     return {**model.model_dump(include=BATCHING), **share, **(GUARD if model.guard else {})}
 
 
 def _last_latency(environment: Environment) -> dict[str, Any]:
-    settings = environment.controls.last_latency
-    return {
-        "kind": "last_latency",
-        "threshold_us": settings.threshold_ms * 1e3,
-        "stale_us": settings.stale_ms * 1e3,
-    }
+    own = environment.controls.last_latency
+    times = {"threshold_us": own.threshold_ms * 1e3, "stale_us": own.stale_ms * 1e3}
+    return {"kind": "last_latency", **times}
 
 
 def _forecast(environment: Environment, name: str, record: str) -> dict[str, Any]:
-    """What stands in the model's place: `by` of a batched control."""
+    """Return the forecaster in the model's place: `by` of a batched control."""
     settings = environment.controls
     if name == "constant_share":
         return {"kind": "chance", "share": settings.ladder.constant_share, "seed": CONTROL_SEED}
     if name == "last_latency_batched":
         return _last_latency(environment)
+    if name == "virtual_queue_batched":
+        return {"kind": "virtual_queue"}
     if name == "placebo":
         return {"kind": "record", "decisions": record, "shift_us": settings.ladder.shift_s * 1e6}
     if name in ("oracle_late", "oracle_batched"):
@@ -263,7 +264,7 @@ def _forecast(environment: Environment, name: str, record: str) -> dict[str, Any
 
 @cache
 def finetuning_content(params: Path = PROJECT / "params.yaml") -> str:
-    """Hash of what a round of fine-tuning does: its code and the sections of params.yaml that it reads."""
+    """Return a hash of a fine-tuning round: its code and the sections of params.yaml that it reads."""
     from swiftqueue.common.import_closure import files_of
 
     read = read_all(params)
@@ -275,7 +276,7 @@ def finetuning_content(params: Path = PROJECT / "params.yaml") -> str:
 
 
 def identity(run: Mapping[str, Any], program: str) -> str:
-    """Hash of a run and of the program that runs it: runs of one hash have one result.
+    """Return the hash of a run and of its program: runs of one hash have one result.
 
     A profile counts by its first name, so that a new one makes no other run.
     """
@@ -317,7 +318,7 @@ def _network(environment: Environment, seed: int, seconds: float) -> dict[str, A
 
 
 def _weights_content(file: str, key: str) -> str:
-    """Hash of a weight file, relative to the project's folder: another file of this name is another run."""
+    """Return a weight file's hash; the path is relative to the project. Another content is another run."""
     try:
         return content_of(PROJECT / file)
     except ValueError:
@@ -339,7 +340,7 @@ def _bottleneck(link: Bottleneck, one_way_ms: float, rtt_ms: float, key: str) ->
 
 
 def _page_seeds(seed: int) -> Iterator[Sequence[int]]:
-    """Of each group of pages another: with the same one, all would load the same pages."""
+    """Yield another seed for each group of pages: with the same one, all would load the same pages."""
     return ((seed, number) for number in count())  # (seed, 0) draws what the seed alone would
 
 

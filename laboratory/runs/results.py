@@ -19,13 +19,13 @@ KEY: Final = ("scenario", "point", "profile", "control", "seed")
 
 SCHEMA: Final[dict[str, pl.DataType | type[pl.DataType]]] = {
     "scenario": pl.String,
-    "point": pl.String,  # of the scenario's axis; "" where it has none
+    "point": pl.String,  # point of the scenario's axis; "" where it has none
     "at": pl.Float64,  # the point's place on a numeric axis
     "profile": pl.String,
     "control": pl.String,
     "seed": pl.Int64,
-    "about": pl.String,  # of the scenario as it was run, so that a report needs no scenario's file
-    "figure": pl.String,  # of the paper, that it redraws
+    "about": pl.String,  # the scenario's line as it was run, so that a report needs no scenario's file
+    "figure": pl.String,  # figure of the paper that it redraws
     "axis_label": pl.String,  # null where it has no axis
     "axis_log": pl.Boolean,
     "status": pl.String,  # complete | not run
@@ -35,10 +35,10 @@ SCHEMA: Final[dict[str, pl.DataType | type[pl.DataType]]] = {
     "artifact": pl.String,  # hash of the model that drove it
     "share_of": pl.String,  # control random: whose moved share it was given; or `scenario`
     "seconds": pl.Float64,
-    "warmup_s": pl.Float64,  # which all figures but the costs leave out
+    "warmup_s": pl.Float64,  # time at the start that all figures but the costs leave out
     "parameters": pl.String,  # run.json
     "reordering": pl.String,  # the rule by which S1's flows take reordering for loss
-    "queueing_mean_us": pl.Float64,  # of S1's L4S flows, as are the next columns up to rtt
+    "queueing_mean_us": pl.Float64,  # wait of S1's L4S flows, as are the next columns up to rtt
     "queueing_p50_us": pl.Float64,
     "queueing_p90_us": pl.Float64,
     "queueing_p99_us": pl.Float64,
@@ -51,8 +51,8 @@ SCHEMA: Final[dict[str, pl.DataType | type[pl.DataType]]] = {
     "queueing_cdf_us": pl.List(pl.Float64),  # CDF_LEVELS
     "rtt_cdf_us": pl.List(pl.Float64),
     "packets": pl.Float64,
-    "moved_share": pl.Float64,  # of the L4S flows' packets, sent to the classic queue
-    "unforeseen_share": pl.Float64,  # of all S1's packets: L4S, not asked about; null but for model
+    "moved_share": pl.Float64,  # share of the L4S flows' packets that were sent to the classic queue
+    "unforeseen_share": pl.Float64,  # share of S1's packets: L4S, not asked about; null but for model
     "retransmitted_share": pl.Float64,
     "reordered_share": pl.Float64,  # arrived after one of their flow that was sent later
     "dropped_share": pl.Float64,
@@ -62,16 +62,16 @@ SCHEMA: Final[dict[str, pl.DataType | type[pl.DataType]]] = {
     "cross_goodput_bps": pl.Float64,
     "classic_share": pl.Float64,  # classic flows' part of all goodput
     "engine_wall_s": pl.Float64,  # wall time of the model's forward passes
-    "cpu_s": pl.Float64,  # of the program, with the processes that fine-tune
-    "queueing_p999_us": pl.Float64,  # of S1's L4S flows, as are the next columns
+    "cpu_s": pl.Float64,  # CPU time of the program and of the processes that fine-tune
+    "queueing_p999_us": pl.Float64,  # wait of S1's L4S flows, as are the next columns
     "queueing_max_us": pl.Float64,
-    "queueing_packets": pl.Float64,  # of which these and the other quantiles are
-    "choice_right_share": pl.Float64,  # of the packets whose queues were apart: in the shorter one
+    "queueing_packets": pl.Float64,  # packets that these and the other quantiles rest on
+    "choice_right_share": pl.Float64,  # packets in the shorter queue, where the queues were apart
     "choice_regret_mean_us": pl.Float64,  # wait in the chosen queue less that in the shorter one
     "choice_regret_p99_us": pl.Float64,
     "s1_message_us": pl.Float64,  # until a message is whole, each weighted by its bytes; null without any
     "cross_message_us": pl.Float64,
-    "unfinished_share": pl.Float64,  # of these bytes: their messages count with their age at the end
+    "unfinished_share": pl.Float64,  # share of these bytes; their messages count with their age at the end
 }
 LATER: Final = tuple(SCHEMA)[-9:]
 """Columns that older results lack: there they are null, but for what other columns say."""
@@ -152,9 +152,7 @@ def publish(source: Path, scenario: str, output: Path) -> None:
     beside = stay.join(rows, on=["profile", "control"])  # a profile has a model of its own
     for what in ("seconds", "program", "artifact"):
         if not beside.filter(pl.col(what).ne_missing(pl.col(f"{what}_right"))).is_empty():
-            raise ValueError(
-                f"{output / FILE} has runs of {scenario} with another {what} that would stay: run all"
-            )
+            raise ValueError(f"{output / FILE} would keep runs of {scenario} with another {what}: run all")
     _write(output, pl.concat([published, rows]))
 
 

@@ -13,18 +13,20 @@ from swiftqueue.common.atomic import new_folder
 from swiftqueue.laboratory.runs import experience
 from swiftqueue.laboratory.runs.execution import COST, ROW, SUMMARY, TRACE_METADATA, folder_of, is_complete
 from swiftqueue.laboratory.runs.programs import Equals
-from swiftqueue.laboratory.runs.resolve import Asked, identity
+from swiftqueue.laboratory.runs.resolve import PlannedRun, identity
 from swiftqueue.laboratory.runs.results import COMPLETE, NOT_RUN, load
 from swiftqueue.laboratory.scenarios.schema import Scenario
 
 
-def not_run(asked: Asked, scenario: Scenario, reason: str) -> dict[str, Any]:
-    """Row of a cell that could not be run, with the reason."""
+def not_run(asked: PlannedRun, scenario: Scenario, reason: str) -> dict[str, Any]:
+    """Return the row of a cell that could not be run, with the reason."""
     return {**asked.cell.key(), **described(scenario), "status": NOT_RUN, "reason": reason}
 
 
-def complete(asked: Asked, scenario: Scenario, identity: str, program: str, folder: Path) -> dict[str, Any]:
-    """Row of a run whose result lies in `folder`; figures leave the warm-up out."""
+def complete(
+    asked: PlannedRun, scenario: Scenario, identity: str, program: str, folder: Path
+) -> dict[str, Any]:
+    """Return the row of a run whose result lies in `folder`; figures leave the warm-up out."""
     if (folder / ROW).is_file():
         kept = json.loads((folder / ROW).read_text())
         return {**kept, **asked.cell.key(), **described(scenario), "share_of": asked.share_of}
@@ -98,7 +100,7 @@ def keep_rows(output: Path) -> None:
 
 
 def _unforeseen(summary: Mapping[str, Any], folder: Path) -> float | None:
-    """Share of S1's L4S packets without a decision of their own in all its packets; None without a model.
+    """Return the share of S1's packets that were L4S without a decision of their own; None without a model.
 
     Both are of the whole run: no file of a run has the number of its L4S packets with the warm-up.
     """
@@ -108,7 +110,7 @@ def _unforeseen(summary: Mapping[str, Any], folder: Path) -> float | None:
 
 
 def _choice(scored: Mapping[str, Any] | None) -> dict[str, Any]:
-    """How good the choices were, where they were scored."""
+    """Return how good the choices were, where they were scored."""
     if scored is None:
         return {}
     return {
@@ -119,7 +121,7 @@ def _choice(scored: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def _messages(by_sender: Mapping[str, Any] | None, s1: str) -> dict[str, Any]:
-    """How long messages took, each weighted by its bytes, where anyone sends such."""
+    """Return how long messages took, each weighted by its bytes, where there are any."""
     if by_sender is None:
         return {}
     own = list(by_sender[s1].values())
@@ -140,7 +142,7 @@ def _byte_mean_us(groups: Sequence[Mapping[str, Any]]) -> float | None:
 
 
 def described(scenario: Scenario) -> dict[str, Any]:
-    """What the report says of a scenario."""
+    """Return the columns by which a report describes a scenario."""
     axis = scenario.axis
     return {
         "about": scenario.about,

@@ -14,7 +14,7 @@ from swiftqueue.laboratory.scenarios.checked import ScenarioPart
 class Point(ScenarioPart):
     """A point of the axis: the keys of the environment that it changes, by their path."""
 
-    set: dict[str, Any]
+    set: dict[str, Any]  # values of keys of the environment, by their path
     profiles: Annotated[list[str], Field(min_length=1)] | None = None  # None: all of the scenario's profiles
     controls: Annotated[list[str], Field(min_length=1)] | None = None
     at: Annotated[float, Field(allow_inf_nan=False)] | None = None  # place on a numeric axis
@@ -26,11 +26,10 @@ class Axis(ScenarioPart):
 
     Points are given one by one, or as the product of named parts: each point takes one choice of each part.
     Its name joins the choices' names by `join`, without empty ones; it sets all their keys, and the first
-    part
-        varies fastest.
+    part varies fastest.
     """
 
-    label: str
+    label: str  # name of the axis in plots
     parts: dict[str, dict[str, Point]] = Field(default_factory=dict)
     join: str = ", "  # separator of the names of a point's choices
     only: list[str] | None = None  # patterns of points to keep

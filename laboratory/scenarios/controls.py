@@ -17,12 +17,22 @@ from swiftqueue.laboratory.scenarios.checked import (
     check_once,
 )
 
-CONTROLS: Final = ("default", "no_l4s", "random", "oracle", "oracle_in_order", "last_latency", "model")
+CONTROLS: Final = (
+    "default",
+    "no_l4s",
+    "random",
+    "oracle",
+    "oracle_in_order",
+    "last_latency",
+    "virtual_queue",
+    "model",
+)
 LADDER: Final = (
     "constant_share",
     "flow_split",
     "always",
     "last_latency_batched",
+    "virtual_queue_batched",
     "anchor",
     "placebo",
     "oracle_late",
@@ -36,17 +46,23 @@ VIEWED_BY: Final = ("oracle", "oracle_in_order", "oracle_late", "oracle_batched"
 
 
 class LastLatency(ScenarioPart):
-    """Control `last_latency`: see simulation/doc/lab.md."""
+    """Control `last_latency`, which follows the last latency of a flow."""
 
-    threshold_ms: Milliseconds
-    stale_ms: Milliseconds
+    threshold_ms: Milliseconds  # latency from which packets are moved
+    stale_ms: Milliseconds  # age from which a latency counts no more
+
+
+class VirtualQueue(ScenarioPart):
+    """Control `virtual_queue`: see simulation/doc/lab.md."""
+
+    margin_us: Microseconds = 1000.0  # as the oracle's
 
 
 class Oracle(ScenarioPart):
-    """Controls `oracle` and `oracle_in_order`: see simulation/doc/lab.md."""
+    """Controls `oracle` and `oracle_in_order`, which see both queues."""
 
-    margin_us: Microseconds
-    rate_us: Microseconds
+    margin_us: Microseconds  # how much shorter the other queue must be
+    rate_us: Microseconds  # span of arrivals that count
 
 
 class Random(ScenarioPart):
@@ -59,12 +75,12 @@ class Random(ScenarioPart):
 class ModelControl(ScenarioPart):
     """Control `model`: the sender agent's controller."""
 
-    inference_us: Microseconds
-    until_decided: Literal["default", "previous"]
-    margin_us: Microseconds
+    inference_us: Microseconds  # delay of an answer
+    until_decided: Literal["default", "previous"]  # queue of a flow's packets until the answer
+    margin_us: Microseconds  # how much sooner the other queue must be
     margin_share: Annotated[float, Field(ge=0, le=1e6)]
-    max_moved_unacked: Annotated[int, Field(ge=0, le=1_000_000_000)]
-    max_moved_share: Share = 0.0  # of what S1 has in flight, where that is more
+    max_moved_unacked: Annotated[int, Field(ge=0, le=1_000_000_000)]  # most moved packets in flight
+    max_moved_share: Share = 0.0  # share of what S1 has in flight, if that is more packets
     guard: bool = False  # as the agent ships it: moving stops where it is not settled to help
     finetune_every_s: Annotated[float, Field(ge=0.1, le=1e5)] | None  # None: the head stays
     finetune_span_s: Seconds
@@ -83,12 +99,13 @@ class ControlSettings(ScenarioPart):
     """Parameters of the controls."""
 
     moved_ecn: Literal["ect0", "not_ect"]
-    acks: Literal["selective", "cumulative"]  # from which ACKs S1 learns latencies
-    # What a moved packet's ACK says to S1's DCTCP: what any other says; or that its mark is a loss
+    acks: Literal["selective", "cumulative"]  # ACKs from which S1 learns latencies
+    # The answer of S1's DCTCP to a moved packet's ACK: as to any other, or its mark counts as a loss
     moved_response: Literal["scalable", "classic"] = "scalable"
     random: Random
     oracle: Oracle
     last_latency: LastLatency
+    virtual_queue: VirtualQueue = VirtualQueue()
     model: ModelControl
     ladder: Ladder = Ladder()
 

@@ -76,9 +76,8 @@ def _statistics(folder: Path, trace: str, key: str) -> dict[str, Any]:
             f"{key}: trace {trace} has no pause of {PAUSE_NS / 1e6:g} ms in any flow, so no gaps to replay; "
             "give it as greedy traffic"
         )
-    lasted_s = packets.group_by("flow_id").agg(s=(pl.col("sent_ns").max() - pl.col("sent_ns").min()) / 1e9)[
-        "s"
-    ]
+    lasted = pl.col("sent_ns").max() - pl.col("sent_ns").min()
+    lasted_s = packets.group_by("flow_id").agg(s=lasted / 1e9)["s"]
     described = {
         "gaps_us": distribution(gaps.to_numpy() / 1e3),
         "bytes": distribution(bursts["payload_bytes"].to_numpy()),

@@ -55,7 +55,7 @@ def profile_named(name: Any) -> Any:
 class Disc(ScenarioPart):
     """An ns-3 queue disc by its TypeId; for a DualPI2, these attributes come after the profile's."""
 
-    type: str
+    type: str  # TypeId of ns-3
     attributes: dict[str, str | int | float | bool] = Field(default_factory=dict)
 
     @field_validator("attributes")
@@ -86,23 +86,23 @@ class Bottleneck(ScenarioPart):
 class Receiver(ScenarioPart):
     """An end of flows: the router of its link, and its distance beyond `rtt_ms`."""
 
-    router: Annotated[int, Field(ge=1)] = 1
-    extra_rtt_ms: Annotated[float, Field(ge=0, le=10_000)] = 0.0
+    router: Annotated[int, Field(ge=1)] = 1  # router that it hangs on
+    extra_rtt_ms: Annotated[float, Field(ge=0, le=10_000)] = 0.0  # round trip beyond `rtt_ms`
 
 
 class Sender(ScenarioPart):
     """A start of flows: the router of its link, and its groups by name."""
 
-    router: Annotated[int, Field(ge=0)] = 0
-    groups: dict[str, Group]
+    router: Annotated[int, Field(ge=0)] = 0  # router that it hangs on
+    groups: dict[str, Group]  # groups of flows by name
 
 
 class Explore(ScenarioPart):
     """Traces for training that explore: the share of S1's bursts, and the bursts' lengths, a trace each."""
 
     share: Share
-    burst_packets: Annotated[list[BurstPackets], Field(min_length=1)]
-    seconds: Seconds
+    burst_packets: Annotated[list[BurstPackets], Field(min_length=1)]  # lengths of bursts, a trace each
+    seconds: Seconds  # length of a trace
     seeds: Annotated[list[Annotated[int, Field(ge=TRAINING_SEEDS_FROM, le=1_000_000)]], Field(min_length=1)]
     flows_apart: bool = False  # whether each L4S flow is its own sender, as with `swiftqueue mark follow`
     points: bool = False  # whether each point of the axis has traces, for one model of all points
@@ -176,13 +176,11 @@ class Environment(ScenarioPart):
         return self
 
     def _check_response(self) -> None:
-        """Only a DCTCP that learns which packet an ACK is of can answer those of moved packets otherwise."""
+        """Raise ValueError unless S1 can answer moved packets' ACKs in this way."""
         if (response := self.controls.moved_response) == "scalable":
             return
         if self.controls.moved_ecn == "not_ect":
-            raise ValueError(
-                "controls.moved_response: classic answers marks, and moved_ecn: not_ect has none"
-            )
+            raise ValueError("controls.moved_response: classic answers marks; moved_ecn: not_ect has none")
         first, captured = next(iter(self.senders.items()))
         why = "acks are not selective" if self.controls.acks != "selective" else ""
         for name, group in captured.groups.items():
@@ -208,9 +206,7 @@ class Environment(ScenarioPart):
         if group.tcp == "udp" and isinstance(group.traffic, Greedy):
             raise ValueError(f"{where}.traffic: udp cannot be greedy, it would send without end")
         if group.tcp == "udp" and isinstance(group.traffic, Pages | RealTime):
-            raise ValueError(
-                f"{where}.traffic: {group.traffic.kind} needs a congestion control, udp has none"
-            )
+            raise ValueError(f"{where}.traffic: {group.traffic.kind} needs a congestion control, not udp")
         if group.tcp == "gcc" and not isinstance(group.traffic, RealTime):
             raise ValueError(f"{where}.traffic: gcc sends real_time alone, not {group.traffic.kind}")
         if group.tcp == "gcc" and group.ecn != "not_ect":
@@ -218,9 +214,7 @@ class Environment(ScenarioPart):
         if isinstance(group.traffic, RealTime) and group.traffic.start_mbps and group.tcp != "gcc":
             raise ValueError(f"{where}.traffic.start_mbps: {group.tcp} finds its first rate itself")
         if isinstance(group.traffic, Pages) and group.flows > 1:
-            raise ValueError(
-                f"{where}.flows: {group.flows}: give 1 or 0 for pages; their objects are the flows"
-            )
+            raise ValueError(f"{where}.flows: {group.flows}: pages take 1 or 0; their objects are the flows")
         if group.start_s[0] > group.start_s[1]:
             raise ValueError(f"{where}.start_s: {group.start_s[0]:g} is after {group.start_s[1]:g}")
 
@@ -228,16 +222,16 @@ class Environment(ScenarioPart):
 class Scenario(ScenarioPart):
     """A whole scenario file."""
 
-    about: str
+    about: str  # one line about it
     figure: str | None = None  # figure of the paper that it redraws
-    seconds: Seconds
-    warmup_s: NotNegative
+    seconds: Seconds  # simulated time
+    warmup_s: NotNegative  # time at the start that the figures leave out
     seeds: Annotated[list[Annotated[int, Field(ge=1, lt=TRAINING_SEEDS_FROM)]], Field(min_length=1)]
     profiles: Annotated[
         list[Annotated[Literal["rfc9332", "uncoupled"], BeforeValidator(profile_named)]], Field(min_length=1)
     ]
-    controls: Annotated[list[str], Field(min_length=1)]
-    explore: Explore
+    controls: Annotated[list[str], Field(min_length=1)]  # the controls, `default` among them
+    explore: Explore  # traces of `lab train`
     # Parameters of `lab train` that differ from params.yaml: SECTION.KEY
     train: dict[str, Any] = Field(default_factory=dict)
     environment: Environment
@@ -346,12 +340,8 @@ def buffer_bytes(link: Bottleneck, rtt_ms: float) -> int:
 
 def _check_buffer(key: str, link: Bottleneck, rtt_ms: float) -> None:
     limit = buffer_bytes(link, rtt_ms)
+    said = f"{key}: {link.buffer_bdp:g} is a queue of {limit} bytes"
     if limit < LARGEST_PACKET_BYTES:
-        raise ValueError(
-            f"{key}: {link.buffer_bdp:g} is a queue of {limit} bytes, smaller than a packet of "
-            f"{LARGEST_PACKET_BYTES}"
-        )
+        raise ValueError(f"{said}, smaller than a packet of {LARGEST_PACKET_BYTES}")
     if limit > LARGEST_BUFFER_BYTES:
-        raise ValueError(
-            f"{key}: {link.buffer_bdp:g} is a queue of {limit} bytes, more than {LARGEST_BUFFER_BYTES}"
-        )
+        raise ValueError(f"{said}, more than {LARGEST_BUFFER_BYTES}")

@@ -13,8 +13,8 @@ class Messages(ScenarioPart):
     """Messages at Poisson times."""
 
     kind: Literal["messages"]
-    mbps: Rate
-    sizes: Literal["web_search", "hadoop"]
+    mbps: Rate  # load of a flow, Mbit/s
+    sizes: Literal["web_search", "hadoop"]  # distribution of the sizes
 
 
 class Greedy(ScenarioPart):
@@ -27,7 +27,7 @@ class Video(ScenarioPart):
     """Video with a frame at each tick, unpaced."""
 
     kind: Literal["video"]
-    mbps: Rate
+    mbps: Rate  # rate of a flow, Mbit/s
     frames_per_s: Annotated[float, Field(ge=0.1, le=1000)]
 
 
@@ -35,7 +35,7 @@ class ConstantRate(ScenarioPart):
     """Packets at equal gaps."""
 
     kind: Literal["cbr"]
-    mbps: Rate
+    mbps: Rate  # rate of a flow, Mbit/s
     packet_bytes: Annotated[int, Field(ge=1, le=1448)]
 
 
@@ -43,7 +43,7 @@ class Replay(ScenarioPart):
     """The statistics of a packet table: its folder (relative to the project's), and its trace."""
 
     kind: Literal["replay"]
-    packets: str
+    packets: str  # folder of packet tables
     trace: str | None = None  # name of the trace; may be omitted if the folder holds one
 
 
@@ -67,10 +67,10 @@ class Pages(ScenarioPart):
 
     kind: Literal["pages"]
     pages: Annotated[int, Field(ge=1, le=2000)]
-    first_s: NotNegative
-    every_s: Positive
+    first_s: NotNegative  # time of the first page
+    every_s: Positive  # time from one page to the next
     objects: Lognormal | None = None  # objects of a page
-    object_bytes: Lognormal | None = None
+    object_bytes: Lognormal | None = None  # size of an object
     sizes: list[list[Annotated[int, Field(ge=1, le=100_000_000)]]] | None = None  # per page, in turn
 
     @model_validator(mode="after")
@@ -127,8 +127,8 @@ class Group(ScenarioPart):
         "udp",
         "gcc",
     ]
-    ecn: Literal["ect1", "ect0", "not_ect"]
-    receiver: str
+    ecn: Literal["ect1", "ect0", "not_ect"]  # codepoint of its packets
+    receiver: str  # name of its receiver
     start_s: list[NotNegative] = Field(default=[0.0, 1.0], min_length=2, max_length=2)
     dupack_threshold: Annotated[int, Field(ge=3, le=10_000)] | Literal["ncr"] = 3
     dscp: Annotated[int, Field(ge=0, le=63)] = 0  # DSCP of the sender's packets

@@ -1,4 +1,4 @@
-"""The event stream as a forecaster (docs/EVENTS.md): each event is computed once; decisions ask queries.
+"""Make the event stream a forecaster (docs/EVENTS.md): each event is computed once, a decision asks queries.
 
 Shapes: B decisions, L levels of quantiles.
 """
@@ -27,10 +27,10 @@ SPLIT_SHARE: Final = 0.2  # share of a slice that calibrates instead of tuning t
 
 
 class EventStreamForecaster(NetworkForecaster):
-    """A network over events. With `calibration` its quantiles are moved to their levels."""
+    """A network over events; with `calibration` its quantiles are moved to their levels."""
 
     model: EventPredictor
-    encoder: Callable[[TracePart, int], Any] | None = None  # another program's, of the same weights
+    encoder: Callable[[TracePart, int], Any] | None = None  # another program that has the same weights
     Params = EventStreamParams
 
     def __init__(
@@ -59,7 +59,7 @@ class EventStreamForecaster(NetworkForecaster):
         return cls(course.model, None, params.calibration, course.past())
 
     def encode(self, part: TracePart, queue: int = AS_SENT) -> Any:
-        """Return what the head reads of a part's decisions; the events are computed once."""
+        """Return the head's inputs for a part's decisions; each event is computed once."""
         if self.encoder is not None:
             return self.encoder(part, queue)
         from swiftqueue.models.event_stream.log import encode_log
@@ -83,7 +83,7 @@ class EventStreamForecaster(NetworkForecaster):
         return spread_of(self._calibrated(), encoded)
 
     def tuned(self, part: TracePart, how: FinetuneParams) -> Self:
-        """Tune the head; with `calibration`, also measure the levels' errors."""
+        """Tune the head and, with `calibration`, measure the levels' errors."""
         from swiftqueue.models.training.calibration import missed
 
         if not self.calibration:
@@ -109,7 +109,7 @@ class EventStreamForecaster(NetworkForecaster):
         return 2 * int(self.model.horizon) * int(event + query)
 
     def write(self, folder: Path) -> dict[str, Any]:
-        """Write the artifact without the levels' shifts, and the errors that determine them."""
+        """Write the artifact without the levels' shifts, and the errors that determine the shifts."""
         described = super().write(folder)
         if not self.calibration:
             return described
@@ -121,7 +121,7 @@ class EventStreamForecaster(NetworkForecaster):
         return {**described, "calibration": self.calibration}
 
     def export(self, folder: Path, level: Level = None) -> None:
-        """Write the artifact for serving, its levels moved to their place."""
+        """Write the artifact for serving, with calibrated levels."""
         calibrated = copy.copy(self)
         calibrated.model, calibrated.past = self._calibrated(), ()
         super(EventStreamForecaster, calibrated).export(folder, level)
@@ -146,13 +146,10 @@ class EventStreamForecaster(NetworkForecaster):
 
 def _read_past(path: Path, levels: int) -> list[Doubles]:
     import numpy as np
-    from safetensors import SafetensorError
-    from safetensors.torch import load as parse_tensors
 
-    try:
-        kept = parse_tensors(path.read_bytes())
-    except SafetensorError as error:
-        raise ValueError(f"{path}: truncated or not a safetensors file ({error})") from error
+    from swiftqueue.models.networks.files import read_tensors
+
+    kept = read_tensors(path)
     past = [kept[str(n)].numpy() for n in range(len(kept))]
     if not all(each.shape == (len(each), levels) and np.isfinite(each).all() for each in past):
         raise ValueError(f"{path}: not the errors of {levels} levels")

@@ -1,7 +1,7 @@
 """Encode the decisions of a whole log piece by piece, each piece with the earlier events that it needs.
 
-A decision's view reaches back a band for each layer, so a piece begins that much earlier; the answers equal
-those of a live sender.
+A decision sees a band of events for each layer, so a piece begins that much earlier. The answers equal those
+of a live sender.
 
 Shapes: E events, N events of a piece, B decisions, Q of a piece, H horizon (8 packets), F inputs of an event,
 P inputs of a query, D model width.
@@ -34,7 +34,7 @@ class EventLog:
 
 
 def segment(log: EventLog, start: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return events (length, F) from `start` on, and whether each is an ACK; zeros beyond the last."""
+    """Return events (length, F) from `start` on, with zeros beyond the last, and whether each is an ACK."""
     x_NF = torch.zeros(length, log.x_EF.shape[1])
     ack_N = torch.zeros(length, dtype=torch.bool)
     there = log.x_EF[start : start + length]

@@ -1,15 +1,15 @@
-"""A Transformer over a sender's events: each is computed once, and a decision costs only its queries.
+"""Define a Transformer over a sender's events: each is computed once, and a decision costs only its queries.
 
-Events (docs/EVENTS.md) pass a causal banded mask: one sees itself and the `band - 1` before it. A query about
-a packet that may be sent sees the `band` events before the decision and no other query; nothing sees a query.
-Keys and values of an event never change, so a live sender could keep those of the last `band` and add its new
-events at each decision; the answers are those of the whole log at once (tests/event_memory.py).
+Events (docs/EVENTS.md) pass a causal banded mask: an event sees itself and the `band - 1` before it. A query
+about a packet that may be sent sees the `band` events before the decision, and nothing sees a query. Keys and
+values of an event never change, so a live sender could keep those of the last `band` and add its new events
+at each decision; the answers are those of the whole log at once (tests/event_memory.py).
 
-The network that is trained is the one that is served. `encode_log` is its form for whole segments of a log,
-`encode` that for the last events of one decision: it sees a band of events for each layer and nothing else.
+The trained network is the served one. `encode_log` is its form for whole segments of a log, and `encode` its
+form for one decision, which sees a band of events for each layer and nothing else.
 
-Each layer also has a key and a value of its own, the sink, that is always seen: an empty log has an answer.
-Pre-norm layers; no positional code, for the time inputs carry the order.
+Each layer also has a key and a value of its own, the sink, which every row sees, so an empty log has an
+answer. The layers are pre-norm. There is no positional code, because the time inputs carry the order.
 
 Shapes: G segments of N events, K the band, D model width, A heads, Q decisions, H horizon (8 packets),
 F inputs of an event, P inputs of a query.
@@ -67,14 +67,14 @@ def in_band(place: Tensor, own: Tensor, band: int) -> Tensor:
 
 @dataclass
 class Memory:
-    """Keys and values (K or fewer, D) of the last events by layer: all that a decision sees."""
+    """Keys and values (at most K, D) of the last events by layer, which are all that a decision sees."""
 
     keys: list[Tensor]
     values: list[Tensor]
 
 
 class _Dropout(nn.Dropout):
-    """Dropout that draws 16 bits a number; a float for each would take a twelfth of a step."""
+    """Dropout that draws 16 bits for each number; floats would take a twelfth of a training step."""
 
     def forward(self, x: Tensor) -> Tensor:
         if not self.training or not self.p:
@@ -116,7 +116,7 @@ class EventLayer(nn.Module):
         return self._after(x, attended.transpose(-3, -2).flatten(-2))
 
     def of_runs(self, x_RD: Tensor, keys_ED: Tensor, values_ED: Tensor, runs: BandSpans) -> Tensor:
-        """Return what `forward` returns, for rows that each see a run of keys."""
+        """Return the same as `forward`, for rows that each see consecutive keys."""
         query_RD = self.query(self.norm1(x_RD))
         return self._after(x_RD, attend(query_RD, keys_ED, values_ED, self.sink.squeeze(1), runs))
 
@@ -153,7 +153,7 @@ class EventPredictor(QueryNetwork):
     def encode(self, x_BWF: Tensor) -> Tensor:
         """Return the head's inputs (B, H, D) for raw rows (B, W, F): the last events, then the queries.
 
-        A row of size 0 is padding: the log has fewer events.
+        A row of size 0 is padding, where the log has fewer events.
         """
         events_BKF, queries_BHF = x_BWF[:, : -self.horizon], x_BWF[:, -self.horizon :]
         is_ack_BK = events_BKF[..., ACK] > 0
@@ -174,7 +174,7 @@ class EventPredictor(QueryNetwork):
         return self.norm(asked_BHD)  # type: ignore[no-any-return]
 
     def scaled(self, x_GNF: Tensor, ack_GN: Tensor, cut_Q: Tensor, x_QHP: Tensor) -> Tensor:
-        """Return latencies (Q, H) in scaled target space; arguments as those of `encode_log`."""
+        """Return latencies (Q, H) in scaled target space; the arguments are those of `encode_log`."""
         return self.answer(self.encode_log(x_GNF, ack_GN, cut_Q, x_QHP), x_QHP)
 
     def encode_log(self, x_GNF: Tensor, ack_GN: Tensor, cut_Q: Tensor, x_QHP: Tensor) -> Tensor:
@@ -196,7 +196,7 @@ class EventPredictor(QueryNetwork):
             keys_GND, values_GND = layer.keys_and_values(x_GND)  # type: ignore[operator]
             keys_ED, values_ED = keys_GND.flatten(0, 1), values_GND.flatten(0, 1)
             u_RD = layer.of_runs(u_RD, keys_ED, values_ED, asked)  # type: ignore[operator]
-            if after:  # in the last layer events need only keys and values
+            if after:  # in the last layer, events need only keys and values
                 unseen = max(0, first - after * self.sizes.band)  # events whose outcome no decision sees
                 end_GN = torch.arange(1, segments * events + 1).view(segments, events)[:, unseen:]
                 runs = self._runs(end_GN.flatten(), torch.arange(unseen + 1, events + 1).repeat(segments))
@@ -210,7 +210,7 @@ class EventPredictor(QueryNetwork):
         return Memory(list(nothing), list(nothing))
 
     def read(self, memory: Memory, x_HP: Tensor) -> Tensor:
-        """Return the head's inputs (…, H, D) for queries (…, H, P), raw inputs, from the memory."""
+        """Return the head's inputs (…, H, D) for raw queries (…, H, P), from the memory."""
         u_HD = self.ask_about(self.query_scaling(x_HP))
         for number, layer in enumerate(self.layers):
             lead = u_HD.shape[:-2]

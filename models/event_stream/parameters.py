@@ -1,4 +1,4 @@
-"""Sizes of the event stream's network and how it is trained."""
+"""Define the section of the event stream: the sizes of its network, and its training."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ class EventStreamParams(QueryNetworkParams):
     band: Annotated[int, Field(ge=BLOCK, le=4032, multiple_of=BLOCK)]
     """Number of events that one layer sees."""
     width: Annotated[int, Field(ge=1, le=1024)]
-    """Length of the vector of each event and query inside the network."""
+    """Number of values in the vector of each event and query inside the network."""
     heads: Annotated[int, Field(ge=1, le=64)]
     """Number of attention heads, which must divide the width."""
     feed_forward: Annotated[int, Field(ge=1, le=4096)]
-    """Width of the inner layer of each feed-forward block."""
+    """Number of values in the inner layer of each feed-forward block."""
     segments: Count
     """Number of segments in a training step."""
     segment_events: Count
     """Number of events in a segment whose decisions are targets; earlier events are only seen."""
     calibration: Annotated[Literal["split", "before"] | None, Field(default=None)]
-    """Method that moves quantiles to their levels. `split`: the last fifth of the fine-tuning slice, which
-    then does not tune the head. `before`: the last slices, as they were forecast before the head learned
+    """Data that move quantiles to their levels. `split` takes the last fifth of the fine-tuning slice, which
+    then does not tune the head. `before` takes the last slices, as they were forecast before the head learned
     from them (docs/MODEL.md)."""
 
     @model_validator(mode="after")

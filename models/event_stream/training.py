@@ -1,6 +1,6 @@
-"""Training of the event stream on segments of a trace's events, with the earlier events they need.
+"""Train the event stream on segments of a trace's events, each with the earlier events that it needs.
 
-Several segments make a step. Every SEND of the training slices is a target once an epoch: decisions lie 8
+A step has several segments. Every SEND of the training slices is a target once an epoch: decisions lie 8
 packets apart, and each epoch begins them at another packet.
 
 Shapes: E events, B decisions of a part, Q decisions of a step, G segments, N events of one, H horizon
@@ -10,7 +10,7 @@ Shapes: E events, B decisions of a part, Q decisions of a step, G segments, N ev
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 import torch
@@ -26,6 +26,7 @@ from swiftqueue.models.forecasters.traces import Floats, TracePart
 from swiftqueue.models.networks.scaling import ScaledFeature, fit_features, fit_target
 from swiftqueue.models.sharp import sharp_changes
 from swiftqueue.models.training.calibration import Doubles, missed
+from swiftqueue.models.training.epochs import ALONE, WorkerShare
 from swiftqueue.models.training.loss import example_weights
 from swiftqueue.models.training.query_training import Batch, Course, QueryTrainer, held_out_error
 
@@ -45,12 +46,7 @@ class EventStreamCourse(Course):
     model: EventPredictor
 
     def __init__(
-        self,
-        parts: Sequence[TracePart],
-        params: EventStreamParams,
-        seed: int,
-        rank: int = 0,
-        workers: int = 1,
+        self, parts: Sequence[TracePart], params: EventStreamParams, seed: int, share: WorkerShare = ALONE
     ) -> None:
         """Make an untrained network; the last tenth of each part is held out."""
         learnt, held_out = zip(*(part.held_out() for part in parts), strict=True)
@@ -59,16 +55,14 @@ class EventStreamCourse(Course):
         self.held_out = [
             (log_of(part, *inputs_seen(params.left_out)), part.latencies_us()) for part in held_out
         ]
-        lesson = _Lesson(learnt, self.model, params, seed, rank, workers)
+        lesson = _Lesson(learnt, self.model, params, seed, share)
 
         def validate() -> float:
-            own = self.held_out[rank::workers]
+            own = self.held_out[share.rank :: share.workers]
             shown = ((encode_log(self.model, log), came_BH) for log, came_BH in own)
-            return held_out_error(self.model, shown, workers)
+            return held_out_error(self.model, shown, share.workers)
 
-        self.trainer = QueryTrainer(
-            self.model, lesson.batches, lesson.steps, validate, params, seed, rank, workers
-        )
+        self.trainer = QueryTrainer(self.model, lesson.batches, lesson.steps, validate, params, seed, share)
 
     def past(self) -> tuple[Doubles, ...]:
         """Return the errors of the network's levels on the held-out part, if that calibrates them."""
@@ -91,18 +85,6 @@ def inputs_seen(left_out: Sequence[str]) -> tuple[Inputs, Inputs]:
     return Inputs.without(EVENT_INPUTS, left_out), Inputs.without(QUERY_INPUTS, left_out)
 
 
-def _sizes(params: EventStreamParams) -> EventArchitecture:
-    return EventArchitecture(
-        params.layers,
-        params.band,
-        params.width,
-        params.heads,
-        params.feed_forward,
-        params.dropout,
-        params.anchor,
-    )
-
-
 def _untrained(learnt: Sequence[TracePart], params: EventStreamParams) -> EventPredictor:
     """Return a network of random weights whose scaling is fitted to its training data."""
     logs = [log_of(part, *inputs_seen(params.left_out)) for part in learnt]
@@ -115,7 +97,8 @@ def _untrained(learnt: Sequence[TracePart], params: EventStreamParams) -> EventP
     events = fitted(of_events, [log.x_EF for log in logs])
     queries = fitted(of_queries, [log.x_BHP for log in logs])
     target = fit_target(np.concatenate([part.latencies_us() for part in learnt]), "log")
-    return EventPredictor(events, queries, target, _sizes(params), params.quantiles)
+    sizes = EventArchitecture(**{each.name: getattr(params, each.name) for each in fields(EventArchitecture)})
+    return EventPredictor(events, queries, target, sizes, params.quantiles)
 
 
 class _Lesson:
@@ -127,11 +110,10 @@ class _Lesson:
         model: EventPredictor,
         params: EventStreamParams,
         seed: int,
-        rank: int = 0,
-        workers: int = 1,
+        share: WorkerShare = ALONE,
     ) -> None:
         self.learnt, self.target, self.params, self.seed = learnt, model.target, params, seed
-        self.rank, self.workers = rank, workers
+        self.share = share
         sharp = [sharp_changes(_packet_latencies(part), part.change) for part in learnt]
         self.weights = [
             example_weights(_packet_latencies(part), sharp_N1, params.sharp_weight)[:, 0]
@@ -163,7 +145,7 @@ class _Lesson:
             signs = random.choice(np.array([-1, 1], np.float32), (len(chosen), len(self.codes[1])))
             segments = [_Segment(taught[number], begin, step) for number, begin in chosen]
             known = sum(int((one.weight_QH > 0).sum()) for one in segments)
-            own = slice(self.rank, None, self.workers)
+            own = slice(self.share.rank, None, self.share.workers)
             yield self._batch(segments[own], torch.from_numpy(signs[own]), known)
 
     def _taught(self, number: int, phase: int) -> _EpochTargets:
@@ -196,7 +178,7 @@ class _Lesson:
     def _renamed(
         self, x_NF: torch.Tensor, x_QHP: torch.Tensor, signs_C: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Flip signs of the codes of flows and receivers: one flow's name says nothing about other flows."""
+        """Flip signs of the codes of flows and receivers, so that no code gets a meaning."""
         event_codes, query_codes = self.codes
         if len(signs_C):
             x_QHP = x_QHP.clone()
@@ -215,7 +197,7 @@ class _Segment:
 
 
 def _packet_latencies(part: TracePart) -> NDArray[np.float32]:
-    """Return latencies (N, 1) in µs of packets up to the part's last; NaN: unknown, or before the part."""
+    """Return latencies (N, 1) in µs up to the part's last packet; NaN where unknown, and before the part."""
     latency_N = part.packets["latency_us"].cast(float).fill_null(float("nan")).to_numpy().astype(np.float32)
     latency_N[: part.decisions.lo * HORIZON] = np.nan
     return latency_N[:, None]

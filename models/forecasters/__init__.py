@@ -1,5 +1,5 @@
-"""Forecasters: anything that predicts when packets about to be sent will have been acknowledged.
+"""Train, tune, compare and store forecasters, which predict packets' latencies before the packets are sent.
 
-All go through one door, `forecaster.py`: packets in, microseconds out. A file here adds one, or a family;
-so does a folder beside this one whose `forecaster.py` has `FORECASTERS`.
+`forecaster.py` defines their one interface: packets in, microseconds out. A folder beside this one adds
+forecasters by `FORECASTERS` in its `forecaster.py`.
 """

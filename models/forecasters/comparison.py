@@ -1,4 +1,4 @@
-"""Score one forecaster with one seed on the packets of all test slices, the same for each forecaster.
+"""Score a forecaster with one seed on the packets of all test slices, which are the same for each forecaster.
 
 Shapes: B decisions, H horizon (8 packets).
 """
@@ -31,13 +31,7 @@ from swiftqueue.models.forecasters.walk import (
     learning_from,
     tune_heads,
 )
-from swiftqueue.models.scoring.choice import (
-    RULED,
-    movable_and_moved,
-    score_choice,
-    score_explored,
-    score_sooner,
-)
+from swiftqueue.models.scoring.choice import score_choice
 from swiftqueue.models.scoring.evaluation import TRACE_OFFSET_NS
 from swiftqueue.models.scoring.metrics import (
     DRAWN,
@@ -52,7 +46,7 @@ from swiftqueue.models.training.protocol import Slice
 
 FORMS: Final = (TUNED, PRETRAINED)
 TRACE_FLOWS: Final = 2**32  # more flows than one trace has
-DRAWS_SEED: Final = 1  # seed of the drawn blocks of time: the same for all, so that differences are paired
+DRAWS_SEED: Final = 1  # seed of the drawn blocks of time, the same for all so that differences are paired
 
 
 @dataclass(frozen=True)
@@ -71,28 +65,25 @@ class JudgingParams:
 
 @dataclass(frozen=True)
 class HeldOutPackets:
-    """The packets of all test slices: their outcomes, and the visible latency of each one's flow."""
+    """The packets of all test slices: their outcomes, and the visible latency of each packet's flow."""
 
     came_BH: NDArray[np.float64]
-    last_flow_BH: NDArray[np.float64]  # as visible with `acked`: lateness does not depend on the forecaster
-    flow_BH: NDArray[np.int64]  # numbers over all traces: no two flows share one
+    last_flow_BH: NDArray[np.float64]  # visible with `acked`, whatever the forecaster
+    flow_BH: NDArray[np.int64]  # distinct numbers of the flows of all traces
     change: Change  # change of latency that counts
     trace_B: NDArray[np.int64]  # number of the trace
     time_ns_B: NDArray[np.int64]
     waits_BH3: NDArray[np.float64] | None  # waits in classic and L4S in µs, and 1 if the packet is movable
-    moved_BH2: NDArray[np.bool_]  # whether the packet is movable, and was moved
-    explored: float | None  # share of movable packets that were moved at random; None: none were
 
     @classmethod
     def of(cls, traces: Sequence[Trace]) -> HeldOutPackets:
         """Return the packets of some traces, one after the other."""
-        came, last, flows, numbers, times, waits, moved = [], [], [], [], [], [], []
+        came, last, flows, numbers, times, waits = [], [], [], [], [], []
         changes = {trace.change for trace in traces}
         if len(changes) > 1:
             raise ValueError("the traces do not have one definition of a sharp change")
         for number, trace in enumerate(traces):
             sent_ns = trace.packets["sent_ns"].to_numpy()
-            moved_N2 = np.stack(movable_and_moved(trace.packets), -1)
             for each in trace.slices.rounds:
                 part = trace.to_predict(each.test)
                 came.append(part.latencies_us().astype(np.float64))
@@ -100,8 +91,6 @@ class HeldOutPackets:
                 last.append(column(shown.x_DHF, "last_latency_flow_us"))
                 flows.append(flows_of(part) + number * TRACE_FLOWS)
                 numbers.append(np.full(len(part), number, np.int64))
-                here = slice(each.test.lo * HORIZON, each.test.hi * HORIZON)
-                moved.append(moved_N2[here].reshape(-1, HORIZON, 2))
                 if trace.waits:
                     waits.append(_waits(trace.waits, each.test))
                 times.append(sent_ns[part.first_packets] - sent_ns[0] + number * TRACE_OFFSET_NS)
@@ -113,8 +102,6 @@ class HeldOutPackets:
             np.concatenate(numbers),
             np.concatenate(times),
             np.concatenate(waits) if all(trace.waits for trace in traces) else None,
-            np.concatenate(moved),
-            traces[0].explored,
         )
 
 
@@ -125,7 +112,7 @@ def _waits(waits: Waits, part: Slice) -> NDArray[np.float64]:
 
 
 def key_of_run(variant: Variant, seed: int, work: str) -> str:
-    """Return the name of `run`'s result for some work: the same only for the same sizes and code."""
+    """Return the name of `run`'s result for some work; other sizes or code have other names."""
     return key_of(variant, seed, work, __name__)
 
 
@@ -141,8 +128,8 @@ def run(
 ) -> dict[str, Any]:
     """Fit, tune, predict and score one variant with one seed; plain JSON, without NaN.
 
-    Packet tables of `also` are learned from besides (`lessons`), and not scored. The folder `kept` holds
-        forecasters that were fitted before and need not be fitted again (kept.py).
+    Packet tables of `also` are learned from as well (`lessons`), but not scored. The folder `kept` holds
+    forecasters that were fitted before (kept.py).
 
     Raises:
         ValueError: there are no training data, or training diverged; the line names the traces.
@@ -150,8 +137,7 @@ def run(
     learned = lessons(traces, also)
     with learning_from(part.trace for part in learned):
         fitted, fit_cpu_s = fit(variant, seed, learned, say, kept)
-    both = asked.waits_BH3 is not None or asked.explored is not None
-    walked = _walked(fitted, traces, judging, both=both)
+    walked = _walked(fitted, traces, judging, both=asked.waits_BH3 is not None)
     found: dict[str, Any] = {
         "variant": variant.name,
         "seed": seed,
@@ -174,13 +160,9 @@ def run(
         parts: dict[str, Any] = {}
         if said.spread is not None:
             parts["spread"] = said.spread.scores(asked.came_BH)
-        if said.both is not None and asked.explored is not None:
-            classic, l4s = said.both
-            parts["explored"] = _explored(classic.us_BH, l4s.us_BH, asked, asked.explored)
         if said.both is not None and asked.waits_BH3 is not None:
-            some, regrets = _choice(*said.both, asked.waits_BH3, asked.time_ns_B)
-            parts |= some
-            replicates |= regrets
+            parts["choice"], regrets = _choice(*said.both, asked.waits_BH3, asked.time_ns_B)
+            replicates |= {} if regrets is None else {"regret_ms": regrets}
         found[form] = {
             "n": scores["n"],
             "late": scores["late"],
@@ -203,9 +185,9 @@ def _lateness(said: _Forecasts, asked: HeldOutPackets) -> Floats | None:
 
 
 def _by_trace(said: _Forecasts, asked: HeldOutPackets) -> dict[str, list[float | None]]:
-    """Return each trace's scores that get intervals."""
+    """Return the scores of each trace alone, for the figures that get intervals."""
     lateness_BH = _lateness(said, asked)
-    found: dict[str, list[float | None]] = {name: [] for name in (*DRAWN, "regret_ms", *RULED)}
+    found: dict[str, list[float | None]] = {name: [] for name in (*DRAWN, "regret_ms")}
     for number in np.unique(asked.trace_B):
         rows = asked.trace_B == number
         some = said.of(rows)
@@ -220,9 +202,7 @@ def _by_trace(said: _Forecasts, asked: HeldOutPackets) -> dict[str, list[float |
         found["mae_ms"].append(scores["error"]["mae_ms"])
         if some.both is not None and asked.waits_BH3 is not None:
             chosen, _ = _choice(*some.both, asked.waits_BH3[rows], asked.time_ns_B[rows])
-            found["regret_ms"].append(chosen["choice"]["regret_ms"])
-            for name in RULED:
-                found[name].append(chosen["sooner"][name])
+            found["regret_ms"].append(chosen["regret_ms"])
     return found
 
 
@@ -241,38 +221,15 @@ def _f1(us_BH: Floats, asked: HeldOutPackets) -> dict[str, float | None]:
 
 def _choice(
     classic: DecisionForecasts, l4s: DecisionForecasts, waits_BH3: Floats, time_ns_B: NDArray[np.int64]
-) -> tuple[dict[str, Any], dict[str, Floats]]:
-    """Return the scores of the packets that may be moved, and their draws.
+) -> tuple[dict[str, Any], Floats | None]:
+    """Return the scores of the packets that may be moved, and the draws of their regret.
 
-    The first rule sends each packet to the queue with the lower forecast, and keeps it if they are equal. The
-        others ask how probable it is that the classic queue is faster; a single latency counts as sure.
+    Each packet goes to the queue with the lower forecast, and stays if they are equal.
     """
     movable = waits_BH3[..., 2] > 0
-    faster_BH = classic.us_BH < l4s.us_BH
-    sooner_BH = faster_BH.astype(np.float64)
-    if classic.spread is not None and l4s.spread is not None:
-        sooner_BH = classic.spread.sooner_than(l4s.spread)
     classic_us_N, l4s_us_N = waits_BH3[movable][:, :2].T
-    known = classic_us_N, l4s_us_N, np.repeat(time_ns_B, HORIZON)[movable.ravel()], DRAWS_SEED
-    choice, regrets = score_choice(faster_BH[movable], *known)
-    sooner, drawn = score_sooner(sooner_BH[movable], *known)
-    return {"choice": choice, "sooner": sooner}, drawn | ({} if regrets is None else {"regret_ms": regrets})
-
-
-def _explored(
-    classic_us_BH: Floats, l4s_us_BH: Floats, asked: HeldOutPackets, share: float
-) -> dict[str, Any]:
-    """Return what the same choice gains over never moving, from the packets moved at random."""
-    movable = asked.moved_BH2[..., 0]
-    time_ns_N = np.repeat(asked.time_ns_B, HORIZON)[movable.ravel()]
-    return score_explored(
-        (classic_us_BH < l4s_us_BH)[movable],
-        asked.moved_BH2[..., 1][movable],
-        asked.came_BH[movable],
-        share,
-        time_ns_N,
-        DRAWS_SEED,
-    )
+    time_ns_N = np.repeat(time_ns_B, HORIZON)[movable.ravel()]
+    return score_choice((classic.us_BH < l4s.us_BH)[movable], classic_us_N, l4s_us_N, time_ns_N, DRAWS_SEED)
 
 
 @dataclass(frozen=True)
@@ -291,9 +248,9 @@ class _Forecasts(DecisionForecasts):
 def _walked(
     fitted: Forecaster, traces: Sequence[Trace], judging: JudgingParams, *, both: bool
 ) -> dict[str, _Forecasts]:
-    """Return the forecasts of all test slices, by the head that answers and by that of training.
+    """Return the forecasts of all test slices by the head in service, and by the head of training.
 
-    Only each round's head is asked for both queues, which doubles the time.
+    Only the heads in service are asked about both queues, which doubles the time.
     """
     heads = [tune_heads(fitted, trace, judging.finetune) for trace in traces]
 

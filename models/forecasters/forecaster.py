@@ -1,8 +1,8 @@
-"""The one interface of forecasters: fit and tune on packets, predict packets, save, load, export.
+"""Define the one interface of forecasters: fit and tune on packets, predict packets, save, load, export.
 
-A forecaster gets a sender's packet table and decisions of 8 packets each; it makes events, queries or windows
-itself. So any two can be compared, on the same packets with the same knowledge, and any can be trained,
-judged and registered.
+A forecaster gets a sender's packet table and decisions of 8 packets each, and makes events, queries or
+windows itself. Any two can therefore be compared on the same packets with the same knowledge, and any can be
+trained, judged and registered.
 
 A kind is found by its name: a folder of `models/` with a file `forecaster.py` that names its kinds in
 `FORECASTERS`. `architecture.name` in params.yaml chooses the kind of the loop, with its sizes in the section
@@ -17,7 +17,7 @@ import hashlib
 import importlib
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Self
@@ -50,7 +50,7 @@ class Forecaster(ABC):
 
     Params: ClassVar[type[Section]]
     seeded: ClassVar[bool] = True  # False: every training seed gives the same forecaster
-    search: ClassVar[Space] = {}  # training parameters to search; inputs, form and size make the variant
+    search: ClassVar[Space] = {}  # training parameters that a search may change
     tuning: TuningReport | None = None  # report of the tuning that made its head, if any
 
     @classmethod
@@ -64,9 +64,9 @@ class Forecaster(ABC):
 
     @abstractmethod
     def encode(self, part: TracePart, queue: int = AS_SENT) -> Any:
-        """Return `answer`'s input for a part's decisions: everything that tuning leaves unchanged.
+        """Return `answer`'s input for a part's decisions, all that tuning leaves unchanged.
 
-        Each forecaster tuned from this one can answer what it encoded.
+        Each forecaster tuned from this one can answer decisions that this one encoded.
 
         Args:
             part: the decisions and their sender's log.
@@ -96,13 +96,13 @@ class Forecaster(ABC):
     def tuned_on(
         self, encoded: Any, came_BH: Floats, change: Change, how: FinetuneParams, starts: Sequence[int] = ()
     ) -> Self:
-        """Return one whose head is tuned on encoded decisions; itself where there is nothing to tune.
+        """Return a forecaster whose head is tuned on encoded decisions; itself if there is nothing to tune.
 
         Args:
             encoded: decisions encoded by it, or by the forecaster that it was tuned from.
             came_BH: latencies in µs; NaN where unknown.
-            change: how large a change of latency the loss weights.
-            how: how it is tuned.
+            change: least change of latency that the loss weights.
+            how: parameters of the tuning.
             starts: decisions with which another stretch of time begins.
         """
         return self
@@ -111,9 +111,9 @@ class Forecaster(ABC):
         """Return whether each can answer what the other encoded."""
         return type(self) is type(other)
 
-    @abstractmethod
     def multiply_adds(self) -> int:
-        """Return the multiply-adds of a batch: 8 SENDs, 8 ACKs, and 8 packets in both queues."""
+        """Return the multiply-adds of a batch: 8 SENDs, 8 ACKs, and 8 packets in both queues; 0 for trees."""
+        return 0
 
     @abstractmethod
     def write(self, folder: Path) -> dict[str, Any]:
@@ -166,14 +166,8 @@ def kinds() -> dict[str, type[Forecaster]]:
     found: dict[str, type[Forecaster]] = {}
     for place in models.__path__:
         for path in sorted(Path(place).parent.glob(KINDS)):
-            found |= _kinds_in(path.parent.name)
-    return found
-
-
-def _kinds_in(folder: str) -> dict[str, type[Forecaster]]:
-    found: dict[str, type[Forecaster]] = getattr(
-        importlib.import_module(f"swiftqueue.models.{folder}.forecaster"), "FORECASTERS", {}
-    )
+            module = importlib.import_module(f"swiftqueue.models.{path.parent.name}.forecaster")
+            found |= getattr(module, "FORECASTERS", {})
     return found
 
 
@@ -205,7 +199,7 @@ def _say_names(schema: dict[str, Any]) -> None:
 
 
 class ArchitectureParams(Section):
-    """Parameters that choose the loop's forecaster: trained, judged, registered, served and tuned live."""
+    """The choice of the loop's forecaster, which is trained, judged, registered, served and tuned live."""
 
     section: ClassVar = "architecture"
     name: Annotated[str, AfterValidator(_known), Field(json_schema_extra=_say_names)]
@@ -216,7 +210,7 @@ def chosen(params: Path) -> Variant:
     """Return the forecaster that a parameter file chooses for the loop.
 
     Raises:
-        ValueError: it names none or an unknown one, or its sizes are invalid.
+        ValueError: the file names none or an unknown one, or its sizes are invalid.
     """
     name = read(params, ArchitectureParams).name
     kind = kind_named(name)
@@ -238,11 +232,8 @@ def variants(path: Path, wanted: Sequence[str] = ()) -> list[Variant]:
     sections = read_all(path)
     if missing := [name for name in wanted if name not in sections]:
         raise ValueError(f"{path}: section `{missing[0]}` is missing; {near(missing[0], list(sections))}")
-    return [_variant(path, str(name), values) for name, values in _some(sections, wanted)]
-
-
-def _some(sections: dict[str, Any], wanted: Sequence[str]) -> Iterator[tuple[str, Any]]:
-    return ((name, values) for name, values in sections.items() if not wanted or name in wanted)
+    chosen = {name: values for name, values in sections.items() if not wanted or name in wanted}
+    return [_variant(path, str(name), values) for name, values in chosen.items()]
 
 
 def _variant(path: Path, name: str, values: Any) -> Variant:
@@ -258,14 +249,14 @@ def _variant(path: Path, name: str, values: Any) -> Variant:
 def save(folder: Path, forecaster: Forecaster, **about: Any) -> None:
     """Write a fitted forecaster; `folder` appears or changes only once it is complete.
 
-    Beside its files stands a description with a digest of each, and `about` as plain JSON.
+    A description beside its files has a digest of each, and `about` as plain JSON.
     """
     with new_folder(folder) as partial:
         write(partial, forecaster, **about)
 
 
 def write(folder: Path, forecaster: Forecaster, **about: Any) -> None:
-    """Write a fitted forecaster into an empty folder; arguments as those of `save`."""
+    """Write a fitted forecaster into an empty folder; the arguments are those of `save`."""
     described = forecaster.write(folder)
     content = {
         "format": FORMAT,

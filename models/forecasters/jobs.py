@@ -19,13 +19,13 @@ from swiftqueue.models.forecasters.network import NetworkForecaster
 from swiftqueue.models.forecasters.traces import Trace, about, fingerprint, lessons, read_traces
 from swiftqueue.models.forecasters.walk import tune_heads
 from swiftqueue.models.sharp import Change
-from swiftqueue.models.training.epochs import best_of, resumed_line, run_in_job
+from swiftqueue.models.training.epochs import WorkerShare, best_of, resumed_line
 from swiftqueue.models.training.head import FinetuneParams
-from swiftqueue.models.training.query_training import epoch_line
+from swiftqueue.models.training.query_training import epoch_line, run_in_job
 from swiftqueue.models.training.ray_job import report_progress, run_job
 
 READ: Final = ("packets", "split")  # folders that a worker reads
-Say = Callable[[dict[str, Any]], None]
+OnRecord = Callable[[dict[str, Any]], None]
 
 
 @dataclass(frozen=True)
@@ -47,8 +47,8 @@ class StageData:
         return read | {"change": json.dumps(self.change.model_dump())}
 
     @classmethod
-    def told(cls, config: Mapping[str, Any]) -> StageData:
-        """Return the data from a worker's paths."""
+    def from_paths(cls, config: Mapping[str, Any]) -> StageData:
+        """Return the data at a worker's paths."""
         change = Change(**json.loads(config["change"]))
         return cls(Path(config["packets"]), Path(config["split"]), Path(), change)
 
@@ -63,12 +63,12 @@ class TrainingResult:
 
 
 def pretrain(
-    data: StageData, variant: Variant, say: Callable[[str], None], epoch: Say = lambda _: None
+    data: StageData, variant: Variant, say: Callable[[str], None], epoch: OnRecord = lambda _: None
 ) -> TrainingResult:
-    """Train on the pre-training slices of all traces; forecasters without a network run in this process.
+    """Train on the pre-training slices of all traces; forecasters without a network train in this process.
 
-    The job's checkpoints lie in a folder named after a hash of packets, slices, parameters and code: only the
-    same work is ever resumed. The caller removes it once the result is saved.
+    The job's checkpoints lie in a folder named after a hash of packets, slices, parameters and code, so only
+    the same work is ever resumed. The caller removes the folder once the result is saved.
 
     Args:
         data: traces to learn from.
@@ -116,16 +116,16 @@ def pretrain_worker(config: dict[str, Any]) -> None:
     context = ray.train.get_context()
     kind: Any = kind_named(config["kind"])
     params = kind.Params(**config["params"])
-    parts = lessons(list(StageData.told(config).traces().values()))
-    share = context.get_world_rank(), context.get_world_size()
-    run_in_job(config, kind.course()(parts, params, params.seed, *share).trainer)
+    parts = lessons(list(StageData.from_paths(config).traces().values()))
+    share = WorkerShare(context.get_world_rank(), context.get_world_size())
+    run_in_job(config, kind.course()(parts, params, params.seed, share).trainer)
 
 
-def finetune(data: StageData, pretrained: Path, params: FinetuneParams, say: Say) -> Path:
-    """Walk all rounds of all traces in one job, so that its start-up is paid once.
+def finetune(data: StageData, pretrained: Path, params: FinetuneParams, say: OnRecord) -> Path:
+    """Walk all rounds of all traces in one job, which starts only once.
 
-    Returns the folder that holds NAME/round-K for all traces and rounds. Rounds that a killed run has
-    finished are kept: the folder's name is a hash of packets, slices, parameters, parent and code.
+    Return the folder that holds NAME/round-K for all traces and rounds. Its name is a hash of packets,
+    slices, parameters, parent and code, so the rounds that a killed run has finished are kept.
 
     Raises:
         ValueError: the forecaster cannot be loaded, or tuning diverged.
@@ -168,7 +168,7 @@ def finetune_worker(config: dict[str, Any]) -> None:
 
     torch.set_num_threads(1)  # one core per worker
     context = ray.train.get_context()
-    traces = StageData.told(config).traces()
+    traces = StageData.from_paths(config).traces()
     how = FinetuneParams(**config["params"])
     rounds_dir, base = Path(config["rounds_dir"]), door.load(Path(config["pretrained"]))
     todo: Mapping[str, int] = config["todo"]
@@ -187,7 +187,7 @@ def finetune_worker(config: dict[str, Any]) -> None:
 
 def _record(name: str, k: int, rounds: int, head: Forecaster) -> dict[str, Any]:
     record: dict[str, Any] = {"trace": name, "round": k, "rounds": rounds, "decisions": 0}
-    if (tuning := head.tuning) is None:  # a silent minute teaches nothing: the head stays
+    if (tuning := head.tuning) is None:  # a silent minute teaches nothing, so the head stays
         return record
     return record | {
         "decisions": tuning.decisions,
@@ -210,7 +210,7 @@ def _first_missing(folder: Path, trace: Trace) -> int:
 
 
 def figures(record: Mapping[str, Any]) -> dict[str, float]:
-    """Return the figures of a round's record, without those of the walk."""
+    """Return the figures of a round's record, without its trace and numbers."""
     return {name: value for name, value in record.items() if name not in ("trace", "round", "rounds")}
 
 

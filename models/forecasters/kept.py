@@ -20,10 +20,10 @@ from swiftqueue.models.forecasters.traces import TracePart, fingerprint
 def fit(
     variant: Variant, seed: int, parts: Sequence[TracePart], say: Say, folder: Path | None = None
 ) -> tuple[Forecaster, float]:
-    """Fit a variant, or load it where it was fitted before: the same lessons, parameters, seed and code.
+    """Fit a variant, or load it if it was fitted before with the same lessons, parameters, seed and code.
 
-    With a `folder` it is kept there as `VARIANT-SEED`. The result is always read back, with or without a
-        folder: loaded trees draw other rows when they are tuned, and all must tune the same ones.
+    With a `folder` it is kept there as `VARIANT-SEED`. The result is read back with or without a folder,
+    because loaded trees draw other rows when they are tuned.
 
     Returns:
         The forecaster, and the seconds of CPU that fitting it took.
@@ -48,9 +48,9 @@ def fit(
 
 
 def key_of(variant: Variant, seed: int, work: str, *modules: str) -> str:
-    """Return the name of a fitted variant and seed for some work: the same only for the same sizes and code.
+    """Return the name of a fitted variant and seed for some work; other sizes or code have other names.
 
-    The code is the code of the variant's kind and of `modules`.
+    The code is that of the variant's kind and of `modules`.
     """
     content = [variant.kind_name, variant.params.model_dump(), seed, work]
     code = _code_of(variant.kind.__module__, *modules)

@@ -1,7 +1,7 @@
-"""The shared base of forecasters that are networks over queries: training, tuning, answers and files.
+"""Define the base of forecasters that are networks over queries: training, tuning, answers and files.
 
-Their files are an artifact (models/networks/artifact.py): the network that is trained is the one that is
-registered and served.
+Their files are an artifact (models/networks/artifact.py), so the trained network is the registered and served
+one.
 """
 
 from __future__ import annotations
@@ -21,14 +21,13 @@ if TYPE_CHECKING:
     from swiftqueue.models.forecasters.traces import Floats, TracePart
     from swiftqueue.models.networks.query_network import QueryNetwork
     from swiftqueue.models.sharp import Change
-    from swiftqueue.models.training.head import FinetuneParams, TuningReport
+    from swiftqueue.models.training.head import FinetuneParams
 
 
 class NetworkForecaster(Forecaster):
-    """A network over queries. A subclass names its course and encodes decisions."""
+    """A network over queries; a subclass names its course and encodes decisions."""
 
     Params: ClassVar[type[QueryNetworkParams]]
-    tuning: TuningReport | None = None
     search: ClassVar[Space] = {
         "learning_rate": LogRange(5e-4, 8e-3),
         "weight_decay": LogRange(1e-4, 0.3),
@@ -37,7 +36,7 @@ class NetworkForecaster(Forecaster):
     }
 
     def __init__(self, model: QueryNetwork, protocol: Mapping[str, Any] | None = None) -> None:
-        """Take a trained network and its protocol: name and lengths of the training slices."""
+        """Take a trained network and its protocol, the name and lengths of the training slices."""
         self.model, self.protocol = model.eval(), dict(protocol or {})
 
     @staticmethod
@@ -102,9 +101,8 @@ class NetworkForecaster(Forecaster):
         """Write the network for serving: with one of its quantiles, or all."""
         from swiftqueue.models.networks import artifact
 
-        artifact.write(
-            folder, self.model if level == ALL else artifact.of_level(self.model, level), self.protocol
-        )
+        model = self.model if level == ALL else artifact.of_level(self.model, level)
+        artifact.write(folder, model, self.protocol)
 
     @classmethod
     def read(cls, folder: Path, described: Mapping[str, Any]) -> Self:

@@ -1,4 +1,4 @@
-"""Rows of decisions (docs/EVENTS.md) for forecasters over events and queries, and a choice of inputs.
+"""Make the rows of decisions (docs/EVENTS.md) for forecasters over events and queries, and choose inputs.
 
 Shapes: B decisions, H horizon (8 packets), P inputs of a query, F inputs of an event.
 """
@@ -12,7 +12,14 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from swiftqueue.feature_store.events.event_stream import AS_SENT, INPUTS, EventInput, Events, replay_events
+from swiftqueue.feature_store.events.event_stream import (
+    AS_SENT,
+    INPUTS,
+    EventInput,
+    EventReplay,
+    replay_events,
+)
+from swiftqueue.feature_store.packets.schema import HORIZON
 from swiftqueue.models.forecasters.traces import Floats, TracePart
 
 QUERY_INPUTS: Final = tuple(each for each in INPUTS if each.rows != "events")
@@ -56,13 +63,13 @@ def column(x_BHF: Floats, name: str) -> NDArray[np.float64]:
     return x_BHF[..., [each.name for each in INPUTS].index(name)].astype(np.float64)
 
 
-def replayed(part: TracePart, queue: int = AS_SENT, *, phase: int = 0) -> Events:
+def replayed(part: TracePart, queue: int = AS_SENT, *, phase: int = 0) -> EventReplay:
     """Return the events up to a part's end, and its queries; `phase` delays the decisions by packets.
 
-    The events come from the part's packets: a part to learn from has none after its end.
+    The events come from the part's packets, so a part to learn from has none after its end.
     """
     first_B = part.first_packets + phase
-    first_D = first_B[first_B + 8 <= part.packets.height]
+    first_D = first_B[first_B + HORIZON <= part.packets.height]
     return replay_events(
         part.packets,
         first_D,

@@ -1,4 +1,4 @@
-"""The parameters of a forecaster that a search may change, by name (`swiftqueue tune`)."""
+"""Describe the parameters of a forecaster that a search may change (`swiftqueue tune`)."""
 
 from __future__ import annotations
 

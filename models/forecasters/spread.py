@@ -1,11 +1,10 @@
-"""Quantiles of each packet's latency, and the probabilities that follow from them.
+"""Turn quantiles of each packet's latency into probabilities.
 
 Shapes: B decisions, H horizon (8 packets), L levels.
 """
 
 from __future__ import annotations
 
-import bisect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +16,6 @@ from swiftqueue.models.networks.parameters import MEDIAN
 from swiftqueue.models.networks.prediction import HeadedNetwork, HeadInputs, quantiles
 from swiftqueue.models.networks.scaling import MIN_LATENCY_US
 
-POINTS = 40  # points of the other's distribution that a latency is compared with
 LEAST_SLOPE = 1e-3  # least slope of a tail in log-latency: quantiles may coincide
 
 
@@ -42,8 +40,7 @@ class Spread:
         """Return the probability (B, H) that a latency is at least `us_BH`; NaN where that is NaN.
 
         Between two levels it falls linearly in the log-latency. Beyond the last level it falls exponentially,
-        at
-                the rate between the last two; the same holds before the first level.
+        at the rate between the last two; the same holds before the first level.
         """
         at = np.log(np.maximum(us_BH, MIN_LATENCY_US))
         logs = np.log(np.maximum(self.us_BHL.astype(np.float64), MIN_LATENCY_US))
@@ -60,32 +57,6 @@ class Spread:
         before = 1 - self.levels[0] * np.exp(-np.maximum(logs[..., 0] - at, 0) / lower)
         found = np.where(at > logs[..., -1], beyond, found)
         return np.where(at < logs[..., 0], before, found)
-
-    def quantile_us(self, share: float) -> NDArray[np.float64]:
-        """Return the latency (B, H) below which a share of the distribution lies, the inverse of `above`."""
-        logs = np.log(np.maximum(self.us_BHL.astype(np.float64), MIN_LATENCY_US))
-        first, last = self.levels[0], self.levels[-1]
-        if share < first:
-            below = np.maximum(logs[..., 1] - logs[..., 0], LEAST_SLOPE) / np.log(self.levels[1] / first)
-            return np.exp(logs[..., 0] - below * np.log(first / share))  # type: ignore[no-any-return]
-        if share > last:
-            rate = np.log((1 - self.levels[-2]) / (1 - last))
-            beyond = np.maximum(logs[..., -1] - logs[..., -2], LEAST_SLOPE) / rate
-            return np.exp(logs[..., -1] + beyond * np.log((1 - last) / (1 - share)))  # type: ignore[no-any-return]
-        n = min(bisect.bisect_right(self.levels, share), len(self.levels) - 1)
-        part = (share - self.levels[n - 1]) / (self.levels[n] - self.levels[n - 1])
-        return np.exp((1 - part) * logs[..., n - 1] + part * logs[..., n])
-
-    def sooner_than(self, other: Spread) -> NDArray[np.float64]:
-        """Return the probability (B, H) that a packet's latency is lower here than there.
-
-        It takes both latencies as independent. With both at the same quantile of their distributions, the
-        Brier
-                score on `web` would be 0.24 and not 0.19 (docs/results/choice.md).
-        """
-        shares = (np.arange(POINTS) + 0.5) / POINTS
-        later = np.stack([self.above(other.quantile_us(share)) for share in shares])
-        return 1 - later.mean(0)  # type: ignore[no-any-return]
 
     def scores(self, came_BH: NDArray[np.float64]) -> dict[str, Any]:
         """Score against the latencies (NaN: unknown): coverage of each level, pinball error in ms."""

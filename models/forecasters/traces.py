@@ -1,4 +1,4 @@
-"""Packet tables divided by time into the slices for learning and for predicting.
+"""Divide packet tables by time into slices for learning and for predicting.
 
 Training data are cut before a forecaster gets them, so that nothing later can leak into them.
 
@@ -39,11 +39,11 @@ class TracePart:
     trace: str
     packets: pl.DataFrame  # the trace's packet table from its first packet on, in send order
     decisions: Slice
-    visibility: str = "acked"  # of earlier latencies at a decision; `previous`: all (docs/EVALUATION.md)
-    told: str = "all"  # what is known of packets 2 to 8 of a batch at its decision (`replay_events`)
-    change: Change = PAPERS  # how large a change of latency the loss weights and the scores count
-    every: int = 1  # one of so many of the decisions
-    beginning: Beginning = NOTHING  # what was known of the sender before the table's first packet
+    visibility: str = "acked"  # visibility of earlier latencies at a decision; `previous`: all are visible
+    told: str = "all"  # attributes known of packets 2 to 8 of a batch at its decision (`replay_events`)
+    change: Change = PAPERS  # least change of latency that the loss weights and the scores count
+    every: int = 1  # stride: only each `every`-th decision counts
+    beginning: Beginning = NOTHING  # knowledge of the sender from before the table's first packet
 
     def __len__(self) -> int:
         return -(-len(self.decisions) // self.every)
@@ -94,7 +94,6 @@ class Trace:
     told: str = "all"
     waits: Waits | None = None  # None: unknown
     change: Change = PAPERS
-    explored: float | None = None  # share of L4S flows' packets that were sent as classic at random
 
     def to_learn(self, part: Slice) -> TracePart:
         """Return a slice to learn from, as known at its end."""
@@ -157,7 +156,7 @@ def lessons(traces: Sequence[Trace], also: Sequence[pl.DataFrame] = ()) -> list[
 
 
 def fingerprint(parts: Sequence[TracePart]) -> str:
-    """Return a name of the training data: the same only for the same packets, slices and knowledge."""
+    """Return a name of the training data; other packets, slices or knowledge have other names."""
     digest = hashlib.sha256()
     for part in parts:
         decided = part.decisions.lo, part.decisions.hi
@@ -167,7 +166,7 @@ def fingerprint(parts: Sequence[TracePart]) -> str:
 
 
 def within_training(traces: Sequence[Trace]) -> list[Trace]:
-    """Return the traces' training slices alone, with their last third to predict: no test slice is seen."""
+    """Return the traces' training slices alone, with their last third to predict and no test slice."""
     chosen = []
     for trace in traces:
         lo, hi = trace.slices.pretrain.lo, trace.slices.pretrain.hi
@@ -186,10 +185,10 @@ def within_training(traces: Sequence[Trace]) -> list[Trace]:
 
 
 def tested(traces: Mapping[str, Trace]) -> list[Trace]:
-    """Return the traces with a test slice; others only train."""
+    """Return the traces that have a test slice; the others only train."""
     return [trace for trace in traces.values() if trace.slices.rounds]
 
 
 def about(traces: Mapping[str, Trace]) -> dict[str, Any]:
-    """Return the protocol that the tested traces share; if they differ, only the names."""
+    """Return the protocol that the traces with test slices share; only the names if there are several."""
     return together(trace.slices.protocol for trace in tested(traces))

@@ -1,8 +1,8 @@
-"""The walk forward: heads are tuned round by round, and the head in service predicts each test slice.
+"""Walk forward through a trace: tune heads round by round, and predict with the head in service.
 
 A forecaster is trained on the pre-training slices of all traces. Round by round its head is tuned on the
-slice before the boundary and predicts the slice after it once the round has ended; until then the last head
-does. The same is done without any tuning, and as if a round took no time.
+slice before the boundary, and predicts the slice after it once the round has ended; until then the previous
+head predicts. The same is done without any tuning, and as if a round took no time.
 
 Shapes: B decisions, H horizon (8 packets).
 """
@@ -81,7 +81,7 @@ def tune_heads(
 
 
 def pieces_of(trace: Trace, round_s: float) -> list[list[SlicePiece]]:
-    """Return each round's test slice by the head that answers, given the seconds of a round on a minute."""
+    """Divide each round's test slice by the head in service; `round_s` is the time of a round on a minute."""
     after_s = trace.slices.protocol.answers_after_s(round_s)
     return answered(trace.slices.rounds, decision_times(trace.packets), after_s)
 
@@ -171,7 +171,7 @@ def predict_trace(
 
 
 def _shown(part: TracePart) -> NDArray[np.float32]:
-    """Return a part's queries as visible with `acked`: lateness does not depend on the forecaster."""
+    """Return a part's queries with visibility `acked`, so that lateness does not depend on the forecaster."""
     return replayed(replace(part, told="all", visibility="acked")).x_DHF
 
 

@@ -1,1 +1,1 @@
-"""How many packets of a flow may wait: LFQ's network and its files, and its gate (docs/LABORATORY.md)."""
+"""Limit the packets of a flow that may wait: LFQ's network, its files and its gate (docs/LABORATORY.md)."""

@@ -1,8 +1,8 @@
-"""The gate of LFQ's networks: may a challenger take the champion's place?
+"""Decide whether a challenger among LFQ's networks may take the champion's place.
 
-It is judged on environments that nothing was learned from: what part a network's reward has of the best
-static limit's there. The rule and its bars are those of `models/registry/bars.py`. No network is to do worse
-than the one limit that is best for all environments together. A paired bootstrap draws environments.
+The figure is a network's reward as a part of the best static limit's reward, in environments that no network
+learned from. The rule and its bars are those of `models/registry/bars.py`, and no network may do worse than
+the one limit that is best for all environments together. A paired bootstrap draws environments.
 
 Shapes: N environments, R draws of the bootstrap.
 """
@@ -22,31 +22,31 @@ from swiftqueue.models.scoring.metrics import SECOND_NS, block_draws
 FIGURE: Final = "part of the best limit's reward"
 MARGIN: Final = 0.01
 REFERENCE_MARGIN: Final = 0.005
-SEED: Final = 1  # of the draws: the same for all that are judged together
+SEED: Final = 1  # seed of the draws, the same for all that are judged together
 
 
 @dataclass(frozen=True)
-class Scored:
-    """What part of the best static limit's reward a rule gets in each environment (N,)."""
+class LimitScores:
+    """The parts of the best static limit's reward that a rule gets in each environment (N,)."""
 
     part_N: Floats
 
     @property
     def mean(self) -> float:
-        """Over all environments."""
+        """Return the mean over all environments."""
         return float(self.part_N.mean())
 
     @cached_property
     def drawn_R(self) -> Floats:
-        """The mean in each draw of environments; an environment is a block of its own."""
+        """Return the mean in each draw of environments; an environment is a block of its own."""
         n = len(self.part_N)
         _, draws_RN = block_draws(np.arange(n) * SECOND_NS, SEED)
         means_R: Floats = draws_RN @ self.part_N / n
         return means_R
 
 
-def gains(ours: Scored, other: Scored, *, strict: bool = False) -> list[Gain]:
-    """What `ours` gains over another; `strict`: by the reference's smaller margin."""
+def gains(ours: LimitScores, other: LimitScores, *, strict: bool = False) -> list[Gain]:
+    """Return the gain of `ours` over another; `strict` applies the reference's smaller margin."""
     margin = REFERENCE_MARGIN if strict else MARGIN
     ends = bars.ends(ours.drawn_R - other.drawn_R)
     return [Gain(FIGURE, ours.mean, other.mean, ours.mean - other.mean, margin, *ends)]

@@ -1,6 +1,6 @@
-"""LFQ's network: from what a fair queue knows of a flow, how many packets of it may wait.
+"""Define LFQ's network, which limits the waiting packets of a flow by what a fair queue knows of the flow.
 
-The weight file is what the queue disc reads. In the registry it is `model.safetensors` of an artifact.
+The queue disc reads the weight file, which is `model.safetensors` of an artifact in the registry.
 
 Shapes: B flows, T tokens (1), F inputs (60), N samples.
 """
@@ -37,13 +37,13 @@ from swiftqueue.models.networks.scaling import ScaledFeature
 
 FORMAT: Final = "swiftqueue-lfq/1"
 OUTPUT: Final = "limit_packets"
-UNIT: Final = "usual"  # of every input: a signal over what is usual of it
+UNIT: Final = "usual"  # unit of every input: a signal divided by its usual value
 WIDTH: Final = 256
 LAYERS: Final = 4
 
 
 def make_network(inputs: int = INPUTS) -> nn.Sequential:
-    """60 inputs, three layers of 256, one answer: hundreds of packets."""
+    """Return an untrained network: 60 inputs, three layers of 256, one answer in hundreds of packets."""
     sizes = [inputs, *[WIDTH] * (LAYERS - 1), 1]
     layers: list[nn.Module] = []
     for i in range(LAYERS):
@@ -52,7 +52,7 @@ def make_network(inputs: int = INPUTS) -> nn.Sequential:
 
 
 class LimitNetwork(nn.Module):
-    """The network as its weight file names it; `low` and `high` are the ends of what it learned from (F,)."""
+    """The network with its weight file's names; `low` and `high` (F,) bound the inputs it learned from."""
 
     def __init__(self, network: nn.Sequential | None = None) -> None:
         super().__init__()
@@ -63,40 +63,40 @@ class LimitNetwork(nn.Module):
             self.inputs.register_buffer(end, torch.zeros(INPUTS))
 
     def forward(self, x_BF: Tensor) -> Tensor:
-        """Answers (B, 1), in hundreds of packets, with no ends."""
+        """Return unbounded answers (B, 1) in hundreds of packets."""
         for layer in self.layers[:-1]:
             x_BF = nn.functional.leaky_relu(layer(x_BF))
         answer_B1: Tensor = self.layers[-1](x_BF)
         return answer_B1
 
 
-class Served(nn.Module):
-    """The network as it is served: the limit in packets, of one token; the queue rounds it."""
+class ServedLimitNetwork(nn.Module):
+    """The network as it is served: from one token, the limit in packets, which the queue rounds."""
 
     def __init__(self, network: LimitNetwork) -> None:
         super().__init__()
         self.network = network
 
     def forward(self, x_BTF: Tensor) -> Tensor:
-        """Limits (B, 1), between the least and the most that a queue takes."""
+        """Return limits (B, 1) between the least and the most that a queue takes."""
         answer_B1: Tensor = self.network(x_BTF[:, -1])
         return (answer_B1 * PACKETS).clamp(LEAST_LIMIT, MOST_LIMIT)
 
 
 def features() -> list[ScaledFeature]:
-    """The inputs in their order: each signal's averages, the fastest first."""
+    """Return the inputs in their order: each signal's averages, the fastest first."""
     return [ScaledFeature(f"{signal}_{k}", UNIT) for signal in SIGNALS for k in range(AVERAGES)]
 
 
 def schema_hash() -> str:
-    """Hash of what the inputs are."""
+    """Return the hash of the definition of the inputs."""
     return hashlib.sha256(json.dumps([one.name for one in features()]).encode()).hexdigest()
 
 
 def save(path: Path, network: nn.Sequential, x_NF: NDArray[np.float32], said: Mapping[str, Any]) -> Path:
-    """Write the weight file that the disc reads, and beside it a JSON that says where it comes from.
+    """Write the weight file that the disc reads, and beside it a JSON about its origin.
 
-    `x_NF` is all that the network has seen: beyond it the disc falls back.
+    `x_NF` holds all inputs that the network learned from; beyond their range the disc falls back.
     """
     known = x_NF[x_NF.any(axis=1)]
     made = LimitNetwork(network).state_dict()
@@ -110,10 +110,10 @@ def save(path: Path, network: nn.Sequential, x_NF: NDArray[np.float32], said: Ma
 
 
 def to_artifact(weights: Path, folder: Path) -> Path:
-    """Make the registry's artifact of a weight file and the JSON beside it.
+    """Make the registry's artifact from a weight file and the JSON beside it.
 
     Raises:
-        ValueError: nothing says how the network learned, or it is of another form.
+        ValueError: the JSON is missing or incomplete, or the network has another form.
     """
     said = said_of(weights)
     described = {
@@ -149,13 +149,13 @@ def load(folder: Path) -> tuple[LimitNetwork, dict[str, Any]]:
 
 
 def served_limits(network: LimitNetwork, x_BTF: NDArray[np.float32]) -> NDArray[np.float32]:
-    """What a served network is to answer (B, 1), in packets, computed here."""
+    """Return the answers (B, 1), in packets, that a served network must give."""
     with torch.no_grad():
-        limit_B1: NDArray[np.float32] = Served(network.eval())(torch.from_numpy(x_BTF)).numpy()
+        limit_B1: NDArray[np.float32] = ServedLimitNetwork(network.eval())(torch.from_numpy(x_BTF)).numpy()
     return limit_B1
 
 
 def export_onnx(folder: Path) -> Path:
     """Write `model.onnx` beside the weights: input `window` (B, 1, F), output `limit_packets` (B, 1)."""
     network, _ = load(folder)
-    return write_onnx(folder, Served(network).eval(), torch.zeros(2, 1, INPUTS), OUTPUT)
+    return write_onnx(folder, ServedLimitNetwork(network).eval(), torch.zeros(2, 1, INPUTS), OUTPUT)

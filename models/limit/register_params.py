@@ -1,4 +1,4 @@
-"""Section of params.yaml that says which model of LFQ is registered, served and kept."""
+"""Define the section of params.yaml about registering, serving and keeping LFQ's network."""
 
 from __future__ import annotations
 

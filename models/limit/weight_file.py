@@ -1,4 +1,4 @@
-"""The weight file of LFQ's network, which the queue disc reads, and the JSON beside it."""
+"""Read the JSON beside the weight file of LFQ's network, which the queue disc reads."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Any, Final
 
 SIGNALS: Final = ("queue", "queue_deviation", "limit", "arrival_rate", "departure_rate", "since_loss")
-AVERAGES: Final = 10  # of each signal, the fastest first: testbed/router/lfq.h
+AVERAGES: Final = 10  # averages of each signal, the fastest first (testbed/router/lfq.h)
 INPUTS: Final = len(SIGNALS) * AVERAGES
-PACKETS: Final = 100.0  # an answer of 1
+PACKETS: Final = 100.0  # packets that an answer of 1 means
 LEAST_LIMIT: Final = 1
 MOST_LIMIT: Final = 1000
 
 
 def content_of(path: Path) -> str:
-    """Hash of a weight file.
+    """Return the hash of a weight file.
 
     Raises:
         ValueError: it cannot be read.
@@ -28,10 +28,10 @@ def content_of(path: Path) -> str:
 
 
 def said_of(path: Path) -> dict[str, Any]:
-    """What the JSON beside a weight file says: `rule`, `alpha`, `content` and more.
+    """Return the JSON beside a weight file: `rule`, `alpha`, `content` and more.
 
     Raises:
-        ValueError: it does not say these, or the weight file is another.
+        ValueError: one of these is missing, or the JSON belongs to another weight file.
     """
     try:
         said: dict[str, Any] = json.loads(path.with_suffix(".json").read_text())

@@ -1,1 +1,1 @@
-"""Linear layers on a query's inputs: the sender's state without the events behind it."""
+"""Forecast with linear layers on a query's inputs, the sender's state without the events behind it."""

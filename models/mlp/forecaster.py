@@ -1,4 +1,4 @@
-"""The forecaster of linear layers on a query's inputs."""
+"""Make the linear layers on a query's inputs a forecaster."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Mlp(NetworkForecaster):
         return encode_queries(self.model, queries(part, inputs, queue))
 
     def multiply_adds(self) -> int:
-        """Return the multiply-adds of a batch: 16 queries."""
+        """Return the multiply-adds of a batch of 16 queries."""
         weights = (weight.numel() for weight in self.model.parameters() if weight.dim() == 2)
         return 2 * int(self.model.horizon) * sum(weights)
 

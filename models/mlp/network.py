@@ -1,4 +1,4 @@
-"""Linear layers on a query's inputs.
+"""Define the network of linear layers on a query's inputs.
 
 Shapes: B batch, W rows, F inputs of a row, H horizon (8 packets), P inputs of a query, D model width.
 """
@@ -31,7 +31,7 @@ class MlpArchitecture:
 
 
 class QueryMlp(QueryNetwork):
-    """A network of the next H latencies from their queries alone; of raw rows it reads the last H."""
+    """A network of the next H latencies from their queries alone, the last H of raw rows."""
 
     sizes: MlpArchitecture
 

@@ -1,4 +1,4 @@
-"""Sizes of the network of linear layers and how it is trained."""
+"""Define the section of the linear layers: the sizes of the network, and its training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Train the linear layers: decisions in random order, each packet at each place of a batch.
+"""Train the linear layers on decisions in random order, with each packet at each place of a batch.
 
 Shapes: N decisions of all phases, B decisions of a part, H horizon (8 packets), P inputs of a query.
 """
@@ -20,10 +20,11 @@ from swiftqueue.models.mlp.parameters import MlpParams
 from swiftqueue.models.networks.prediction import HeadInputs
 from swiftqueue.models.networks.scaling import fit_features, fit_target
 from swiftqueue.models.sharp import sharp_changes
+from swiftqueue.models.training.epochs import ALONE, WorkerShare
 from swiftqueue.models.training.loss import example_weights
 from swiftqueue.models.training.query_training import Batch, Course, QueryTrainer, held_out_error
 
-PHASES: Final = HORIZON  # decisions begin at each packet, so every SEND has each place in a batch
+PHASES: Final = HORIZON  # decisions begin at each packet, so every SEND has each place of a batch
 
 
 class MlpCourse(Course):
@@ -33,7 +34,7 @@ class MlpCourse(Course):
     model: QueryMlp
 
     def __init__(
-        self, parts: Sequence[TracePart], params: MlpParams, seed: int, rank: int = 0, workers: int = 1
+        self, parts: Sequence[TracePart], params: MlpParams, seed: int, share: WorkerShare = ALONE
     ) -> None:
         """Make an untrained network; the last tenth of each part is held out."""
         learnt, held_out = zip(*(part.held_out() for part in parts), strict=True)
@@ -61,16 +62,18 @@ class MlpCourse(Course):
                 order_N = random.permutation(len(x_NHP))
             for first in range(0, len(order_N), params.batch_size):
                 chosen = order_N[first : first + params.batch_size]
-                own, known = chosen[rank::workers], int((weight_NH[chosen] > 0).sum())
+                own, known = chosen[share.rank :: share.workers], int((weight_NH[chosen] > 0).sum())
                 yield Batch((torch.from_numpy(x_NHP[own]),), target_NH[own], weight_NH[own], known)
 
-        shown = [(queries(part, inputs), part.latencies_us()) for part in held_out[rank::workers]]
+        shown = [
+            (queries(part, inputs), part.latencies_us()) for part in held_out[share.rank :: share.workers]
+        ]
 
         def validate() -> float:
             encoded = ((encode_queries(self.model, x_BHP), came_BH) for x_BHP, came_BH in shown)
-            return held_out_error(self.model, encoded, workers)
+            return held_out_error(self.model, encoded, share.workers)
 
-        self.trainer = QueryTrainer(self.model, batches, steps, validate, params, seed, rank, workers)
+        self.trainer = QueryTrainer(self.model, batches, steps, validate, params, seed, share)
 
 
 def queries(part: TracePart, inputs: Inputs, queue: int = AS_SENT, phase: int = 0) -> Floats:

@@ -1,5 +1,4 @@
-"""Networks, a file each, and how they are stored: artifact, ONNX form, the scaling of inputs and target.
+"""Define and store networks: their base, artifact, ONNX form, and the scaling of inputs and target.
 
-A network takes raw windows, events or queries and gives microseconds;
-nothing here reads data or trains.
+A network takes raw windows, events or queries and gives microseconds. Nothing here reads data or trains.
 """

@@ -1,7 +1,8 @@
-"""The artifact: a folder of `model.safetensors` + `model.json` (+ `model.onnx`); nothing in it can run code.
+"""Write and read artifacts: folders of `model.safetensors`, `model.json` and perhaps `model.onnx`.
 
-It holds a network over queries for serving. Every fault is refused with one line that names it: a model that
-was half written, made for other inputs or trained to NaN must never reach a sender.
+An artifact holds a network over queries for serving, and nothing that can run code. Every fault is refused
+with one line that names it: a model that was half written, made for other inputs or trained to NaN must never
+reach a sender.
 
 Shapes: B batch, W rows (events, then 8 queries), F inputs of a row.
 """
@@ -16,8 +17,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load as parse_tensors
 from safetensors.torch import save_file
 
 from swiftqueue import models
@@ -31,6 +30,7 @@ from swiftqueue.models.networks.files import (
     WEIGHTS_FILE,
     check_finite,
     check_state,
+    read_tensors,
     write_onnx,
 )
 from swiftqueue.models.networks.parameters import MEDIAN, MOST_LEVELS, OLD_SCHEMA_HASH, why_old
@@ -40,22 +40,15 @@ from swiftqueue.models.networks.scaling import ScaledFeature, TargetScaling
 FORMAT: Final = "swiftqueue-artifact/2"
 VISIBILITY: Final = "acked"  # visibility of the latencies that served networks learned from
 _KEYS: Final = {
-    "format",
-    "architecture",
-    "window",
-    "features",
-    "queries",
-    "target",
-    "schema_hash",
-    "visibility",
-    "protocol",
+    *("format", "architecture", "window", "features", "queries"),
+    *("target", "schema_hash", "visibility", "protocol"),
 }
-# The quantile that a model outputs, if not the mean: its head is tuned for it. It stands in `protocol`, the
+# Key of the only quantile that a model outputs; without it the output is the mean. It is in `protocol`, the
 # record of the training, which no reader in C++ looks into.
 _LEVEL: Final = "level"
-# All quantiles that a model outputs: the engine must know how many a latency has.
+# Key of all quantiles that a model outputs, for the engine, which must know how many each latency has.
 LEVELS: Final = "levels"
-# Memory is allocated for a network of these sizes before its weights are read: 1 GB at most.
+# Largest sizes of a network; memory for it, 1 GB at most, is allocated before its weights are read.
 _MOST: Final = {
     "width": 1024,
     "heads": 64,
@@ -73,7 +66,7 @@ EMBEDDINGS: Final = {"send.weight": "features", "ack.weight": "features", "ask_a
 
 @dataclass(frozen=True)
 class Description:
-    """The content of `model.json` beyond the network itself (inputs, target, sizes)."""
+    """The content of `model.json` beyond the network's inputs, target and sizes."""
 
     tokens: int  # W, rows of a served question
     schema_hash: str  # hash of the definition of rows
@@ -296,12 +289,7 @@ def _seen(every: Sequence[ScaledFeature], other: str) -> list[int]:
 
 
 def _load_weights(path: Path, model: QueryNetwork, kept: Mapping[str, list[int]]) -> None:
-    if not path.is_file():
-        raise FileNotFoundError(f"{path}: no such file; the folder is incomplete")
-    try:
-        state = parse_tensors(path.read_bytes())
-    except SafetensorError as error:
-        raise ValueError(f"{path}: truncated or not a safetensors file ({error})") from error
+    state = read_tensors(path)
     for layer, rows in EMBEDDINGS.items():
         if layer in state and state[layer].dim() == 2 and state[layer].shape[1] > len(kept[rows]):
             dropped = sorted(set(range(state[layer].shape[1])) - set(kept[rows]))

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The two products of attention in which each row sees a run of keys and the sink, and their
-// gradients (band_attention.py). Key 0 is the sink; row r sees it, and the seen[r] keys that end
-// with key end[r]. Their weights lie in that order before the last of K + 1 places, the sink's in
-// the last.
+// Computes the two products of attention in which each row sees consecutive keys and the sink, and
+// their gradients (band_attention.py). Key 0 is the sink. Row r sees it, and the seen[r] keys that
+// end with key end[r]. Of the K + 1 weights of a row, the last is the sink's, and those of the
+// other keys come right before it in their order.
 //
-// Shapes: R rows, A heads, W width of a head, E keys with the sink, K band. Rows and keys (…, A *
-// W) hold a head after the other.
+// Shapes: R rows, A heads, W width of a head, E keys with the sink, K band. Rows and keys
+// (…, A * W) hold one head after the other.
 #include <cstdint>
 
 #if defined(__x86_64__)
@@ -60,8 +60,8 @@ void sq_band_products(const SqRuns* runs, const float* row, const float* keys, I
   }
 }
 
-// Writes to rows (R, A * W) the sums of the keys (E, A * W) that each sees, by weights (R, A, K +
-// 1).
+// Writes to rows (R, A * W) the sums of the keys (E, A * W) that each sees, by weights
+// (R, A, K + 1).
 SWIFTQUEUE_FOR_EACH_CPU
 void sq_band_sums(const SqRuns* runs, const float* weights, const float* keys, float* row) {
   const auto [rows, heads, width, band, end, seen] = *runs;

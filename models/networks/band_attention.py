@@ -1,7 +1,7 @@
-"""Attention in which each row sees a run of keys and one key that all rows see, the sink.
+"""Compute attention in which each row sees consecutive keys and one key that all rows see, the sink.
 
 It is our own code, since a framework's attention needs the keys of each row gathered and padded, which costs
-more than the products (`swiftqueue bench pretrain`).
+more than the products.
 
 Shapes: R rows, E keys, D width of all heads, A heads, K band.
 """
@@ -65,7 +65,7 @@ def attend(query_RD: Tensor, key_ED: Tensor, value_ED: Tensor, sink: Tensor, run
     The weights are the softmax of the row's query times the keys.
 
     Args:
-        query_RD: queries, on the CPU and of 32 bits like all tensors.
+        query_RD: queries; like all tensors, on the CPU and with 32 bits.
         key_ED: keys that rows may see.
         value_ED: values of these keys.
         sink: key and value of the sink (2, D).

@@ -21,10 +21,26 @@ from swiftqueue.common.atomic import new_file
 WEIGHTS_FILE: Final = "model.safetensors"
 DESCRIPTION_FILE: Final = "model.json"
 ONNX_FILE: Final = "model.onnx"
-# The ONNX Runtime of the embedded Triton and of the official containers of recent years loads it.
+# The ONNX Runtimes of the embedded Triton and of recent official containers load this version.
 ONNX_OPSET: Final = 18
 ONNX_INPUT: Final = "window"
 ONNX_OUTPUT: Final = "latency_us"
+
+
+def read_tensors(path: Path) -> dict[str, torch.Tensor]:
+    """Return the tensors of a file by name.
+
+    Raises:
+        FileNotFoundError: the file is missing.
+        ValueError: the file is damaged.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: no such file; the folder is incomplete")
+    try:
+        tensors: dict[str, torch.Tensor] = parse_tensors(path.read_bytes())
+    except SafetensorError as error:
+        raise ValueError(f"{path}: truncated or not a safetensors file ({error})") from error
+    return tensors
 
 
 def load_weights(folder: Path, model: torch.nn.Module) -> None:
@@ -35,12 +51,7 @@ def load_weights(folder: Path, model: torch.nn.Module) -> None:
         ValueError: the weights are damaged, of another form, or not finite.
     """
     path = folder / WEIGHTS_FILE
-    if not path.is_file():
-        raise FileNotFoundError(f"{path}: no such file; the folder is incomplete")
-    try:
-        state = parse_tensors(path.read_bytes())
-    except SafetensorError as error:
-        raise ValueError(f"{path}: truncated or not a safetensors file ({error})") from error
+    state = read_tensors(path)
     check_state(state, model.state_dict(), path)
     model.load_state_dict(state)
     model.eval()
@@ -75,7 +86,7 @@ def write_onnx(folder: Path, model: torch.nn.Module, x_BWF: torch.Tensor, output
 
 @contextlib.contextmanager
 def quiet(*loggers: str) -> Iterator[None]:
-    """Suppress the exporter's notes on packages we do not use (torchvision, triton)."""
+    """Suppress the exporter's notes about packages that we do not use (torchvision, triton)."""
     levels = {name: logging.getLogger(name).level for name in loggers}
     for name in loggers:
         logging.getLogger(name).setLevel(logging.ERROR)
@@ -90,7 +101,7 @@ def quiet(*loggers: str) -> Iterator[None]:
 
 
 def check_state(state: dict[str, torch.Tensor], expected: Mapping[str, torch.Tensor], path: Path) -> None:
-    """Refuse weights of unexpected names, shapes or types, or not finite; the line says which."""
+    """Refuse weights that have unexpected names, shapes or types or are not finite; the line names one."""
     if missing := sorted(set(expected) - set(state)):
         raise ValueError(f"{path}: weight {missing[0]} is missing")
     if unknown := sorted(set(state) - set(expected)):

@@ -1,8 +1,7 @@
 """Make the ONNX network of a fine-tuned artifact from its parent's by replacing the head's weights.
 
-Exporting takes PyTorch seconds and the graph is the same every time: fine-tuning changes two linear layers.
-The result equals a whole export bit for bit, as a test shows, and each push still compares it with PyTorch's
-answer.
+An export takes PyTorch seconds, and fine-tuning changes only two linear layers of the graph. The result
+equals a whole export bit for bit, as a test shows, and each push still compares it with PyTorch's answer.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ def export_onnx(folder: Path, parent: Path) -> Path:
 def put_head(
     network: Any, before: dict[str, NDArray[np.float32]], after: dict[str, NDArray[np.float32]]
 ) -> bool:
-    """Replace the head's tensors in a network; return False, with nothing replaced, if one is not found.
+    """Replace the head's tensors in a network; if one is not found, replace nothing and return False.
 
     The exporter keeps a tensor under its own name, or folds its transposition into a nameless one.
     """

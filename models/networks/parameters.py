@@ -1,4 +1,4 @@
-"""Parameters that all networks over queries share; without PyTorch, as the command line reads them too."""
+"""Define the parameters of all networks over queries without importing PyTorch."""
 
 from __future__ import annotations
 
@@ -59,16 +59,17 @@ class QueryNetworkParams(Section):
     learning_rate: Above0
     """Highest learning rate of AdamW."""
     weight_decay: Annotated[float, Field(ge=0)]
-    """Weight decay of AdamW, applied to matrices only."""
+    """Rate of AdamW's weight decay, which applies to matrices only."""
     sharp_weight: Above0
-    """Alpha of the loss: the weight of sharp changes."""
+    """Number of times that a sharp change counts in the loss (alpha)."""
     quantiles: Annotated[list[Annotated[float, Field(gt=0, lt=1)]], Field(default_factory=list)]
-    """Levels of the output quantiles, ascending, with 0.5 among them; none: the mean log-latency alone."""
+    """Levels of the quantiles that the network outputs, ascending and with 0.5; if empty, it is the mean
+    log-latency alone."""
     served_level: Annotated[Annotated[float, Field(gt=0, lt=1)] | Literal["all"] | None, Field(default=None)]
     """Level of `quantiles` that is served; null: the median, or the mean where there are no quantiles;
     `all`: every quantile (event stream only; the laboratory alone uses them; docs/MODEL.md)."""
     dropout: Annotated[float, Field(ge=0, lt=1)]
-    """Probability of dropout in training."""
+    """Share of values that dropout sets to zero in training (0 to 1)."""
     anchor: Latency | None
     """Name of the query's latency that the network corrects, or null."""
     left_out: LeftOut
@@ -109,9 +110,9 @@ OLD_SCHEMA_HASH: Final = "ed5cfb08984c5aee135616b101e817c99cfe962ea8aaabdd3d9851
 
 
 def why_old(architecture: str, schema_hash: str) -> str:
-    """Return why a model of the form before this one is not served; empty if it is not of that form.
+    """Return why a model of the former form is not served; empty if it does not have that form.
 
-    Either may be empty, where it is not known. serving/engine/old_form.h says the same line.
+    Either argument may be empty if it is unknown. serving/engine/old_form.h has the same line.
     """
     if architecture not in _OLD_ARCHITECTURES and schema_hash != OLD_SCHEMA_HASH:
         return ""

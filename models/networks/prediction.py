@@ -1,7 +1,8 @@
 """Predict latencies from windows: batch by batch, in eval mode, on the device of the model.
 
-A row of the answer is a decision: place h is its packet h, in the queue that the packet's own token names. To
-ask for both queues, give the windows of both. The encoder's output is computed once, for however many heads.
+A row of the answer is a decision, and place h is its packet h, in the queue that the packet's own token
+names. For both queues, give the windows of both. The encoder's output is computed once for any number of
+heads.
 
 Shapes: B windows (decisions), W window tokens, F features, R tokens that the head reads, D model width,
 H horizon (8 packets).
@@ -27,7 +28,7 @@ Floats = NDArray[np.float32]
 
 
 class RawWindows(Protocol):
-    """Raw windows read as they are needed: an array (B, W, F), in memory or mapped, or an object like one."""
+    """Raw windows that are read as needed: an array (B, W, F) in memory or mapped, or a similar object."""
 
     def __len__(self) -> int:
         """Return B."""
@@ -37,7 +38,7 @@ class RawWindows(Protocol):
 
 
 class HeadedNetwork(Protocol):
-    """A network whose head can be trained and applied by itself, such as each of `models/networks`."""
+    """A network whose head can be trained and applied by itself."""
 
     @property
     def target(self) -> TargetScaling:
@@ -49,7 +50,7 @@ class HeadedNetwork(Protocol):
 
     @property
     def quantiles(self) -> tuple[float, ...]:
-        """Return the head's levels: several (B, H, L), 0.5 among them; one (B, H); none: the mean."""
+        """Return the levels of the head's outputs: (B, H, L) for several, else (B, H); empty: the mean."""
 
     def to_us(self, scaled: Tensor, /) -> Tensor:
         """Return the latencies in µs of values in scaled target space."""

@@ -1,12 +1,12 @@
-"""The base of all served networks: rows of events and queries in, microseconds out, a tunable head.
+"""Define the base of all served networks: rows of events and queries in, microseconds out, a tunable head.
 
 A query (docs/EVENTS.md) describes one packet that may be sent, for one queue, by the sender's log. Each
-network has two forms with one set of weights. It is trained on inputs that it sees, event by event. It is
+network has two forms with one set of weights. It is trained event by event on the inputs that it sees. It is
 served without state, from the rows of the last events and of 8 queries in one array.
 
 Scaling is the first and last operation, so whoever holds the weights cannot scale differently. An `anchor` is
-a latency of the query that is visible already, to which the network adds a correction: it then starts from
-that forecast instead of having to learn to copy it.
+a latency of the query that is visible already. The network adds a correction to it, so it starts from that
+forecast instead of learning to copy it.
 
 Shapes: B batch, W rows (K events, H queries), F inputs of a row, Q decisions, H horizon (8 packets), P inputs
 of a query that the network sees, D model width, L levels of quantiles.
@@ -46,13 +46,13 @@ class QueryHead(nn.Sequential):
 class QueryNetwork(nn.Module):
     """A network that answers queries.
 
-    `forward(x_BWF)` gives microseconds. Training and tuning use its steps apart: `encode`, `head`, `anchor`
-    and `to_us`. With `quantiles` the head has an output for each level, else one: the mean of the target.
+    `forward(x_BWF)` gives microseconds. Training and tuning use its steps separately: `encode`, `head`,
+    `anchor` and `to_us`. With `quantiles` the head has an output for each level, otherwise the target's mean.
     """
 
     sizes: Any
     horizon: Final = HORIZON
-    events: int = HORIZON  # K, the last events that a decision sees; a row array needs at least these
+    events: int = HORIZON  # K, the last events that a decision sees; an array of rows has at least these
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class QueryNetwork(nn.Module):
 
     @property
     def features(self) -> tuple[ScaledFeature, ...]:
-        """Return the scaling of each input of a row in order; None for an input that is not seen."""
+        """Return the scaling of each input of a row in order; inputs that are not seen have the identity."""
         seen = {each.name: each for each in (*self.query_inputs, *self.event_inputs)}
         return tuple(seen.get(each.name, ScaledFeature(each.name, each.unit)) for each in EVENTS.features)
 

@@ -1,4 +1,4 @@
-"""Scaling of inputs and target, fitted on the pre-training slice and stored with the weights.
+"""Fit the scaling of inputs and target on the pre-training slice; it is stored with the weights.
 
 Shapes: B batch, W window tokens, F features, H horizon.
 """
@@ -16,10 +16,10 @@ FeatureTransform = Literal["identity", "log1p"]
 TargetTransform = Literal["log", "raw"]
 
 HEAVY_TAILED_UNITS: Final = ("us", "bytes", "packets")  # times, sizes and counts span decades
-# An input that hardly varies in the pre-training slice (a constant packet size, say) must not turn a
-# small later change into a huge one: no scale below a tenth of a natural-log unit.
+# If an input hardly varies in the pre-training slice (a constant packet size, say), a small later change must
+# not become a huge one, so no scale is below a tenth of a natural-log unit.
 SCALE_FLOOR: Final = 0.1
-# Divisor of an input that a network must not see: no value then changes a digit of a sum.
+# Divisor of an input that a network must not see, so that no value changes a digit of a sum.
 UNSEEN_SCALE: Final = 1e30
 MIN_LATENCY_US: Final = 1.0  # floor of the logarithm; captures resolve 1 µs at best
 

@@ -1,4 +1,4 @@
-"""Scaling inside a network: of raw inputs, and of its output to microseconds.
+"""Scale raw inputs inside a network, and its output to microseconds.
 
 Shapes: B batch, F inputs, H horizon (8 packets), L levels of quantiles.
 """
@@ -40,7 +40,7 @@ class Scaling(nn.Module):
 
 
 def scaled_latency(latency_us: Tensor, target: TargetScaling) -> Tensor:
-    """Return latencies in scaled target space; 0, the mean, where a latency is 0: not visible yet."""
+    """Return latencies in scaled target space; 0, the mean, where a latency is 0, thus not visible yet."""
     values = latency_us.clamp(min=MIN_LATENCY_US)
     scaled = ((values.log() if target.transform == "log" else values) - target.shift) / target.scale
     return torch.where(latency_us > 0, scaled, torch.zeros_like(scaled))

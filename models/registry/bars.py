@@ -1,13 +1,13 @@
-"""The decision rule of every gate: may a challenger take the champion's place?
+"""Decide, by the rule of every gate, whether a challenger may take the champion's place.
 
-Three bars, each on all figures that the gate of a model computes:
+There are three bars, each for all figures that the gate of a model computes:
 
     champion   not worse by more than a margin, with 95 % confidence
     reference  not worse by more than a smaller margin; it stays the same, so small losses cannot add up
     naive      never below a baseline without a model, except for a tie
 
-If the champion itself is below one of the last two, a challenger that is surely better than the champion
-passes that bar: the way up is never barred.
+If the champion itself is below one of the last two bars, a challenger that is surely better than the champion
+passes that bar, so the way up is never barred.
 
 Shapes: R draws of the bootstrap.
 """
@@ -21,7 +21,7 @@ from typing import Final, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-TIE: Final = 0.005  # difference in a figure: in calm traffic a good model equals the last value
+TIE: Final = 0.005  # difference that counts as none: in calm traffic a good model equals the last value
 SURE: Final = 95.0  # percent, one-sided
 NO_CHAMPION: Final = "no champion yet"
 Floats = NDArray[np.float64]
@@ -38,7 +38,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Gain:
-    """The gain of a predictor over another in one figure; it is negative for a loss."""
+    """The gain of one predictor over another in one figure, negative for a loss."""
 
     figure: str
     ours: float
@@ -50,12 +50,12 @@ class Gain:
 
     @property
     def inferior(self) -> bool:
-        """Return whether it may lose more than the margin."""
+        """Return whether the loss may exceed the margin."""
         return (self.gain if self.low is None else self.low) < -self.margin
 
     @property
     def below(self) -> bool:
-        """Return whether it loses by more than a tie."""
+        """Return whether the loss exceeds a tie."""
         return self.gain < -TIE
 
     @property
@@ -68,14 +68,14 @@ class Gain:
         return f"{self.figure} {self.ours:.3f} against {self.other:.3f}{least}"
 
 
-ScoreTable = TypeVar("ScoreTable")
-_Scored = TypeVar("_Scored", contravariant=True)
+T = TypeVar("T")
+T_contra = TypeVar("T_contra", contravariant=True)
 
 
-class GainRule(Protocol[_Scored]):
+class GainRule(Protocol[T_contra]):
     """A gate's comparison of two predictors: the gains of the first in each figure that counts."""
 
-    def __call__(self, ours: _Scored, other: _Scored, /, *, strict: bool = False) -> Sequence[Gain]:
+    def __call__(self, ours: T_contra, other: T_contra, /, *, strict: bool = False) -> Sequence[Gain]:
         """Return the gains; `strict` applies the reference's smaller margin."""
 
 
@@ -88,21 +88,19 @@ def ends(gain_R: Floats) -> tuple[float | None, float | None]:
     return float(low), float(high)
 
 
-def losers(
-    challenger: ScoreTable, naive: Mapping[str, ScoreTable], gains: GainRule[ScoreTable]
-) -> tuple[str, ...]:
+def losers(challenger: T, naive: Mapping[str, T], gains: GainRule[T]) -> tuple[str, ...]:
     """Return the naive baselines that do better in a figure, even by less than a tie."""
     return tuple(name for name, one in naive.items() if any(g.gain < 0 for g in gains(challenger, one)))
 
 
 def decide(
-    challenger: ScoreTable,
-    champion: ScoreTable | None,
-    naive: Mapping[str, ScoreTable],
-    gains: GainRule[ScoreTable],
+    challenger: T,
+    champion: T | None,
+    naive: Mapping[str, T],
+    gains: GainRule[T],
     *,
     why_not: str,
-    reference: ScoreTable | None = None,
+    reference: T | None = None,
     few: str = "",
 ) -> Verdict:
     """Decide, by the bars above.
@@ -115,7 +113,7 @@ def decide(
         why_not: reason for missing figures of a champion (`no champion yet`, or why it cannot run here), or
             of a reference.
         reference: the version whose bar does not move; None where it is the champion itself, or gone.
-        few: words about data that are too few to judge by, appended to the reason.
+        few: words about too few judging data, appended to the reason.
     """
     below = {name: [g for g in gains(challenger, other) if g.below] for name, other in naive.items()}
     loses_to = losers(challenger, naive, gains)

@@ -1,8 +1,8 @@
-"""The gate's decision about a version, signed: a registry's word counts only with our signature.
+"""Sign the gate's decision about a version, and check signatures: an unsigned decision does not count.
 
-The signature (HMAC-SHA256) lies beside the decision as a tag of the version. It covers the model's name, the
+The signature (HMAC-SHA256) is a tag of the version, beside the decision. It covers the model's name, the
 version, the hashes of its files, the decision and the gate's reference version, so it fits no other version
-and no other file. The key never goes to the registry: `var/secrets/gate`, or the file that
+and no other file. The key never goes to the registry. It is `var/secrets/gate`, or the file that
 SWIFTQUEUE_GATE_KEY names if several machines decide.
 """
 
@@ -46,7 +46,7 @@ def signature(model: str, version: int, tags: Mapping[str, str]) -> str:
 
 
 def unsigned(model: str, version: int, tags: Mapping[str, str]) -> str:
-    """Return why the tags' decision is not ours, in one line; empty if it is.
+    """Return, in one line, why the tags' decision is not ours; empty if it is.
 
     Raises:
         OSError: as `signature`.
@@ -63,7 +63,7 @@ def unsigned(model: str, version: int, tags: Mapping[str, str]) -> str:
 
 
 def refusal(model: str, version: int, tags: Mapping[str, str]) -> str:
-    """Return why a version may not be served, in one line; empty if the gate passed it and we signed.
+    """Return, in one line, why a version may not be served; empty if a signed decision passed it.
 
     Raises:
         OSError: as `signature`.
@@ -77,7 +77,7 @@ def refusal(model: str, version: int, tags: Mapping[str, str]) -> str:
 
 
 def key_exists() -> bool:
-    """Return whether there is a key to check with; this makes none."""
+    """Return whether there is a key to check with; none is made."""
     return bool(settings().gate_key or settings().secrets) or (state_dir() / "secrets" / "gate").is_file()
 
 

@@ -1,6 +1,6 @@
 """Make a trained model a version: judge it beside champion and reference, sign it, make it challenger.
 
-The stage chooses a model's figures and the data that judge it; this part is the same for all models.
+The stage chooses a model's figures and judging data; the rest is the same for all models.
 """
 
 from __future__ import annotations
@@ -25,29 +25,29 @@ from swiftqueue.models.registry.registry import (
 )
 from swiftqueue.models.registry.store import RegistryError
 
-ScoreTable = TypeVar("ScoreTable")
-_Scored = TypeVar("_Scored", contravariant=True)
+T = TypeVar("T")
+T_contra = TypeVar("T_contra", contravariant=True)
 
 
-class Judge(Protocol[_Scored]):
+class Judge(Protocol[T_contra]):
     """A gate with the naive baselines in it."""
 
     def __call__(
-        self, challenger: _Scored, champion: _Scored | None, why_not: str, reference: _Scored | None, /
+        self, challenger: T_contra, champion: T_contra | None, why_not: str, reference: T_contra | None, /
     ) -> Verdict:
         """Decide; `models/registry/bars.py` explains the arguments."""
 
 
 @dataclass(frozen=True)
-class Registration(Generic[ScoreTable]):
-    """A version, new or found again, and its verdict."""
+class Registration(Generic[T]):
+    """A version, new or known, and its verdict."""
 
     model: str
     version: int
     content: str
     verdict: Verdict
     champion: int | None  # version number of the champion in the comparison
-    scores: Mapping[str, ScoreTable]  # by `challenger`, `champion` and `reference`, if there are any
+    scores: Mapping[str, T]  # by `challenger`, `champion` and `reference`, if there are any
 
     def record(
         self, margin: Mapping[str, float], figures: Mapping[str, Any], **named: str | int
@@ -71,8 +71,7 @@ def champion_to_beat(registry: Registry) -> tuple[int | None, str]:
         return None, NO_CHAMPION
     if not (why := registry.refusal(version)):
         return version, ""
-    # In a registry from before decisions were signed no version is a champion any more, and this is the
-    # first.
+    # In a registry from before decisions were signed, no version counts as champion, and this is the first.
     signed = any(registry.decided(one) for one in registry.versions())
     return None, f"the alias {CHAMPION} is not followed: {why}" if signed else NO_CHAMPION
 
@@ -81,37 +80,37 @@ def enter(
     registry: Registry,
     source: Path,
     *,
-    score: Callable[[Path], ScoreTable],
-    judge: Judge[ScoreTable],
+    score: Callable[[Path], T],
+    judge: Judge[T],
     complete: Callable[[Path], Any],
     tags: Mapping[str, str],
     params: Mapping[str, str],
-    metrics: Callable[[Mapping[str, ScoreTable]], Mapping[str, float]],
+    metrics: Callable[[Mapping[str, T]], Mapping[str, float]],
     headline: Callable[[], Mapping[str, float]] = dict,
     data: Sequence[DataSet] = (),
     reports: Path | None = None,
     lock: Path | None = None,
     tuned_from: int | None = None,
-) -> Registration[ScoreTable]:
-    """Register an artifact (or find it again), judge it, and point `challenger` at it.
+) -> Registration[T]:
+    """Register an artifact, unless it is a version already, judge it, and point `challenger` at it.
 
-    A version that served and fails now keeps its decision, and is no challenger.
+    A version that has served and fails now keeps its earlier decision and becomes no challenger.
 
     Args:
         registry: registry of the model.
         source: the artifact's folder, an output of another stage, which is not changed.
         score: returns the scores of the artifact in a folder; a ValueError if it cannot be judged here.
         judge: the gate.
-        complete: adds the other files of a version to a copy of the artifact, `model.onnx` first.
-        tags: lineage of this model, beside commit, parent, reference and the encoder's origin.
+        complete: adds a version's other files, such as `model.onnx`, to a copy of the artifact.
+        tags: lineage of this model, in addition to commit, parent, reference and the encoder's origin.
         params: parameters of the run.
         metrics: returns the gate's figures as metrics of the run.
         headline: returns further metrics of a new version.
         data: data sets that trained and judged a new version; inputs of its run.
         reports: folder whose files are logged to a new version's run.
         lock: `dvc.lock`; the hashes of the stages' outputs become tags of a new version's run.
-        tuned_from: the champion whose encoder a round's version shares, and that it is judged against;
-                None: it has its own encoder, and is judged against the current champion.
+        tuned_from: the champion whose encoder a round's version shares, and that it is judged against; None:
+            it has its own encoder, and is judged against the current champion.
 
     Raises:
         ValueError: the artifact itself cannot be judged.
@@ -121,7 +120,7 @@ def enter(
     content = content_hash(source)
     version = registry.find(content)
 
-    def score_version(of: int) -> ScoreTable:
+    def score_version(of: int) -> T:
         with tempfile.TemporaryDirectory() as temporary:
             return score(registry.fetch(of, Path(temporary)))
 
@@ -188,8 +187,8 @@ def _hashes(lock: Path | None) -> dict[str, str]:
     return {f"dvc.{path.replace('=', ':')}": md5 for path, md5 in hashes.items()}
 
 
-def told(record: Mapping[str, Any]) -> str:
-    """Describe a record's outcome in words."""
+def outcome_line(record: Mapping[str, Any]) -> str:
+    """Describe the outcome of a registration's record in words."""
     version, verdict = record["version"], record["gate"]
     outcome = "passed" if verdict["passed"] else "FAILED"
     line = f"version {version} {outcome} the gate: {verdict['reason']}"

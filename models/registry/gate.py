@@ -1,11 +1,11 @@
-"""The gate of the latency model: may a challenger take the champion's place?
+"""Decide whether a challenger may take the place of the latency model's champion.
 
-It is judged on packets that neither it nor the champion has learned from: the newest seconds, and the slices
-that judged earlier rounds. `bars.py` has the rule and its bars; the figures are the average precision of late
-packets and the log-error, with a paired block bootstrap over seconds.
+The judging packets are new to both: the newest seconds, and the slices that judged earlier rounds. `bars.py`
+has the rule and its bars. The figures are the average precision of late packets and the log-error, with a
+paired block bootstrap over seconds.
 
-    reference  the version with which the champion's encoder came (the stages', or the last full re-train's).
-               It stays the same for all heads that follow
+    reference  the version with which the champion's encoder came (from the stages or the last full re-train);
+               it stays the same for all heads that follow
     naive      the last visible latency of the sender, the flow or the queue
 
 Shapes: B decisions, F features, H horizon (8 packets), N packets of known latency, S those of them whose flow
@@ -40,7 +40,7 @@ AP_MARGIN: Final = 0.02  # absolute margin of average precision
 LOG_MARGIN: Final = 0.02  # relative margin of the log-error
 REFERENCE_MARGIN: Final = 0.01  # margin of either figure: smaller, because nothing moves this bar up again
 LEAST_SECONDS: Final = 5  # with fewer seconds there is no interval: the figures themselves are compared
-# Late packets come in episodes; with fewer of them one episode decides, so average precision is left out.
+# Late packets come in episodes. With fewer of them one episode decides, so average precision is left out.
 LEAST_LATE: Final = 50
 LEAST_LATE_SECONDS: Final = 5
 LATE: Final = "average precision of late packets"
@@ -50,7 +50,7 @@ SEED: Final = 1  # seed of the draws: the same for all predictors judged togethe
 
 @dataclass(frozen=True)
 class HeldOutDecisions:
-    """The judging data: decisions in time order and the packets' latencies."""
+    """The judging data: decisions in time order, and their packets' latencies."""
 
     candidates_BHF: NDArray[np.float32]  # tokens of the packets about to be sent
     y_BH: NDArray[np.float32]  # µs; NaN where unknown
@@ -79,12 +79,12 @@ class HeldOutDecisions:
         return self.candidates.column("last_latency_flow_us")[self.known_BH]
 
     def margin_N(self, us_N: Floats) -> Floats:
-        """Return how far latencies (µs) of known packets would lie above their flow's; late from 1 on."""
+        """Return how far latencies (µs) of known packets lie above their flow's last one; late from 1 on."""
         return late_margin(us_N, self.last_N, self.change)
 
     @cached_property
     def referred_N(self) -> Bools:
-        """Return whether each one's flow has a visible latency; no other packet can be late."""
+        """Return which known packets' flows have a visible latency; no other packet can be late."""
         return np.isfinite(self.margin_N(self.y_N))
 
     @cached_property
@@ -94,7 +94,7 @@ class HeldOutDecisions:
 
     @cached_property
     def draws(self) -> tuple[Ints, Floats]:
-        """Return each packet's second (N,), and how often each draw takes each second (R, seconds)."""
+        """Return the second of each packet (N,), and how often each draw takes each second (R, seconds)."""
         block_B, draws = block_draws(self.decision_ns_B, SEED)
         return np.repeat(block_B, self.y_BH.shape[1]).reshape(self.y_BH.shape)[self.known_BH], draws
 
@@ -192,7 +192,7 @@ def judge(
         why_not: reason for missing figures of a champion (`no champion yet`, or why it cannot run here), or
             of a reference.
         reference: the version that the champion's encoder came with; None if it is the champion itself, or
-                unavailable.
+            unavailable.
     """
     if challenger.figures.log_mae is None:
         loses_to = bars.losers(challenger, naive, _gains)
@@ -202,7 +202,7 @@ def judge(
 
 
 def inferior(ours: ScoreTable, other: ScoreTable) -> str:
-    """Return in words where a version may be worse than another by more than the margin; empty if nowhere."""
+    """Return in words where a version may be worse than another by more than the margin, or nothing."""
     return ", ".join(str(gain) for gain in _gains(ours, other) if gain.inferior)
 
 
@@ -235,7 +235,7 @@ def _enough_late(figures: Figures) -> bool:
 
 
 def _few(figures: Figures) -> str:
-    """Return in words which data are too few to judge by; empty if none are."""
+    """Return in words which judging data are too few, or nothing."""
     said = []
     if figures.seconds < LEAST_SECONDS:
         said.append(f"{figures.seconds} s judge, too few for an interval ({LEAST_SECONDS})")

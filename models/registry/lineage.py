@@ -1,4 +1,4 @@
-"""The origin of a model: the commit of the code, and the DVC hashes of its data."""
+"""Tell the origin of a model: the commit of the code, and the DVC hashes of its data."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Final
 import yaml
 
 UNKNOWN: Final = "unknown"
-# Tracked files that the stages write, as paths for `git status`. A version's tags have the hashes in them.
+# Tracked files that the stages write, as paths for `git status`; a version's tags have their hashes.
 RECORDS: Final = ("dvc.lock", "data/evaluation")
 RETRAIN: Final = "retrain."  # prefix of tags of a version whose encoder a full re-train made
 ORIGIN: Final = ("dvc.", RETRAIN)  # prefixes of an older program's tags that depend on the encoder
@@ -84,7 +84,7 @@ def _where_and_what(folder: Path, lock: Path) -> tuple[str, str]:
 def git_commit(folder: Path) -> str:
     """Return the commit checked out in `folder`, with `+dirty` if its sources differ; else `unknown`.
 
-    Outputs of `dvc repro` are not sources: on another machine the same sources give other last digits.
+    Outputs of `dvc repro` are no sources: on another machine the same sources give other last digits.
     """
     try:
         commit = _git(folder, "rev-parse", "HEAD")

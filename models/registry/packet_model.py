@@ -1,6 +1,6 @@
-"""A trained model that predicts from a packet table, for `import swiftqueue` and MLflow's `pyfunc`.
+"""Predict from a packet table with a trained model, for `import swiftqueue` and MLflow's `pyfunc`.
 
-Importing it loads none of the libraries behind it.
+Importing this module loads none of the libraries behind it.
 """
 
 from __future__ import annotations
@@ -49,7 +49,6 @@ class Model:
 
         Raises:
             ValueError: the rows are not one whole trace in send order.
-
         """
         import polars as pl
 
@@ -89,7 +88,7 @@ def read_model(folder: Path) -> Model:
 
 
 class PacketTableModel:
-    """MLflow's `pyfunc` of a model: a packet table as a pandas frame in, each packet's latency out."""
+    """A model as MLflow's `pyfunc`, which takes a packet table as a pandas frame and gives latencies."""
 
     def __init__(self, folder: Path) -> None:
         self._model = read_model(folder)

@@ -1,4 +1,4 @@
-"""Sections of params.yaml about registering, serving and keeping models, one for each model."""
+"""Define the sections of params.yaml about registering, serving and keeping models, one for each model."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class RegisteredParams(Section):
     keep_versions: Annotated[int, Field(ge=2)]
     """Number of served versions kept in Triton's repository; a rollback needs two."""
     experiments: bool
-    """Whether an experiment (`dvc exp run`) registers its model, too."""
+    """If true, an experiment (`dvc exp run`) may register its model as well."""
 
     def why_nothing(self) -> str:
-        """Return why nothing is registered now; empty if a model is."""
+        """Return why nothing is registered now, or an empty text."""
         if (name := experiment_name()) and not self.experiments:
             return f"experiment {name} registers nothing: {self.section}.experiments is false"
         return ""

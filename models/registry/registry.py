@@ -1,10 +1,9 @@
-"""The model registry (MLflow): versions with lineage tags, and the aliases champion and challenger.
+"""Keep the model registry (MLflow): versions with lineage tags, and the aliases champion and challenger.
 
-A version is the artifact (safetensors, JSON, ONNX) beside an `MLmodel` file with the signature; no pickle.
-models/registry/store.py chooses the store.
-
-A registry's answers are not trusted: a version's files and the gate's decision count only with our signature
-(models/registry/decision.py), and a malformed answer is a RegistryError.
+A version is the artifact (safetensors, JSON, ONNX) beside an `MLmodel` file with the signature; nothing is
+pickled. models/registry/store.py chooses the store. Its answers are not trusted: a version's files and the
+gate's decision count only with our signature (models/registry/decision.py), and a malformed answer raises a
+RegistryError.
 """
 
 from __future__ import annotations
@@ -119,7 +118,7 @@ class Registry:
         return sorted(self.tags_by_version())
 
     def tags_by_version(self, condition: str = "") -> dict[int, dict[str, str]]:
-        """Return the tags of all versions, or of those that meet MLflow's filter `further`."""
+        """Return the tags of all versions, or of those that meet MLflow's further `condition`."""
         known: dict[int, dict[str, str]] = {}
         token: str | None = ""
         with clear_errors("search"):
@@ -144,18 +143,14 @@ class Registry:
     def remove(self, version: int) -> None:
         """Remove a version with its tags, its run and its logged model, even if it is half removed.
 
-        `mlflow gc` frees their files (models/registry/retention.py). MLflow keeps two rows of each version
-        for
-                ever.
+        `mlflow gc` frees the files (models/registry/retention.py); MLflow keeps two rows of each version for
+        ever.
         """
         with clear_errors(f"removal of version {version}"):
             found = self._client.get_model_version(self.model, str(version))
             model_id = str(found.source).removeprefix("models:/")
-            for delete, what in (
-                (self._client.delete_logged_model, model_id),
-                (self._client.delete_run, found.run_id),
-            ):
-                _unless_gone(delete, what)
+            _unless_gone(self._client.delete_logged_model, model_id)
+            _unless_gone(self._client.delete_run, found.run_id)
             for name in found.tags:  # MLflow keeps the tags of a deleted version
                 self._client.delete_model_version_tag(self.model, str(version), name)
             self._client.delete_model_version(self.model, str(version))
@@ -189,18 +184,16 @@ class Registry:
 
         Raises:
             RegistryError: there is no such version.
-
         """
         with clear_errors(f"version {version}"):
             tags = self._client.get_model_version(self.model, str(version)).tags
             return {str(name): str(value) for name, value in tags.items()}
 
     def reference(self, version: int) -> int:
-        """Return the version with which a version's encoder came: the stages' own, or a full re-train's.
+        """Return the version with which a version's encoder came, from the stages or a full re-train.
 
         Raises:
             RegistryError: there is no such version, or its tag makes no sense.
-
         """
         tags = self.tags(version)
         if (named := tags.get(REFERENCE_TAG, ITSELF)) != ITSELF:
@@ -212,16 +205,15 @@ class Registry:
         return min(alike, default=version)
 
     def refusal(self, version: int) -> str:
-        """Return why a version may not be served, in one line; empty if the gate passed it and we signed.
+        """Return, in one line, why a version may not be served; empty if a signed decision passed it.
 
         Raises:
             RegistryError: there is no such version.
-
         """
         return decision.refusal(self.model, version, self.tags(version))
 
     def decided(self, version: int) -> bool:
-        """Return whether we signed a decision about a version, whichever it is."""
+        """Return whether we signed a decision about a version, passed or not."""
         return not decision.unsigned(self.model, version, self.tags(version))
 
     def decide(self, version: int, judged: GateDecision) -> None:
@@ -229,7 +221,6 @@ class Registry:
 
         Raises:
             RegistryError: the last decision was not ours, so its files are unknown.
-
         """
         tags = self.tags(version)
         if why := decision.unsigned(self.model, version, tags):
@@ -245,7 +236,6 @@ class Registry:
 
         Raises:
             RegistryError: there is no such version.
-
         """
         with clear_errors(f"version {version}"):
             return float(self._client.get_model_version(self.model, str(version)).creation_timestamp) / 1e3
@@ -257,14 +247,13 @@ class Registry:
                 self._client.set_model_version_tag(self.model, str(version), key, value)
 
     def fetch(self, version: int, folder: Path) -> Path:
-        """Copy a version's artifact (safetensors, JSON, ONNX, INPUTS_FILE if it has one) into `folder`.
+        """Copy a version's artifact (safetensors, JSON, ONNX, and INPUTS_FILE if there is one) into `folder`.
 
         No file is read before its SHA-256 matches the signed decision.
 
         Raises:
             RegistryError: there is no such version, its decision is not ours, or a file is missing or
                 differs.
-
         """
         import mlflow
 
@@ -275,7 +264,7 @@ class Registry:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory() as temporary:
             for name, expected in hashes.items():
-                # The files are copied by name: other files of the registry are not ours.
+                # The files are copied by name, because other files of the registry are not ours.
                 with clear_errors(f"download of {name} of version {version}"):
                     uri = self._client.get_model_version_download_uri(self.model, str(version))
                     source = Path(mlflow.artifacts.download_artifacts(f"{uri}/{name}", dst_path=temporary))
@@ -311,7 +300,6 @@ class Registry:
             run_tags: tags of the run alone.
             data: data sets of the run.
             reports: folder whose files are logged to the run (metrics, plots, report).
-
         """
         import mlflow
         from mlflow.entities import LoggedModelOutput, Metric
@@ -319,7 +307,7 @@ class Registry:
         tags = {**tags, **judged.tags(), **hashes(artifact)}
         with (
             clear_errors("registration"),
-            # The tags go in one call with the run: as few calls as possible, since each waits for the disk.
+            # The tags go in the call that makes the run, since each call waits for the disk.
             mlflow.start_run(
                 experiment_id=experiment(self._client, EXPERIMENT), tags={**(run_tags or {}), **tags}
             ) as run,

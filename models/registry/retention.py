@@ -1,4 +1,4 @@
-"""Choose the versions of the registry that stay, so that it does not grow with the rounds."""
+"""Remove versions from the registry, so that it does not grow with the rounds."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ LINKS: Final = (REPLACED_TAG, "parent_version")
 def spare(versions: Mapping[int, Mapping[str, str]], aliases: Mapping[str, int], keep: int) -> list[int]:
     """Return the versions that may be removed, oldest first.
 
-    The last `keep` stay, versions with an alias, some generations of the champion's ancestors and of the
-        versions it replaced, and the gate's reference: the version that the champion's encoder came with.
+    These stay: the last `keep`, versions with an alias, `keep` generations of the champion's ancestors and of
+    the versions it replaced, and the gate's reference, with which the champion's encoder came.
 
     Args:
         versions: tags by version.

@@ -1,7 +1,7 @@
 """Log the stages' runs in MLflow: parameters, data sets, metrics by step, and outputs.
 
-They lie in an experiment apart from the versions' runs, those of a variant nested under one run. A store that
-does not answer stops no training: a line says that its run is not logged.
+The runs are in an experiment apart from the versions' runs, and the runs of a variant are nested under one
+run. A store that does not answer stops no training; a line says that the run is not logged.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class StageRun:
 
     @contextmanager
     def tried(self) -> Iterator[None]:
-        """Catch the store's errors in the block, print a line, and use it no more."""
+        """Catch the store's errors in the block, print a line, and stop using the store."""
         try:
             with clear_errors("logging"):
                 yield
@@ -116,7 +116,7 @@ class StageRun:
 
 
 def own_sections(params: Mapping[str, Any], stage: str) -> dict[str, Any]:
-    """Return the sections that a stage's model depends on, without other networks', rates' and LFQ's."""
+    """Return the sections that a stage's model depends on, without other networks' and LFQ's."""
     last = STAGE_SECTIONS.index(stage) + 1 if stage in STAGE_SECTIONS else 0
     names = (*DATA_SECTIONS, *sections_of_choice(params), *STAGE_SECTIONS[:last])
     return {name: params[name] for name in names if name in params}
@@ -133,7 +133,6 @@ def stage_run(
         traces: names of the traces that it works on.
         params: all sections of params.yaml.
         seed: seed of the stage.
-
     """
     chosen = str((params.get("architecture") or {}).get("name", ""))
     sizes = params.get(chosen) or {}

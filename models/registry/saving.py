@@ -1,4 +1,4 @@
-"""Write the files of a version: the artifact's own, and MLflow's beside them; no pickle."""
+"""Write the files of a version: the artifact's own, and MLflow's beside them, without pickle."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ INPUTS_FILE: Final = "inputs.npy"  # a sample (N, F) of the inputs that the enco
 def save_model(artifact: Path, folder: Path, model: Any, run_id: str, tags: Mapping[str, str]) -> str:
     """Write MLflow's files of a version: its loader with a signature, and our own files beside it.
 
-    `mlflow.pyfunc.load_model` predicts from a packet table; for a network with other inputs it loads the
-        exported network.
+    `mlflow.pyfunc.load_model` gives a model that predicts from a packet table or, for a network with other
+    inputs, the exported network.
 
     Returns:
         A sentence about the version's inputs and outputs.

@@ -1,6 +1,6 @@
-"""The MLflow store: its address, the calls to it, and the errors when it does not answer.
+"""Connect to the MLflow store, and turn its errors into one line.
 
-By default it is a SQLite file and a folder under `var/mlflow`, otherwise what MLFLOW_TRACKING_URI names.
+The store is what MLFLOW_TRACKING_URI names, by default a SQLite file and a folder under `var/mlflow`.
 """
 
 from __future__ import annotations
@@ -56,7 +56,6 @@ def connect() -> MlflowClient:
     Raises:
         RegistryError: the store does not answer.
         OSError: the local store cannot be made.
-
     """
     uri = tracking_uri()
     os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
@@ -67,7 +66,7 @@ def connect() -> MlflowClient:
     import mlflow
     from mlflow.entities.model_registry import RegisteredModel
 
-    for name in ("mlflow", "alembic"):  # they log tables made and updated
+    for name in ("mlflow", "alembic"):  # they log each table that is made or updated
         logging.getLogger(name).setLevel(logging.WARNING)
     if uri == local_store()[0]:
         private_dir(local_store()[1].parent)
@@ -77,15 +76,14 @@ def connect() -> MlflowClient:
     _choose(address)
 
     class Client(mlflow.MlflowClient):  # type: ignore[misc]  # MLflow has no types
-        """MLflow's client without its look at the registered model before each change.
+        """MLflow's client without the check of the registered model before each change.
 
-        MLflow checks that the model is no prompt, and reads all versions for that, deleted ones too: 2.7 s
-        for a
-            year's 105,000. Search for a model to learn about it.
+        MLflow checks that the model is no prompt, and for that reads all versions, deleted ones too, which
+        takes 2.7 s for a year's 105,000. Search for a model to learn about it.
         """
 
         def get_registered_model(self, name: str) -> Any:
-            """Return a model of that name that is no prompt, without its other attributes."""
+            """Return a model of that name without attributes, which passes as no prompt."""
             return RegisteredModel(name)
 
     with clear_errors("connecting"):
@@ -125,8 +123,8 @@ def _line(error: Exception) -> str:
 def _with_password(uri: str) -> str:
     """Return the address of the server that `up` started with its password; other addresses unchanged.
 
-    Credentials in the environment take precedence. Ours are not put there: programs that we start, or later
-        code, may ask another server.
+    Credentials in the environment take precedence. Ours are not put there, since programs that we start, or
+    later code, may ask another server.
     """
     names = ("MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN")
     if any(os.environ.get(name) for name in names) or not is_own_server(uri):
@@ -151,8 +149,8 @@ def is_own_server(uri: str) -> bool:
 def _choose(uri: str) -> None:
     """Point MLflow to a store without its side effect on the environment.
 
-    It would set two variables: the user's choice could not be told from our default any more, and programs
-        that we start would find a password there.
+    MLflow would set two variables. The user's choice could then not be told from our default, and programs
+    that we start would find a password there.
     """
     import mlflow
 

@@ -1,4 +1,5 @@
-"""Scores of forecasts: walk-forward predictions of every method, their figures, and the report.
+"""Score forecasts: walk-forward predictions of every method, their figures, and the report.
 
-`predictions` predicts, `metrics` defines the scores, `evaluation` applies them; the rest shows the outcome.
+`predictions` holds them, `metrics` defines the scores, `evaluation` applies them, and the rest shows the
+outcome.
 """

@@ -1,4 +1,4 @@
-"""`scores.json`: the scores of every method by trace, pooled, per round and on the last test slice.
+"""Compute `scores.json`: the scores of every method by trace, pooled, per round and on the last test slice.
 
 Each entry of a method has protocol, seed, visibility (`acked`, as in its training) and number of packets
 beside its figures. Shapes: `B` windows, `H` horizon (8 packets).
@@ -31,12 +31,13 @@ from swiftqueue.models.scoring.predictions import (
     PRETRAINED,
     SEND_GAP,
     TREES,
+    VIRTUAL_QUEUE,
     TracePredictions,
 )
 from swiftqueue.models.sharp import change_direction
 from swiftqueue.models.training.protocol import together
 
-HEADLINE_METHODS: Final = (FINETUNED, PRETRAINED, TREES, "last_flow")
+HEADLINE_METHODS: Final = (FINETUNED, PRETRAINED, TREES, VIRTUAL_QUEUE)
 HEADLINE_LATE: Final = ("average_precision", "recall_at_false_alarms")
 HEADLINE_ERROR: Final = ("mae_ms", "p99_ms")
 REGRET: Final = "regret_ms"  # regret of the choice between the queues

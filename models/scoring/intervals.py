@@ -1,7 +1,7 @@
-"""Means and paired changes over seeds, traces and time, with 95 % intervals of Student's t.
+"""Estimate means and paired changes over seeds, traces and time, with 95 % intervals of Student's t.
 
-A seed is one draw of all random choices of a scenario, and the only thing that differs between the runs of a
-control, so the seeds are the independent observations; packets of one run are not.
+A seed is one draw of all random choices of a scenario. Runs of a control differ in nothing else, so the seeds
+are the independent observations; packets of one run are not.
 
 Changes compare geometric means: a doubling in one seed and a halving in another is no change, and no interval
 reaches below -100 %.
@@ -108,8 +108,8 @@ def estimate(values: Sequence[float]) -> Estimate | None:
 def paired_change(ours: Mapping[int, float], base: Mapping[int, float]) -> Estimate | None:
     """Return the relative change of geometric means from `base` to `ours` (0.1 is 10 % more).
 
-    Pairing by the seeds of both removes the shared part: the offered traffic. A seed whose base is 0 has no
-        change. If a seed's value is 0, the geometric mean is 0 too, and its spread is unknown.
+    Pairing by the seeds of both removes what they share, the offered traffic. A seed whose base is 0 has no
+    change. If a seed's value is 0, the geometric mean is 0 as well, and its spread is unknown.
     """
     seeds = [seed for seed in sorted(set(ours) & set(base)) if base[seed] > 0]
     if any(ours[seed] <= 0 for seed in seeds):
@@ -136,8 +136,8 @@ def corrected(chances: Sequence[float]) -> list[float]:
 def over_time(figure: float | None, draws_R: NDArray[Any], blocks: int) -> list[float] | None:
     """Return the 95 % interval of one run's figure from its draws of blocks of time, or None.
 
-    It lies around the figure itself and has as many degrees of freedom as there are blocks, less one:
-        percentiles of the draws of a few blocks are too narrow.
+    It lies around the figure itself and has one degree of freedom fewer than there are blocks, because
+    percentiles of the draws of a few blocks are too narrow.
     """
     if figure is None:
         return None
@@ -150,9 +150,9 @@ def over_all(
     """Return the 95 % interval of a mean over training seeds, with the variance of seeds, time and traces.
 
     The variance of the mean is that of the seeds plus the larger of those of time and of traces: differences
-        of traces include those of time within them, and traces are few. Traces count from three on; with
-        fewer the interval is about these traces. With one seed the interval is about that seed. Degrees of
-        freedom follow Welch and Satterthwaite.
+    of traces include those of time within them, and traces are few. Traces count from three on; with fewer
+    the interval is about these traces. With one seed the interval is about that seed. Degrees of freedom
+    follow Welch and Satterthwaite.
 
     Args:
         by_seed_S: the figure, or a paired difference, by seed.

@@ -1,4 +1,4 @@
-"""Scores of latency predictions: late packets, absolute error, sharp changes.
+"""Score latency predictions: late packets, absolute error, sharp changes.
 
 Shapes: `B` windows, `H` horizon (8 packets), `N` packets in send order, `R` bootstrap replicates.
 Latencies are microseconds; scores report milliseconds. Undefined figures are `None`, never NaN.
@@ -252,8 +252,7 @@ def score_with_replicates(
     """Score like `score_predictions`, and return the bootstrap's replicates too if there is `time_ns_B`.
 
     Average precision and mean absolute error then get seeded 95 % intervals, over time alone. `lateness_BH`
-        ranks packets by their probability of being late if the method has it; else the prediction's margin
-        does.
+    ranks packets by their probability of being late if the method has it; else the prediction's margin does.
     """
     if not (np.shape(pred_BH) == np.shape(y_BH) == np.shape(last_flow_BH)):
         shapes = ", ".join(str(np.shape(a)) for a in (pred_BH, y_BH, last_flow_BH))

@@ -1,4 +1,4 @@
-"""The look of every plot: its axes, and SVG that can be read on light and dark pages alike."""
+"""Style every plot: its axes, and SVG that is readable on light and dark pages."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def grid(rows: int, columns: int, width: float, height: float) -> tuple[Figure, 
 
 
 def svg(draw: Callable[[], Figure]) -> bytes:
-    """Return the drawing of `draw` as SVG: transparent, of middle tones, the same bytes each time."""
+    """Return what `draw` draws as SVG: transparent, in middle tones, the same bytes each time."""
     out = io.BytesIO()
     with mpl.rc_context(_SVG):
         draw().savefig(out, format="svg", transparent=True, metadata={"Date": None, "Creator": None})

@@ -1,7 +1,6 @@
-"""The tables behind the plots, one CSV each for `dvc plots`.
+"""Make the tables behind the plots, one CSV each for `dvc plots`, with a column for each line of a plot.
 
-One column per method, so that a plot has one line per column. Shapes: `B` windows, `H` horizon (8
-packets), `N` packets in send order.
+Shapes: `B` windows, `H` horizon (8 packets), `N` packets in send order.
 """
 
 from __future__ import annotations
@@ -13,19 +12,19 @@ import numpy as np
 import polars as pl
 
 from swiftqueue.models.scoring.metrics import Floats, Ints, late_margin, precision_recall
-from swiftqueue.models.scoring.predictions import FINETUNED, METHODS, TREES, TracePredictions
+from swiftqueue.models.scoring.predictions import FINETUNED, METHODS, TREES, VIRTUAL_QUEUE, TracePredictions
 from swiftqueue.models.sharp import change_direction
 
 RECALL_POINTS: Final = np.linspace(0.01, 1, 100)
 AROUND: Final = 40  # packets shown before and after a sharp change
-SHOWN: Final = (FINETUNED, TREES, "last_flow")  # methods drawn around sharp changes
+SHOWN: Final = (FINETUNED, TREES, VIRTUAL_QUEUE, "last_flow")  # methods drawn around sharp changes
 MOST_CHANGES: Final = 5_000  # changes averaged per direction: enough for a smooth line
 EXAMPLES: Final = 3  # single changes drawn per direction
 NS_PER_S: Final = 1_000_000_000
 
 
 class SharpChange(NamedTuple):
-    """One sharp change: latencies (ms) of the packets around it, by method, and the true ones."""
+    """A sharp change, with the true and predicted latencies (ms) of the packets around it."""
 
     trace: str
     packet: int  # number among the test slices' packets, in send order

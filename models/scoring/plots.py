@@ -20,6 +20,8 @@ COLOURS: Final = {
     "pretrained": "#e599b5",
     "xgboost": "#1c7ed6",
     "xgboost_continued": "#74c0fc",
+    "virtual_queue": "#0b7285",
+    "virtual_queue_online": "#3bc9db",
     "ewma": "#2f9e44",
     "last_flow": "#e67700",
     "last_queue": "#fab005",
@@ -130,8 +132,7 @@ def _examples(changes: Sequence[SharpChange]) -> Figure:
         axes.set_visible(False)
     for i, (change, axes) in enumerate(zip(changes, places, strict=False)):
         for name, line in change.lines.items():
-            # Dots are drawn, since packets of two queues alternate and a line between them shows only the
-            # zigzag.
+            # Packets of two queues alternate, and a line between them would show only the zigzag.
             _line(axes, range(-AROUND, AROUND + 1), line, name, linestyle="none", marker="o", markersize=2.5)
         axes.set_title(f"{change.trace}: {'rise' if change.rise else 'drop'}", fontsize=9)
         if i == 0:

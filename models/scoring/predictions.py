@@ -1,7 +1,7 @@
-"""Walk-forward predictions of every method on every test slice of a trace.
+"""Hold the walk-forward predictions of every method on every test slice of a trace.
 
 Round K of a trace fine-tunes the head on the slice before its test slice. Its head answers once the round has
-ended, as for a real sender; until then an earlier one does. All methods have the visibility `acked`.
+ended, as for a real sender; until then an earlier head answers. All methods have the visibility `acked`.
 
 Shapes: `B` decisions, `H` horizon (8 packets).
 """
@@ -24,7 +24,9 @@ FINETUNED, PRETRAINED = "finetuned", "pretrained"  # the model, and the model wi
 AT_ONCE: Final = "finetuned_at_once"  # the model as if a round took no time
 TREES, TREES_CONTINUED = "xgboost", "xgboost_continued"
 EWMA: Final = "ewma"
-BASELINES: Final = (TREES, TREES_CONTINUED, EWMA, *baselines.LAST_VISIBLE)
+VIRTUAL_QUEUE, VIRTUAL_QUEUE_ONLINE = "virtual_queue", "virtual_queue_online"
+VIRTUAL_QUEUES: Final = (VIRTUAL_QUEUE, VIRTUAL_QUEUE_ONLINE)  # its rates fitted, and estimated online
+BASELINES: Final = (TREES, TREES_CONTINUED, *VIRTUAL_QUEUES, EWMA, *baselines.LAST_VISIBLE)
 METHODS: Final = (FINETUNED, AT_ONCE, PRETRAINED, *BASELINES)
 SEND_GAP: Final = "send_gap"  # gives only a direction, so it has only a sharp-change score
 

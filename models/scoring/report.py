@@ -1,4 +1,4 @@
-"""Render the evaluation as one self-contained HTML page: verdict in words, tables, plots."""
+"""Render the evaluation as one self-contained HTML page: a verdict in words, tables, plots."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Training of networks: protocols, loss, training over queries, the head's tuning, calibration.
+"""Train networks: protocols, loss, training over queries, tuning of the head, calibration.
 
-Pre-training and tuning are Ray Train jobs that resume where they were killed; a live round has a Ray actor,
+Pre-training and tuning are Ray Train jobs that resume where they were killed. A live round has a Ray actor,
 `warm_worker`.
 """

@@ -1,10 +1,10 @@
 """Calibrate quantiles: fit a shift for each level on latencies that the head had not learned from.
 
-Split conformal quantiles (Romano, Patterson and Candes, Conformalized Quantile Regression, NeurIPS 2019,
-arXiv 1905.03222), one-sided for each level: a level is moved by the rank ceil((n + 1) level) of the distances
-of n latencies above it. So at least that share of these n lies at or below it, and at most 1/n more if none
-are equal. Later latencies follow as far as they are like these. A shift is added in scaled target space, to
-the bias of the head's last layer, so the network keeps its form.
+The method is split conformal quantiles (Romano, Patterson and Candes, Conformalized Quantile Regression,
+NeurIPS 2019, arXiv 1905.03222), one-sided for each level. A level is moved by the distance of rank
+ceil((n + 1) level) among the distances of n latencies above it, so at least that share of the n lies at or
+below it, and at most 1/n more if no two are equal. Later latencies follow as far as they resemble these. A
+shift is added in scaled target space, to the bias of the head's last layer, so the network keeps its form.
 
 Shapes: B decisions, H horizon (8 packets), N known latencies, L levels.
 """
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from swiftqueue.models.networks.prediction import HeadedNetwork, HeadInputs, answers
 
-SLICES: Final = 6  # newest slices that count: a minute of rounds of ten seconds, chosen on web pages alone
+SLICES: Final = 6  # newest slices that count, a minute of ten-second rounds; chosen on web pages alone
 Doubles = NDArray[np.float64]
 Floats = NDArray[np.float32]
 M = TypeVar("M", bound=HeadedNetwork)

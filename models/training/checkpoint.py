@@ -1,4 +1,4 @@
-"""Checkpoints of a training job: only safetensors and JSON, like the artifact, so nothing is unpickled."""
+"""Write and read checkpoints of a training job, as safetensors and JSON, so that nothing is unpickled."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def save_checkpoint(
 def load_checkpoint(
     folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Put weights and optimizer state back; return the best weights so far and the progress."""
+    """Restore weights and optimizer state; return the best weights so far and the progress."""
     model.load_state_dict(load_file(folder / MODEL_FILE))
     moments: dict[int, dict[str, Tensor]] = {}
     for key, value in load_file(folder / OPTIMIZER_FILE).items():

@@ -1,129 +1,32 @@
-"""A training in epochs, in one process or as a Ray Train job, that resumes from any epoch."""
+"""Share a training among workers, and read the outcome of its Ray Train job."""
 
 from __future__ import annotations
 
-import copy
-import math
-import tempfile
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-import numpy as np
 import torch
 import torch.distributed
 from safetensors.torch import load_file
-from torch import Tensor, nn
+from torch import Tensor
 
 from swiftqueue.models.training import checkpoint
-from swiftqueue.models.training.ray_job import report_progress
 
 if TYPE_CHECKING:
     from ray.train import Result
 
-
-SPEED: Final = "targets_per_s"  # of a core, in an epoch's record
-
-
-class Trainer(ABC):
-    """A worker's share of a training; alone it needs no Ray. A resumed one ends with the same bits."""
-
-    judged_by: str
-    """Name of the figure in an epoch's record that is best when least."""
-    slower: str
-    """Name of the parameter to lower if training diverges."""
-
-    def __init__(
-        self,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        epochs: int,
-        seed: int,
-        rank: int = 0,
-        workers: int = 1,
-    ) -> None:
-        """Keep the parts of the training.
-
-        Args:
-            model: network, trained in place.
-            optimizer: optimizer of its parameters.
-            epochs: number of epochs in all.
-            seed: seed of dropout.
-            rank: this worker's number.
-            workers: number of workers that share each step.
-
-        """
-        self.model, self.optimizer, self.last_epoch = model, optimizer, epochs
-        self.seed, self.rank, self.workers = seed, rank, workers
-        self.best = copy.deepcopy(model.state_dict())
-        self.step = 0
-        self.epochs: list[dict[str, Any]] = []
-
-    @abstractmethod
-    def learn(self, number: int) -> dict[str, Any]:
-        """Train one epoch and validate; return its figures, with `loss` and the figure to judge by."""
-
-    def run_epoch(self) -> dict[str, Any]:
-        """Train one epoch, remember the weights if they are the best so far, and return its record.
-
-        Raises:
-            ValueError: the loss is no longer finite.
-        """
-        number = len(self.epochs)
-        dropout_seed = np.random.SeedSequence([self.seed, number, self.rank]).generate_state(1)
-        torch.manual_seed(int(dropout_seed[0]))  # set anew for each epoch, so that a resumed one is the same
-        record = {"epoch": number + 1, **self.learn(number)}
-        error = record[self.judged_by]
-        if not math.isfinite(record["loss"] + error):
-            raise ValueError(
-                f"training diverged in epoch {number + 1} (loss {record['loss']}); lower {self.slower}"
-            )
-        if all(error < earlier[self.judged_by] for earlier in self.epochs):
-            self.best = copy.deepcopy(self.model.state_dict())
-        self.epochs.append(record)
-        return record
-
-    def run(self, say: Callable[[dict[str, Any]], None]) -> None:
-        """Train in this process to the last epoch; leave the model with the best epoch's weights.
-
-        Raises:
-            ValueError: the loss is no longer finite.
-        """
-        while len(self.epochs) < self.last_epoch:
-            say(self.run_epoch())
-        self.model.load_state_dict(self.best)
-        self.model.eval()
-
-    def save(self, folder: Path) -> None:
-        """Write a checkpoint."""
-        progress = {"step": self.step, "epochs": self.epochs}
-        checkpoint.save_checkpoint(folder, self.model, self.optimizer, self.best, progress)
-
-    def resume(self, folder: Path) -> None:
-        """Continue after the last epoch of a checkpoint."""
-        self.best, progress = checkpoint.load_checkpoint(folder, self.model, self.optimizer)
-        self.step, self.epochs = progress["step"], progress["epochs"]
+SPEED: Final = "targets_per_s"  # name in an epoch's record; the figure is for one core
 
 
-def run_in_job(config: Mapping[str, Any], trainer: Trainer) -> None:
-    """Train to the last epoch in one worker of a job, from the job's last checkpoint if it has one."""
-    import ray.train
+class WorkerShare(NamedTuple):
+    """A worker's number, and the number of workers that share each step."""
 
-    if (found := ray.train.get_checkpoint()) is not None:
-        with found.as_directory() as folder:
-            trainer.resume(Path(folder))
-        if trainer.rank == 0:
-            report_progress(config, {"resumed_at_epoch": len(trainer.epochs) + 1})
-    while len(trainer.epochs) < trainer.last_epoch:
-        record = trainer.run_epoch()
-        if trainer.rank != 0:
-            ray.train.report(record)
-            continue
-        with tempfile.TemporaryDirectory() as folder:
-            trainer.save(Path(folder))
-            ray.train.report(record, checkpoint=ray.train.Checkpoint.from_directory(folder))
-        report_progress(config, record)
+    rank: int
+    workers: int
+
+
+ALONE: Final = WorkerShare(0, 1)
 
 
 def best_of(result: Result, storage: Path) -> tuple[dict[str, Tensor], list[dict[str, Any]]]:

@@ -1,7 +1,7 @@
 """Tune a head, the two last linear layers, on outputs of the frozen encoder that were computed once.
 
-In eval mode the encoder's output for a decision is the same in every epoch, so training on cached outputs
-equals training through the encoder, an order of magnitude sooner.
+In eval mode the encoder's output for a decision is the same in every epoch. Training on cached outputs
+therefore equals training through the encoder, but is ten times as fast.
 
 Shapes: B decisions, H horizon (8 packets).
 """
@@ -29,7 +29,7 @@ ADAM_EPSILON = 1e-9
 
 
 class FinetuneParams(Section):
-    """The fine-tuning of the head, before each test slice and in live rounds."""
+    """Parameters of fine-tuning the head, before each test slice and in live rounds."""
 
     section: ClassVar = "finetune"
     seed: Annotated[int, Field(ge=0)]
@@ -43,7 +43,7 @@ class FinetuneParams(Section):
     learning_rate: Above0
     """Learning rate of Adam."""
     sharp_weight: Above0
-    """Weight of sharp changes in the loss (alpha)."""
+    """Number of times that a sharp change counts in the loss (alpha)."""
 
 
 M = TypeVar("M", bound=HeadedNetwork)
@@ -63,7 +63,7 @@ class Tunable(Protocol):
     """A forecaster whose network has a head."""
 
     model: Any
-    tuning: TuningReport | None  # how its head was last tuned
+    tuning: TuningReport | None  # report of the last tuning of its head
 
 
 def with_tuned_head(
@@ -74,9 +74,9 @@ def with_tuned_head(
     how: FinetuneParams,
     starts: Sequence[int] = (),
 ) -> T:
-    """Return a copy of a forecaster whose head is trained; itself where no latency is known.
+    """Return a copy of a forecaster whose head is trained; itself if no latency is known.
 
-    Arguments and errors are those of `train_head`.
+    The arguments and errors are those of `train_head`.
     """
     model, tuning = train_head(found.model, encoded, came_BH, change, how, starts)
     if tuning is None:
@@ -94,7 +94,7 @@ def train_head(
     how: FinetuneParams,
     starts: Sequence[int] = (),
 ) -> tuple[M, TuningReport | None]:
-    """Return a copy whose head is trained; the model itself, and None, where no latency is known.
+    """Return a copy whose head is trained; the model itself and None if no latency is known.
 
     The encoder of the copy is the model's, bit for bit.
 
@@ -102,9 +102,9 @@ def train_head(
         model: network whose encoder encoded the decisions.
         encoded: decisions in time order.
         came_BH: latencies in µs; NaN where unknown.
-        change: how large a change of latency the loss weights.
-        how: epochs, batches, rate.
-        starts: decisions with which another stretch of time begins: no change is sharp across them.
+        change: least change of latency that the loss weights.
+        how: epochs, batches and rate.
+        starts: decisions that begin another stretch of time; no change is sharp across them.
 
     Raises:
         ValueError: the loss is no longer finite.
@@ -115,16 +115,20 @@ def train_head(
     stretches = np.split(came_BH, list(starts))
     sharp_BH = np.concatenate([sharp_changes(one, change) for one in stretches])
     tuned = copy.deepcopy(model)
-    # The head is to give what the anchor lacks; (head + anchor) - target is head - (target - anchor).
+    # The head gives what the anchor lacks: (head + anchor) - target is head - (target - anchor).
     missing_BH = torch.from_numpy(model.target.apply(came_BH)) - encoded.anchor_BH
     weight_BH = torch.from_numpy(example_weights(came_BH, sharp_BH, how.sharp_weight))
     optimizer = torch.optim.Adam(
         tuned.head.parameters(), lr=how.learning_rate, betas=ADAM_BETAS, eps=ADAM_EPSILON
     )
     known_all = max(1, int((weight_BH > 0).sum()))
+
+    def error_of(batch: Any) -> torch.Tensor:
+        out = tuned.head(encoded.read_BRD[batch])
+        return weighted_error(out, missing_BH[batch], weight_BH[batch], model.quantiles)
+
     with torch.no_grad():
-        before = weighted_error(tuned.head(encoded.read_BRD), missing_BH, weight_BH, model.quantiles)
-    losses = [float(before) / known_all]
+        losses = [float(error_of(slice(None))) / known_all]
     for epoch in range(how.epochs):
         total = torch.zeros(())
         order_B = np.random.default_rng([how.seed, epoch]).permutation(len(came_BH))
@@ -132,12 +136,7 @@ def train_head(
             batch = order_B[first : first + how.batch_size]
             known = max(1, int((weight_BH[batch] > 0).sum()))
             optimizer.zero_grad(set_to_none=True)
-            error = weighted_error(
-                tuned.head(encoded.read_BRD[batch]),
-                missing_BH[batch],
-                weight_BH[batch],
-                model.quantiles,
-            )
+            error = error_of(batch)
             (error / known).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             total += error.detach()

@@ -1,4 +1,4 @@
-"""The loss: an error in target space, heavier on sharp changes (SwiftQueue, arXiv 2410.06112).
+"""Compute the loss: an error in target space, heavier on sharp changes (SwiftQueue, arXiv 2410.06112).
 
 Shapes: B batch, N windows in send order, H horizon (8 packets), L levels of quantiles.
 """
@@ -25,7 +25,7 @@ def example_weights(
 def weighted_error(
     predicted: Tensor, target_BH: Tensor, weight_BH: Tensor, levels: Sequence[float]
 ) -> Tensor:
-    """Sum the weighted errors of a head's output: squared; by level (B, H, L), or of one level (B, H)."""
+    """Sum the weighted errors of a head's output: pinball errors of its levels, or squared errors without."""
     if levels:
         by_level = predicted if predicted.dim() > target_BH.dim() else predicted[..., None]
         return weighted_pinball(by_level, target_BH, weight_BH, levels)

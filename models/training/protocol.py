@@ -1,7 +1,7 @@
-"""Walk-forward protocols: the division of a trace's windows into pre-training, tuning and test slices.
+"""Divide a trace's windows into slices of pre-training, tuning and test, by walk-forward protocols.
 
 Splits are by time, never by random window. As in the paper (SwiftQueue, section 5), a walk pre-trains on the
-trace's beginning; then, round by round, it fine-tunes the head on the slice just past and tests on the next.
+trace's beginning. Then, round by round, it fine-tunes the head on the slice just past and tests on the next.
 
 Shapes: B batches (decisions).
 """
@@ -38,7 +38,7 @@ class EvaluationProtocol:
     test_s: float
 
     def answers_after_s(self, round_s: float) -> float:
-        """Return the seconds until a round's head answers, given those of a round on a minute.
+        """Return the seconds until a round's head answers, given the seconds of a round on a minute.
 
         Most of a round is encoding and training, so its time is proportional to the slice.
         """
@@ -125,10 +125,10 @@ def protocol_named(name: str, among: Mapping[str, EvaluationProtocol] = PROTOCOL
 def divide(decision_ns_B: npt.NDArray[np.int64], protocol: EvaluationProtocol, trace: str) -> TraceSlices:
     """Divide a trace's windows, in decision order, by time from its first decision.
 
-    Round r has its boundary at `pretrain_s + r * test_s`. The last test slice may be cut short by the
-    trace's end, to half its length at the least. A round without a window to test (the sender was
-    silent) is left out; a fine-tune slice may be empty, and then there is nothing to tune on.
-    `TEACH` has no round: the whole trace is pre-trained on.
+    Round r has its boundary at `pretrain_s + r * test_s`. The trace's end may cut the last test slice short,
+    to half its length at the least. A round is left out if the sender was silent in its test slice. A
+    fine-tuning slice may be empty; then there is nothing to tune on. `TEACH` has no round: the whole trace is
+    pre-training.
 
     Args:
         decision_ns_B: decision times, never falling.
@@ -173,7 +173,7 @@ def divide(decision_ns_B: npt.NDArray[np.int64], protocol: EvaluationProtocol, t
 
 @dataclass(frozen=True)
 class SlicePiece:
-    """A piece of a test slice and the round whose head answers there; -1: the head of pre-training."""
+    """A piece of a test slice, and the round whose head answers there; -1 is the head of pre-training."""
 
     head: int
     part: Slice
@@ -184,8 +184,8 @@ def answered(
 ) -> list[list[SlicePiece]]:
     """Divide each round's test slice by the newest head whose round has ended.
 
-    A round begins at the first decision of its test slice and takes `after_s` seconds. Until then the head of
-        an earlier round answers, over several slices if a round takes longer than a slice.
+    A round begins at the first decision of its test slice and takes `after_s` seconds. Until it ends, the
+    head of an earlier round answers, over several slices if a round takes longer than a slice.
     """
     ready_ns = [int(decision_ns_B[each.test.lo]) + round(after_s * 1e9) for each in rounds]
     begins = [0, *(int(at) for at in np.searchsorted(decision_ns_B, ready_ns)), len(decision_ns_B)]

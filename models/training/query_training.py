@@ -1,17 +1,20 @@
-"""Train networks that answer queries: the caller's batches, a cosine schedule, the best epoch.
+"""Train networks that answer queries on the caller's batches: a cosine schedule, the best epoch's weights.
 
-Weights depend on data, seed and the number of workers only.
+Weights depend only on data, seed and the number of workers.
 
 Shapes: Q decisions of a batch, H horizon (8 packets).
 """
 
 from __future__ import annotations
 
+import copy
 import math
+import tempfile
 import time
 from abc import ABC
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -24,12 +27,14 @@ from swiftqueue.models.networks.parameters import QueryNetworkParams
 from swiftqueue.models.networks.prediction import HeadedNetwork, HeadInputs, latencies, quantiles
 from swiftqueue.models.networks.query_network import QueryNetwork
 from swiftqueue.models.networks.scaling import MIN_LATENCY_US
-from swiftqueue.models.training.epochs import SPEED, Trainer, all_sum
+from swiftqueue.models.training import checkpoint
+from swiftqueue.models.training.epochs import ALONE, SPEED, WorkerShare, all_sum
 from swiftqueue.models.training.head import ADAM_BETAS
 from swiftqueue.models.training.loss import weighted_error
+from swiftqueue.models.training.ray_job import report_progress
 
 LEAST_RATE: Final = 0.02  # share of the learning rate at the cosine's end
-MOST_GRADIENT: Final = 1.0  # largest norm: one batch within a congestion episode must not undo the epoch
+MOST_GRADIENT: Final = 1.0  # largest norm, so that one batch in a congestion episode cannot undo the epoch
 WARM_UP_STEPS: Final = 60
 Floats = NDArray[np.float32]
 
@@ -44,10 +49,8 @@ class Batch:
     known: int  # targets of the step, over all workers
 
 
-class QueryTrainer(Trainer):
-    """A trainer of networks over queries."""
-
-    slower = "learning_rate"
+class QueryTrainer:
+    """A worker's share of a training; alone it needs no Ray, and a resumed one ends with the same bits."""
 
     def __init__(
         self,
@@ -57,25 +60,22 @@ class QueryTrainer(Trainer):
         validate: Callable[[], float],
         params: QueryNetworkParams,
         seed: int,
-        rank: int = 0,
-        workers: int = 1,
+        share: WorkerShare = ALONE,
     ) -> None:
-        """Keep the parts of the training, beyond those of each trainer.
+        """Keep the parts of the training.
 
         Args:
             model: network, trained in place.
-            batches: yields the batches of epoch 0, 1, …; as many for each worker.
-            steps: number of batches in an epoch, roughly, for the schedule.
+            batches: yields the batches of epoch 0, 1, …, as many for each worker.
+            steps: approximate number of batches in an epoch, for the schedule.
             validate: returns the error on held-out decisions, as `held_out_error`.
             params: parameters of the training.
             seed: seed of dropout.
-            rank: this worker's number.
-            workers: number of workers that share each step.
-
+            share: this worker among all.
         """
         matrices = [p for p in model.parameters() if p.dim() > 1]
         others = [p for p in model.parameters() if p.dim() <= 1]
-        optimizer = torch.optim.AdamW(
+        self.optimizer = torch.optim.AdamW(
             [
                 {"params": matrices, "weight_decay": params.weight_decay},
                 {"params": others, "weight_decay": 0.0},
@@ -84,13 +84,55 @@ class QueryTrainer(Trainer):
             betas=ADAM_BETAS,
             fused=True,
         )
-        super().__init__(model, optimizer, params.epochs, seed, rank, workers)
-        self.model: QueryNetwork = model
-        self.batches, self.steps, self.validate, self.params = batches, steps, validate, params
+        self.model, self.batches, self.steps, self.validate = model, batches, steps, validate
+        self.params, self.seed, self.share = params, seed, share
         self.judged_by = "validation_log_pinball" if model.quantiles else "validation_log_mse"
+        self.best = copy.deepcopy(model.state_dict())
+        self.step = 0
+        self.epochs: list[dict[str, Any]] = []
 
-    def learn(self, number: int) -> dict[str, Any]:
-        """Train over the epoch's batches."""
+    def run_epoch(self) -> dict[str, Any]:
+        """Train one epoch, remember the weights if they are the best so far, and return its record.
+
+        Raises:
+            ValueError: the loss is no longer finite.
+        """
+        number = len(self.epochs)
+        dropout_seed = np.random.SeedSequence([self.seed, number, self.share.rank]).generate_state(1)
+        torch.manual_seed(int(dropout_seed[0]))  # set anew for each epoch, so that a resumed one is the same
+        record = {"epoch": number + 1, **self._learn(number)}
+        error = record[self.judged_by]
+        if not math.isfinite(record["loss"] + error):
+            line = f"training diverged in epoch {number + 1} (loss {record['loss']}); lower learning_rate"
+            raise ValueError(line)
+        if all(error < earlier[self.judged_by] for earlier in self.epochs):
+            self.best = copy.deepcopy(self.model.state_dict())
+        self.epochs.append(record)
+        return record
+
+    def run(self, say: Callable[[dict[str, Any]], None]) -> None:
+        """Train in this process to the last epoch; leave the model with the best epoch's weights.
+
+        Raises:
+            ValueError: the loss is no longer finite.
+        """
+        while len(self.epochs) < self.params.epochs:
+            say(self.run_epoch())
+        self.model.load_state_dict(self.best)
+        self.model.eval()
+
+    def save(self, folder: Path) -> None:
+        """Write a checkpoint."""
+        progress = {"step": self.step, "epochs": self.epochs}
+        checkpoint.save_checkpoint(folder, self.model, self.optimizer, self.best, progress)
+
+    def resume(self, folder: Path) -> None:
+        """Continue after the last epoch of a checkpoint."""
+        self.best, progress = checkpoint.load_checkpoint(folder, self.model, self.optimizer)
+        self.step, self.epochs = progress["step"], progress["epochs"]
+
+    def _learn(self, number: int) -> dict[str, Any]:
+        """Train one epoch and validate; return its figures, among them `loss` and `judged_by`."""
         total = self.steps * self.params.epochs
         started, error_sum, known_sum = time.process_time(), 0.0, 0
         self.model.train()
@@ -103,7 +145,7 @@ class QueryTrainer(Trainer):
             self.step, known_sum = self.step + 1, known_sum + int((batch.weight_QH > 0).sum())
         seconds = time.process_time() - started
         speed = known_sum / max(seconds, 1e-9)
-        error_sum, known = all_sum([error_sum, known_sum], self.workers)
+        error_sum, known = all_sum([error_sum, known_sum], self.share.workers)
         return {
             "loss": error_sum / max(1.0, known),
             self.judged_by: self.validate(),
@@ -120,7 +162,7 @@ class QueryTrainer(Trainer):
             error = weighted_error(said, batch.target_QH, batch.weight_QH, self.model.quantiles)
             (error / batch.known).backward()  # type: ignore[no-untyped-call]
             error_sum = float(error.detach())
-        if self.workers > 1:
+        if self.share.workers > 1:
             _sum_gradients(self.model)
         nn.utils.clip_grad_norm_(self.model.parameters(), MOST_GRADIENT)
         self.optimizer.step()
@@ -128,14 +170,34 @@ class QueryTrainer(Trainer):
 
 
 class Course(ABC):
-    """An untrained network, its training data and its validation; with workers, one's share."""
+    """An untrained network, and its trainer with a worker's share of the data."""
 
     model: QueryNetwork
     trainer: QueryTrainer
 
 
+def run_in_job(config: Mapping[str, Any], trainer: QueryTrainer) -> None:
+    """Train to the last epoch in one worker of a job, from the job's last checkpoint if it has one."""
+    import ray.train
+
+    if (found := ray.train.get_checkpoint()) is not None:
+        with found.as_directory() as folder:
+            trainer.resume(Path(folder))
+        if trainer.share.rank == 0:
+            report_progress(config, {"resumed_at_epoch": len(trainer.epochs) + 1})
+    while len(trainer.epochs) < trainer.params.epochs:
+        record = trainer.run_epoch()
+        if trainer.share.rank != 0:
+            ray.train.report(record)
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            trainer.save(Path(folder))
+            ray.train.report(record, checkpoint=ray.train.Checkpoint.from_directory(folder))
+        report_progress(config, record)
+
+
 def _sum_gradients(model: nn.Module) -> None:
-    """Sum the workers' gradients; a worker without a part of the step has none."""
+    """Sum the workers' gradients; a worker without a part of the step adds zeros."""
     parameters = list(model.parameters())
     for parameter in parameters:
         if parameter.grad is None:
@@ -164,7 +226,7 @@ def rate_share(step: int, total: int) -> float:
 def held_out_error(
     model: HeadedNetwork, shown: Iterable[tuple[HeadInputs, Floats]], workers: int = 1
 ) -> float:
-    """Return the error of log-latency on held-out decisions: squared, or by level.
+    """Return the error of log-latency on held-out decisions: the pinball error by level, or the squared one.
 
     Args:
         model: network whose encoder encoded the decisions.

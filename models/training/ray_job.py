@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from ray.train import Result
 
 WORKERS_START_WAIT_S: Final = "600"
-# The controller looks at its workers this often, and an epoch's checkpoint waits for it; Ray's own 2 s are
-# longer than such an epoch.
+# Interval at which the controller looks at its workers. An epoch's checkpoint waits for it, and Ray's own 2 s
+# are longer than an epoch.
 CONTROLLER_POLL_S: Final = "0.2"
 WORKER_RESTARTS: Final = 1
 PROGRESS: Final = "progress"  # folder with a file for each record
@@ -45,15 +45,15 @@ def run_job(
 ) -> Result:
     """Run `loop(config)` in `workers` processes and return Ray's result.
 
-    A worker that dies is started again from the last checkpoint, `WORKER_RESTARTS` times.
+    A worker that dies is restarted from the last checkpoint, `WORKER_RESTARTS` times.
 
     `storage` keeps the job's last checkpoint: a job that was killed and is run again with the same folder
     finds it by `ray.train.get_checkpoint()`. `say` gets each record that the loop gives to `report_progress`,
     while the job runs.
 
     On a cluster every node sees that folder and the paths in `config`, or there is SWIFTQUEUE_STORAGE. Then
-        each worker gets copies of the files at the paths named in `takes`, checkpoints lie in the storage,
-        and outputs of the loop in folder `makes` come back as they are reported.
+    each worker gets copies of the files at the paths named in `takes`, checkpoints lie in the storage, and
+    outputs of the loop in folder `makes` come back as they are reported.
 
     Raises:
         ValueError: the loop failed; the message is that of its own exception.
@@ -105,14 +105,14 @@ def run_job(
 
 
 def discard(storage: Path) -> None:
-    """Remove a job's files in its folder and in SWIFTQUEUE_STORAGE, so that it would begin anew."""
+    """Remove a job's files in its folder and in SWIFTQUEUE_STORAGE, so that it begins anew."""
     shutil.rmtree(storage, ignore_errors=True)
     if shared := _shared(storage):
         shared.remove()
 
 
 def _shared(storage: Path) -> Storage | None:
-    """Return the place where a job's nodes meet, if it is not in its folder."""
+    """Return the place in SWIFTQUEUE_STORAGE where a job's nodes exchange files; None without the setting."""
     found = storage_in_use()
     return found.at(f"training/{storage.name}") if found else None
 
@@ -121,8 +121,8 @@ def _in_group(config: dict[str, Any]) -> None:
     """Run the loop of one worker, joined with the others by PyTorch's gloo.
 
     Ray's TorchTrainer does the same, but its PyTorch store listens on every interface, even for one worker.
-        Store and gloo have no authentication: here they listen at the node's own address, loopback on our
-        cluster.
+    Store and gloo have no authentication: here they listen at the node's own address, loopback on our
+    cluster.
     """
     with tempfile.TemporaryDirectory(prefix="swiftqueue-") as folder:
         for name in config["paths"]:
@@ -215,7 +215,7 @@ def _following(place: str, hear: Callable[[dict[str, Any]], None]) -> Iterator[N
 
 
 def _cause(error: BaseException) -> str:
-    """Return one line for a failed job: the first worker's own exception, not Ray's wrapping."""
+    """Return one line for a failed job, from the first worker's own exception without Ray's wrapping."""
     failures = getattr(error, "worker_failures", None) or {}
     inner: BaseException = next(iter(failures.values()), error)
     while getattr(inner, "cause", None) is not None:

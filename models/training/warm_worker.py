@@ -1,7 +1,7 @@
-"""A warm worker: a Ray actor that is started once and then does one piece of work after another.
+"""Keep a warm worker: a Ray actor that is started once and then does one piece of work after another.
 
-Starting a process that has PyTorch takes longer than fine-tuning a head does, so the five-minute round keeps
-one. docs/decisions/0007-a-round-is-tuned-by-a-ray-actor.md explains why it is an actor and no Ray Train job.
+Starting a process with PyTorch takes longer than fine-tuning a head, so the five-minute round keeps one.
+docs/decisions/0007-a-round-is-tuned-by-a-ray-actor.md explains why it is an actor and no Ray Train job.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ RETRIES: Final = 1  # retries of work that a worker had begun when it died
 
 
 class WarmWorkerError(RuntimeError):
-    """The error for work that was not done: the worker or Ray is gone, or it took too long."""
+    """The error for work that was not done, because the worker or Ray is gone or it took too long."""
 
 
 class WarmActor:
@@ -103,7 +103,7 @@ class WarmWorker:
 
 @contextlib.contextmanager
 def _signals_kept() -> Iterator[None]:
-    """Keep this program's own signal handlers: Ray's would end it in the middle of a round."""
+    """Keep this program's own signal handlers, since Ray's would end it in the middle of a round."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -1,1 +1,1 @@
-"""Boosted trees on a query's inputs."""
+"""Forecast with boosted trees on a query's inputs."""

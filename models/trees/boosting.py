@@ -1,4 +1,4 @@
-"""Boosted trees of log-latency by XGBoost.
+"""Boost trees of log-latency with XGBoost.
 
 Shapes: N packets, F inputs.
 """
@@ -28,11 +28,10 @@ TREE_PARAMS: Final = {
 
 @dataclass(frozen=True)
 class Growth:
-    """Parameters of growing trees.
+    """Parameters of the growth of trees.
 
     They were chosen on the last fifth of the pre-training slices of simulated traces, never on a test slice:
-    the
-        usual depth 6 with small leaves memorises episodes (docs/EVALUATION.md has the figures).
+    the usual depth 6 with small leaves memorises episodes (docs/EVALUATION.md has the figures).
     """
 
     depth: int = 3
@@ -41,7 +40,7 @@ class Growth:
 
 
 class BoostedTrees:
-    """XGBoost trees on derived inputs of a packet about to be sent, for squared error of log-latency."""
+    """XGBoost trees on derived inputs of a packet about to be sent, by squared error of log-latency."""
 
     def __init__(self, booster: xgboost.Booster, rounds: int, seed: int, growth: Growth = Growth()) -> None:
         self._booster, self._rounds, self.seed, self._growth = booster, rounds, seed, growth

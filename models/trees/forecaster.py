@@ -1,10 +1,11 @@
-"""Boosted trees on a query's derived inputs, as a forecaster.
+"""Make boosted trees on a query's derived inputs a forecaster.
 
 Shapes: B decisions, H horizon (8 packets), N packets, P inputs of a query.
 """
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final, Self
@@ -25,8 +26,8 @@ from swiftqueue.models.training.head import FinetuneParams
 from swiftqueue.models.trees.boosting import BoostedTrees, Growth
 
 FILE: Final = "trees.ubj"
-# The age of a flow and the codes of flow and receiver let trees memorise the time and the flow of an episode
-# (networks have them).
+# Trees would memorise the time and the flow of an episode by a flow's age and the codes of flow and receiver;
+# networks do see them.
 BY_HEART: Final = (
     "flow_age_us",
     *(f"flow_code_{bit}" for bit in range(4)),
@@ -50,7 +51,7 @@ class BoostingParams(Section):
     depth: Annotated[int, Field(ge=1, le=16)] = Growth.depth
     """Largest number of levels in a tree."""
     learning_rate: Annotated[float, Field(gt=0, le=1)] = Growth.learning_rate
-    """Factor applied to each tree's output."""
+    """Number by which each tree's output is multiplied."""
     leaf_share: Annotated[float, Field(ge=0, le=0.5)] = Growth.leaf_share
     """Least share of the rows (0 to 0.5) in a leaf."""
 
@@ -68,15 +69,40 @@ class TreesParams(BoostingParams):
     """Names of inputs that the trees do not see (docs/EVENTS.md)."""
 
 
-class Trees(Forecaster):
+class BoostedForecaster(Forecaster):
+    """The base of forecasters with boosted trees; a subclass fits and asks them."""
+
+    search = SEARCH
+
+    def __init__(self, trees: BoostedTrees, params: Any) -> None:
+        """Take fitted trees."""
+        self.trees, self.params = trees, params
+
+    @staticmethod
+    @abstractmethod
+    def schema_hash() -> str:
+        """Return the hash of the definition of the inputs."""
+
+    def write(self, folder: Path) -> dict[str, Any]:
+        """Write the trees."""
+        self.trees.save(folder / FILE)
+        known = {"schema_hash": self.schema_hash(), "seed": self.trees.seed}
+        return {**known, "params": self.params.model_dump()}
+
+    @classmethod
+    def read(cls, folder: Path, described: Mapping[str, Any]) -> Self:
+        """Read the trees."""
+        check_made_for(described, cls.schema_hash())
+        params: Any = cls.Params(**described["params"])
+        trees = BoostedTrees.load(folder / FILE, params.rounds, int(described["seed"]), params.growth)
+        return cls(trees, params)
+
+
+class Trees(BoostedForecaster):
     """Trees of log-latency on the derived inputs of each query."""
 
     Params = TreesParams
-    search = SEARCH
-
-    def __init__(self, trees: BoostedTrees, params: TreesParams) -> None:
-        """Take fitted trees."""
-        self.trees, self.params = trees, params
+    schema_hash = staticmethod(event_schema_hash)
 
     @classmethod
     def fit(cls, parts: Sequence[TracePart], params: TreesParams, seed: int, say: Say) -> Self:
@@ -105,27 +131,6 @@ class Trees(Forecaster):
         """Add trees."""
         y_N = came_BH.ravel().astype(np.float64)
         return type(self)(self.trees.continued(encoded, y_N), self.params)
-
-    def multiply_adds(self) -> int:
-        """Return 0: trees only compare."""
-        return 0
-
-    def write(self, folder: Path) -> dict[str, Any]:
-        """Write the trees."""
-        self.trees.save(folder / FILE)
-        return {
-            "schema_hash": event_schema_hash(),
-            "seed": self.trees.seed,
-            "params": self.params.model_dump(),
-        }
-
-    @classmethod
-    def read(cls, folder: Path, described: Mapping[str, Any]) -> Self:
-        """Read the trees."""
-        check_made_for(described, event_schema_hash())
-        params = TreesParams(**described["params"])
-        trees = BoostedTrees.load(folder / FILE, params.rounds, int(described["seed"]), params.growth)
-        return cls(trees, params)
 
 
 FORECASTERS: Final = {"trees": Trees}

@@ -1,4 +1,4 @@
-"""Forecasters over windows: SwiftQueue's Transformer, a BiLSTM in its place, and trees (`trees.py`).
+"""Make networks over windows forecasters: SwiftQueue's Transformer and a BiLSTM; trees.py has the trees.
 
 Shapes: B decisions, W window tokens, F features, H horizon (8 packets).
 """
@@ -52,7 +52,7 @@ TOKENS: Final = (64, 256)  # least and most tokens of a window that is sized fro
 
 
 class WindowParams(TrainingParams):
-    """Form and sizes of the Transformer, and the parameters of its training and tuning."""
+    """Form and sizes of the Transformer, and parameters of its training and tuning."""
 
     section: ClassVar = "window"
     tokens: Annotated[int, Field(ge=16, le=4096, multiple_of=8)] | None = None
@@ -68,9 +68,9 @@ class WindowParams(TrainingParams):
     heads: Annotated[int, Field(ge=1, le=64)]
     """Number of attention heads, which must divide the width."""
     target: TargetTransform
-    """Quantity that the loss compares: the latency, or its logarithm."""
+    """Quantity that the loss takes: the latency, or its logarithm."""
     readout: Readout
-    """Tokens from which the latencies are read: each candidate's own, or the last one (the paper's)."""
+    """Tokens from which the latencies are read: each candidate's own, or the last one, as in the paper."""
     anchor: str | None
     """Name of a visible latency that the network corrects; null: none, as in the paper."""
     head_dropout: Annotated[float, Field(ge=0, lt=1)]
@@ -166,7 +166,7 @@ class WindowForecaster(Forecaster):
         with quiet("torch.utils.flop_counter"):
             from torch.utils.flop_counter import FlopCounterMode
 
-        # PyTorch counts an LSTM as plain products only in double precision, and attention only as MATH.
+        # PyTorch counts an LSTM's products only in double precision, and those of attention only as MATH.
         model = copy.deepcopy(self.model).double()
         x_BWF = torch.zeros(2, self.tokens, len(model.features), dtype=torch.double)
         with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:

@@ -1,13 +1,13 @@
-"""SwiftQueue's Transformer over a window (arXiv 2410.06112, section 4), and the papers' BiLSTM.
+"""Define SwiftQueue's Transformer over a window (arXiv 2410.06112, section 4), and the papers' BiLSTM.
 
-Raw windows in, microseconds out: scaling is the first and last operation, so whoever holds the weights cannot
-scale differently. There is no positional encoding: the time inputs (age, gap) carry the order.
+Scaling is the first and last operation, so whoever holds the weights cannot scale differently. There is no
+positional encoding, because the time inputs (age, gap) carry the order.
 
-Two readouts. `last` is the paper's: all H latencies from the last token. Nothing then tells the first H - 1
-candidates apart, so no latency can be tied to its own packet: harmless with one flow, wrong with several.
-`candidates` (ours, docs/MODEL.md) reads latency h from candidate h's own token, with the same two linear
-layers. An `anchor` is an input of the candidate, a latency already visible, to which the network adds a
-correction: it then starts from that forecast instead of having to learn to copy it.
+There are two readouts. The paper's, `last`, takes all H latencies from the last token. Nothing then tells the
+first H - 1 candidates apart, so no latency belongs to its own packet, which is harmless with one flow and
+wrong with several. Ours, `candidates` (docs/MODEL.md), takes latency h from candidate h's own token, with the
+same two linear layers. An `anchor` is an input of the candidate, a latency that is visible already. The
+network adds a correction to it, so it starts from that forecast instead of learning to copy it.
 
 Shapes: B batch, W window tokens, F features, D model width, H horizon (8 packets), N heads,
 R tokens read (1 or H).
@@ -72,11 +72,11 @@ class Head(nn.Sequential):
 class Transformer(nn.Module):
     """A network of the next H latencies from one window of raw features.
 
-    `forward(x_BWF)` gives microseconds. Training uses its steps apart: `encode`, `head` (the two last linear
-    layers), `anchor` (what the head's output is added to; these in scaled target space) and `to_us`.
+    `forward(x_BWF)` gives microseconds. Training uses its steps separately: `encode`, `head` (the two last
+    linear layers), `anchor` (which the head's output corrects, in scaled target space) and `to_us`.
 
-    Parameter names and layouts are those of `torch.nn.TransformerEncoderLayer`, whose modules hold the
-    weights; the computation is ours because only the last tokens of the last layer are ever used.
+    Modules of `torch.nn.TransformerEncoderLayer` hold the weights. The computation is ours, because only the
+    last tokens of the last layer are ever used.
     """
 
     quantiles: tuple[float, ...] = ()  # empty: its outputs are means
@@ -127,7 +127,7 @@ class Transformer(nn.Module):
         attended_B1W = self.attended(x_BWF)
         for layer in self.layers[:-1]:
             h_BWD = _encoder_layer(layer, h_BWD, h_BWD, attended_B1W)
-        # This is exact: keys and values of every token, queries only of the tokens that are read.
+        # This is exact: the last layer needs keys and values of every token, but queries only of those read.
         return _encoder_layer(self.layers[-1], h_BWD[:, -self.read :], h_BWD, attended_B1W)
 
     def anchor(self, x_BWF: Tensor) -> Tensor:
@@ -184,8 +184,8 @@ def _latency_index(names: list[str], name: str) -> int:
 def _encoder_layer(layer: nn.Module, query_BQD: Tensor, h_BWD: Tensor, attended: Tensor) -> Tensor:
     """Apply one post-norm encoder layer to the tokens `query_BQD`, which attend to all of `h_BWD`.
 
-    Dropout acts on the output of each sub-layer, as in Vaswani et al. (2017, section 5.4); the dropout of
-        attention weights in torch's own layer would rule out the fused attention kernel.
+    Dropout acts on the output of each sub-layer, as in Vaswani et al. (2017, section 5.4). Dropout of
+    attention weights, as in torch's own layer, would rule out the fused attention kernel.
     """
     assert isinstance(layer, nn.TransformerEncoderLayer)  # noqa: S101 - narrows ModuleList's element type
     drop = layer.dropout1

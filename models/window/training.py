@@ -1,4 +1,4 @@
-"""Train over windows in one process: Noam's schedule, the best epoch's weights, then the head alone.
+"""Train networks over windows in one process: Noam's schedule, the best epoch's weights.
 
 Weights depend only on the examples, the parameters and the seed.
 
@@ -43,14 +43,15 @@ class TrainingParams(Section):
     batch_size: Count
     """Number of windows in a step."""
     warmup_steps: Count
-    """Number of steps until the Noam schedule's highest rate; half a minute of training has fewer than
-        the paper's 2000."""
+    """Number of steps until the Noam schedule's highest rate; half a minute of training has fewer than the
+    paper's 2000."""
     noam_factor: Above0
     """Factor applied to the Noam schedule's learning rate."""
     weight_decay: Annotated[float, Field(ge=0)]
-    """Weight decay of Adam."""
+    """Rate of Adam's weight decay."""
     sharp_weight: Above0
-    """Weight of sharp changes in the loss (alpha); the paper's 10 costs accuracy here (docs/MODEL.md)."""
+    """Number of times that a sharp change counts in the loss (alpha). The paper's 10 costs accuracy here
+    (docs/MODEL.md)."""
 
 
 @dataclass(frozen=True)
@@ -124,7 +125,7 @@ def train(
     best, best_error = copy.deepcopy(model.state_dict()), math.inf
     for epoch in range(1, params.epochs + 1):
         started, total = time.monotonic(), 0.0
-        # The seed of dropout.
+        # Dropout gets a seed for each epoch.
         torch.manual_seed(int(np.random.SeedSequence([seed, epoch - 1, 0]).generate_state(1)[0]))
         model.train()
         order = np.random.default_rng([seed, epoch]).permutation(len(learnt))

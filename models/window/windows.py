@@ -1,4 +1,4 @@
-"""Windows of a packet table: the inputs of this folder's forecasters at a decision.
+"""Make windows of a packet table, the inputs of this folder's forecasters at a decision.
 
 **Events and time.** A sender's history is its log of SEND and ACK events in time order. At one instant ACKs
 come before sends, and never before their own packet's SEND. An event stamped before the one in front of it
@@ -23,9 +23,8 @@ batch; they are kept when the packet becomes history, and only `gap_us` becomes 
 holds the sender's knowledge when it decided, and later only its own age and latency are added. Absolute times
 cancel. Scaling is not in a window: it travels with the weights.
 
-Until commit ebbf31e4 C++ (`window.h`) computed the same windows; its golden vectors test this module bit for
-bit. The C++ bounded a live sender's memory at 131,072 packets; a table is in memory already, so there is no
-such bound here.
+Until commit ebbf31e4 C++ (`window.h`) computed the same windows, and its golden vectors test this module bit
+for bit. The C++ bounded a live sender's memory at 131,072 packets; here a table is in memory already.
 
 Shapes: N packets, A ACKs in time order, B decisions, H horizon (8 packets), W tokens, K = W - H of history,
 F features, M inputs of the event log. A *place* j in the log lies just before the SEND of packet j: the
@@ -45,6 +44,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from swiftqueue.common.section import near
+from swiftqueue.feature_store.events.definition import Feature
 from swiftqueue.feature_store.events.event_stream import (
     AS_SENT,
     INPUTS,
@@ -52,6 +52,7 @@ from swiftqueue.feature_store.events.event_stream import (
     event_schema_hash,
     packet_columns,
 )
+from swiftqueue.feature_store.events.event_window import TOKENS_STEP, check_tokens
 from swiftqueue.feature_store.packets.schema import HORIZON
 from swiftqueue.models.forecasters.queries import QUERY_INPUTS, replayed
 from swiftqueue.models.forecasters.traces import Floats, TracePart
@@ -64,43 +65,34 @@ HOLE_CAP_NS: Final = 1_000_000_000  # longest hole told apart
 HOLE_AGE_CAP_NS: Final = 10_000_000_000  # also the value while no hole was seen
 HASH_MULTIPLIER: Final = 2654435761  # Knuth, TAOCP 3, section 6.4: 2^32 / phi
 FLOW_BITS, RECEIVER_BITS = 4, 2
-LEAST_TOKENS, MOST_TOKENS, TOKENS_STEP = 16, 4096, 8
 DELIVERY_BIN_NS: Final = 100_000_000  # the delivery rate is measured in bins this long
 NEVER: Final = np.iinfo(np.int64).max
 
 Ints = NDArray[np.int64]
 
 
-@dataclass(frozen=True)
-class TokenInput:
-    """One input of a token, in raw units."""
-
-    name: str
-    unit: str
-
-
 FEATURES: Final = (
-    TokenInput("flow_age_us", "us"),  # send minus the flow's first send; for a candidate, decision minus it
-    TokenInput("age_us", "us"),  # decision minus this packet's send; 0 for candidates
-    TokenInput("latency_us", "us"),  # 0 unless visible
-    TokenInput("latency_visible", "flag"),
-    TokenInput("candidate", "flag"),
-    TokenInput("size_bytes", "bytes"),  # IP length; 0 marks padding
-    *(TokenInput(f"flow_code_{bit}", "sign") for bit in range(FLOW_BITS)),  # highest bits of a hash, -1 or +1
-    *(TokenInput(f"receiver_code_{bit}", "sign") for bit in range(RECEIVER_BITS)),
-    TokenInput("queue_l4s", "flag"),
+    Feature("flow_age_us", "us"),  # send minus the flow's first send; for a candidate, decision minus it
+    Feature("age_us", "us"),  # decision minus this packet's send; 0 for candidates
+    Feature("latency_us", "us"),  # 0 unless visible
+    Feature("latency_visible", "flag"),
+    Feature("candidate", "flag"),
+    Feature("size_bytes", "bytes"),  # IP length; 0 marks padding
+    *(Feature(f"flow_code_{bit}", "sign") for bit in range(FLOW_BITS)),  # highest bits of a hash, -1 or +1
+    *(Feature(f"receiver_code_{bit}", "sign") for bit in range(RECEIVER_BITS)),
+    Feature("queue_l4s", "flag"),
     # These inputs are as of the decision time of the packet's own batch:
-    TokenInput("in_flight", "packets"),  # packets of the sender in flight
-    TokenInput("in_flight_flow", "packets"),
-    TokenInput("in_flight_queue", "packets"),
-    TokenInput("last_latency_us", "us"),  # visible latency whose ACK came last; 0 without one
-    TokenInput("last_latency_flow_us", "us"),
-    TokenInput("last_latency_queue_us", "us"),
-    TokenInput("gap_us", "us"),  # time since the packet before; unknown for candidates 2 to 8, so 0
-    TokenInput("ack_silence_us", "us"),  # time since the last ACK; before any, since the first packet
-    TokenInput("oldest_unacked_us", "us"),  # age of the oldest packet in flight; 0 if there is none
-    TokenInput("hole_us", "us"),  # last silence of 5 ms or more between two ACKs, capped; 0 if none
-    TokenInput("hole_age_us", "us"),  # time since that silence ended, capped; the cap without one
+    Feature("in_flight", "packets"),  # packets of the sender in flight
+    Feature("in_flight_flow", "packets"),
+    Feature("in_flight_queue", "packets"),
+    Feature("last_latency_us", "us"),  # visible latency whose ACK came last; 0 without one
+    Feature("last_latency_flow_us", "us"),
+    Feature("last_latency_queue_us", "us"),
+    Feature("gap_us", "us"),  # time since the packet before; unknown for candidates 2 to 8, so 0
+    Feature("ack_silence_us", "us"),  # time since the last ACK; before any, since the first packet
+    Feature("oldest_unacked_us", "us"),  # age of the oldest packet in flight; 0 if there is none
+    Feature("hole_us", "us"),  # last silence of 5 ms or more between two ACKs, capped; 0 if none
+    Feature("hole_age_us", "us"),  # time since that silence ended, capped; the cap without one
 )
 NAMES: Final = tuple(feature.name for feature in FEATURES)
 UNITS: Final = {each.name: each.unit for each in QUERY_INPUTS} | {each.name: each.unit for each in FEATURES}
@@ -182,9 +174,7 @@ class VisibleLog:
         seen = np.searchsorted(self.place_A, at, side="right")  # number of ACKs seen
         flows = np.concatenate([self.sent.flow_id, what.flow_id])
         _, first, flow = np.unique(flows, return_index=True, return_inverse=True)
-        began = first[
-            flow[count:]
-        ]  # the first packet of the flow; none was sent yet where it is not below `at`
+        began = first[flow[count:]]  # the flow's first packet; not sent yet unless below `at`
         oldest = np.searchsorted(np.maximum.accumulate(self.settled_N), at, side="right")
         is_first = (np.arange(len(at)) % HORIZON == 0) & (at > 0)
         return {
@@ -310,7 +300,7 @@ class ExtraInputs:
 
 
 class Windows:
-    """Windows of some decisions of a trace, made as they are read: by slice, or by an array of numbers."""
+    """Windows of some decisions of a trace, which are made as they are read, by slice or array of numbers."""
 
     def __init__(
         self,
@@ -327,7 +317,7 @@ class Windows:
 
         Args:
             packets: the packet table of one trace, from its first packet on, in send order. Rows after the
-                        last decision's packets change nothing.
+                last decision's packets change nothing.
             first_packet_B: the first packet of each decision, a multiple of 8; ascending.
             tokens: W, a multiple of 8 in 16..4096.
             visibility: `acked` (what a sender can do) or `previous` (the paper's offline protocol).
@@ -398,19 +388,11 @@ class Windows:
         return rows
 
 
-def check_tokens(tokens: int) -> int:
-    """Return `tokens`, or raise a ValueError if a window cannot have that many."""
-    if tokens % TOKENS_STEP or not LEAST_TOKENS <= tokens <= MOST_TOKENS:
-        raise ValueError(f"windows of {tokens} tokens: must be a multiple of 8 in 16..4096")
-    return tokens
-
-
 def bdp_packets(packets: pl.DataFrame) -> float:
     """Return the bandwidth-delay product in packets: delivery rate when busy times median latency.
 
     The rate is the 90th percentile, over 100 ms bins with ACKs, of packets acknowledged per second; the
-    latency
-        includes the queue, since packets in flight wait there too.
+    latency includes the queue, since packets in flight wait there too.
 
     Raises:
         ValueError: no packet has a known latency.
@@ -428,7 +410,7 @@ def bdp_packets(packets: pl.DataFrame) -> float:
 def tokens_for(bdp: float, least: int, most: int) -> int:
     """Return the window size for a bandwidth-delay product: 1.5 of it and the 8 candidates, a multiple of 8.
 
-    1.5 BDP holds all packets in flight and some acknowledged ones (the design asks for 1 to 2).
+    1.5 products hold all packets in flight and some acknowledged ones.
     """
     tokens = math.ceil((1.5 * bdp + HORIZON) / TOKENS_STEP) * TOKENS_STEP
     return check_tokens(min(max(tokens, least), most))

@@ -28,7 +28,6 @@ from swiftqueue.feature_store.packets.truth import read_waits
 from swiftqueue.models.forecasters.comparison import FORMS, HeldOutPackets, JudgingParams, key_of_run, run
 from swiftqueue.models.forecasters.forecaster import Variant, variants
 from swiftqueue.models.forecasters.traces import Trace, decision_times, name_of, within_training
-from swiftqueue.models.scoring.choice import EVEN, RULED
 from swiftqueue.models.scoring.intervals import Estimate, estimate, over_all
 from swiftqueue.models.sharp import change_of
 from swiftqueue.models.training.head import FinetuneParams
@@ -48,22 +47,13 @@ SCORES: Final = {
     "regret_ms": ("choice", "regret_ms"),
     "right": ("choice", "right"),
     "moved": ("choice", "moved"),
-    "gain_ms": ("explored", "gain_ms"),
     "f1_prediction_change": ("f1", "prediction_change"),
     "f1_truth_change": ("f1", "truth_change"),
     "f1_prediction_change_by_flow": ("f1", "prediction_change_by_flow"),
     "f1_truth_change_by_flow": ("f1", "truth_change_by_flow"),
-    "brier": ("sooner", "brier"),
-    "brier_of_share": ("sooner", "brier_of_share"),
-    **{name: ("sooner", name) for name in RULED},
 }
-DRAWN: Final = ("average_precision", "mae_ms", "regret_ms", *RULED)  # scores with bootstrap draws over time
-ALIKE: Final = (
-    "n",
-    "never_ms",
-    "always_ms",
-    "shorter_is_classic",
-)  # scores alike for every variant
+DRAWN: Final = ("average_precision", "mae_ms", "regret_ms")  # scores with bootstrap draws over time
+ALIKE: Final = ("n", "never_ms", "always_ms", "shorter_is_classic")  # scores alike for every variant
 MOST_SHARED: Final = 0.2  # share of a table's packets that another may share by chance; simulated seeds: 0.07
 DIGITS: Final = 5
 Pairs = Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]  # a variant's runs and the reference's
@@ -84,7 +74,6 @@ def run_forecasts(
     told: str,
     truths: Mapping[str, Path],
     visibility: str,
-    explored: float | None,
     also: Path | None,
 ) -> None:
     """Run the missing runs and write the summary; a run that fails is left out of it.
@@ -103,7 +92,6 @@ def run_forecasts(
         told: known inputs of packets 2 to 8 of a batch at its decision (`replay_events`).
         truths: by trace, a `truth.parquet` with each packet's waiting time in either queue.
         visibility: earlier latencies known at a decision; variants are trained under it, too.
-        explored: share of L4S flows' packets moved at random, for estimating the choice; between 0 and 1.
         also: folder of packet tables of further traces, which are learned from as a whole.
 
     Raises:
@@ -115,12 +103,10 @@ def run_forecasts(
     wanted, every = variants(sections, only), variants(sections)
     if against not in read_all(sections):
         raise ValueError(f"--against {against}: there is no section of that name in {sections}")
-    if explored is not None and not 0 < explored < 1:
-        raise ValueError(f"--explored {explored:g}: must be above 0, below 1")
     torch.set_num_threads(1)  # small networks lose by more threads, and seconds are of one core
     change, judging = change_of(params), judging_of(params)
     found, teaching = traces_of(packets, names, protocol, params, told, truths)
-    traces = [replace(trace, visibility=visibility, change=change, explored=explored) for trace in found]
+    traces = [replace(trace, visibility=visibility, change=change) for trace in found]
     more = [*teaching, *([] if also is None else tables_besides(also, traces, teaching))]
     if choose:
         traces = within_training(traces)
@@ -158,7 +144,6 @@ def run_forecasts(
         "visibility": visibility,
         "change": change.model_dump(),
         **judging.as_json(),
-        "explored": explored,
         "also": [name_of(table) for table in more],
     }
     if runs := _runs(output, work, every):
@@ -251,7 +236,7 @@ def fingerprint(traces: Sequence[Trace], judging: JudgingParams, also: Sequence[
     for trace in traces:
         digest.update(json.dumps([trace.name, trace.slices.as_json()]).encode())
         digest.update(trace.packets.hash_rows(seed=1).to_numpy().tobytes())
-        asked = [trace.told, trace.visibility, trace.change.model_dump(), trace.explored]
+        asked = [trace.told, trace.visibility, trace.change.model_dump()]
         digest.update(json.dumps(asked).encode())
         if trace.waits is not None:
             waits = trace.waits
@@ -317,12 +302,7 @@ def _form(runs: Sequence[Mapping[str, Any]], pairs: Pairs, form: str) -> dict[st
             seeds = [ours[form][part][key] - other[form][part][key] for ours, other in pairs]
             found[score]["less_reference"] = _said(estimate(seeds))
             if score in DRAWN:
-                found[score]["less_reference"]["seconds_95"] = _over_all(pairs, form, score, score)
-        if score in RULED and score != EVEN:
-            seeds = [one[form][part][key] - one[form][part][EVEN] for one in runs]
-            itself = [(one, one) for one in runs]
-            found[score]["less_even"] = _said(estimate(seeds))
-            found[score]["less_even"]["seconds_95"] = _over_all(itself, form, score, EVEN)
+                found[score]["less_reference"]["seconds_95"] = _over_all(pairs, form, score)
     if spreads := [one[form]["spread"] for one in runs if one[form].get("spread", {}).get("coverage")]:
         coverage = np.mean([each["coverage"] for each in spreads], axis=0)
         found["coverage"] = {"levels": spreads[0]["levels"], "share": [round(float(x), 4) for x in coverage]}
@@ -339,22 +319,16 @@ def _paired(
     return [(one, by_seed[one["seed"]]) for one in runs if one["seed"] in by_seed]
 
 
-def _over_all(pairs: Pairs, form: str, score: str, other_score: str) -> list[float] | None:
+def _over_all(pairs: Pairs, form: str, score: str) -> list[float] | None:
     """Return the 95 % interval of the differences, ours less the other's, over seeds, time and traces."""
     if not all(one[form]["draws"] for pair in pairs for one in pair):
         return None
-    names = score, other_score
-    places = [SCORES[name] for name in names]
-    by_seed = [
-        ours[form][part][key] - other[form][other_part][other_key]
-        for (part, key), (other_part, other_key) in [places]
-        for ours, other in pairs
-    ]
+    part, key = SCORES[score]
+    by_seed = [ours[form][part][key] - other[form][part][key] for ours, other in pairs]
 
     def differences(of: str) -> NDArray[np.float64]:
         ours, other = (
-            np.array([pair[side][form][of][name] for pair in pairs], dtype=np.float64)
-            for side, name in enumerate(names)
+            np.array([pair[side][form][of][score] for pair in pairs], dtype=np.float64) for side in (0, 1)
         )
         return ours - other
 

@@ -73,17 +73,14 @@ def run_study(
     params = study_params(load_yaml(PROJECT / "params.yaml"), study)
     stages = _stages(load_yaml(PROJECT / "dvc.yaml"), simulated=not study.captures)
     if until not in stages["stages"]:
-        raise ValueError(
-            f"a study on these traces has no stage {until!r}; it has {', '.join(stages['stages'])}"
-        )
+        raise ValueError(f"a study on these traces has no stage {until!r}, but {', '.join(stages['stages'])}")
     _check_folder(folder, study)
     _prepare(folder, study, params, stages)
 
     print(f"study {folder}: {len(params['extract']['traces'])} traces, protocol {protocol}, up to {until}")
     # The study's runs are compared with others, so they are logged where this folder's runs are.
-    code = run_dvc(
-        ["repro", until], folder, {variable("state"): str(state_dir()), variable("study"): folder.name}
-    )
+    logged = {variable("state"): str(state_dir()), variable("study"): folder.name}
+    code = run_dvc(["repro", until], folder, logged)
     if code != 0:
         print(
             f"study {folder} stopped at the stage named above, which said why; once that is mended (or if "

@@ -81,9 +81,7 @@ def add_trace(
         _forget(target)
         raise
     if own:
-        print(
-            f"{slices.duration_s:.1f} s: protocol {own!r} is this trace's own (the project's: {projects!r})"
-        )
+        print(f"{slices.duration_s:.1f} s: its own protocol is {own!r} (the project's: {projects!r})")
     print(f"added as {trace!r}: {target.relative_to(root)}, named in params.yaml for the next `make run`")
 
 
@@ -198,9 +196,7 @@ def _check(
         with Console(stderr=True).status(f"reading {file.name}"):
             summary = extract_trace(ExtractJob(file, trace, sender, latency), Path(scratch))
         if not summary["latency_known"]:
-            raise ValueError(
-                f"{file}: no packet's latency can be known from it; is it from the sender's side?"
-            )
+            raise ValueError(f"{file}: it tells no packet's latency; is it from the sender's side?")
         packets = read_packets(Path(scratch), trace)
     try:
         slices = _divided(decision_times(packets), trace, asked, projects)

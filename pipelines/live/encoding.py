@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from swiftqueue.common.say import say
 from swiftqueue.feature_store.events.beginning import NOTHING, Beginning
 from swiftqueue.feature_store.events.definition import EVENTS
-from swiftqueue.feature_store.events.event_stream import Events, replay_events
+from swiftqueue.feature_store.events.event_stream import EventReplay, replay_events
 from swiftqueue.feature_store.packets.schema import HORIZON
 from swiftqueue.feature_store.quality.distribution_shift import as_rows
 from swiftqueue.models.event_stream.forecaster import EventStreamForecaster
@@ -59,8 +59,12 @@ class Decisions:
         Raises:
             ValueError, MemoryError: a packet is impossible, or there is no memory for the rows.
         """
-        encoded = found.encode(part)
-        return cls(encoded.read_BRD.numpy(), encoded.anchor_BH.numpy(), as_rows(replayed(part).x_DHF))
+        log = replayed(part)
+        if isinstance(found, EventStreamForecaster) and isinstance(found.encoder, EngineEncoder):
+            encoded = found.encoder.of_log(log)
+        else:
+            encoded = found.encode(part)
+        return cls(encoded.read_BRD.numpy(), encoded.anchor_BH.numpy(), as_rows(log.x_DHF))
 
     @classmethod
     def joined(cls, parts: Sequence[Decisions]) -> Self:
@@ -132,21 +136,25 @@ class EngineEncoder:
             self._engines.put(engine.share())
 
     def __call__(self, part: TracePart, queue: int) -> HeadInputs:
-        """Return what the head reads (B, H, D) of a part's decisions, and the anchor (B, H)."""
-        found, tokens = replayed(part, queue), self._model.rows
-        chunks = [slice(begin, begin + CHUNK) for begin in range(0, len(found.cut_D), CHUNK)]
+        """Return what the head reads of a part's decisions, and the anchor."""
+        return self.of_log(replayed(part, queue))
+
+    def of_log(self, log: EventReplay) -> HeadInputs:
+        """Return what the head reads (B, H, D) of a replayed log's decisions, and the anchor (B, H)."""
+        tokens = self._model.rows
+        chunks = [slice(begin, begin + CHUNK) for begin in range(0, len(log.cut_D), CHUNK)]
 
         def encode(chunk: slice) -> NDArray[np.float32]:
             engine = self._engines.get()
             try:
-                return engine.features(_rows(found, tokens, chunk))
+                return engine.features(_rows(log, tokens, chunk))
             finally:
                 self._engines.put(engine)
 
         empty = np.zeros((0, HORIZON, self._model.sizes.width), np.float32)
         with ThreadPoolExecutor(self._cores, initializer=_give_way) as pool:
             read_BHD = np.concatenate([empty, *pool.map(encode, chunks)])
-        anchor_BH = self._model.anchor(torch.from_numpy(as_rows(found.x_DHF)))
+        anchor_BH = self._model.anchor(torch.from_numpy(as_rows(log.x_DHF)))
         return HeadInputs(torch.from_numpy(read_BHD), anchor_BH)
 
 
@@ -163,7 +171,7 @@ def event_windows(
         yield _rows(log, tokens, slice(begin, begin + CHUNK))
 
 
-def _rows(log: Events, tokens: int, chunk: slice) -> NDArray[np.float32]:
+def _rows(log: EventReplay, tokens: int, chunk: slice) -> NDArray[np.float32]:
     band = tokens - HORIZON
     event_BW = log.cut_D[chunk, None] + np.arange(-band, 0)
     there_BW = event_BW >= 0

@@ -48,55 +48,40 @@ class Metrics:
     """The counters of the rounds, served on a port of SWIFTQUEUE_METRICS_ADDRESS."""
 
     def __init__(self) -> None:
-        self._registry = CollectorRegistry()
-        ProcessCollector(registry=self._registry)  # memory and open files show leaks
-        self._rounds = Counter(
-            "swiftqueue_rounds", "fine-tuning rounds", ["outcome"], registry=self._registry
-        )
+        self._registry = here = CollectorRegistry()
+        ProcessCollector(registry=here)  # memory and open files show leaks
+        self._rounds = Counter("swiftqueue_rounds", "fine-tuning rounds", ["outcome"], registry=here)
         for outcome in (*OUTCOMES, SKIPPED):
             self._rounds.labels(outcome)
         self._steps = Gauge(
-            "swiftqueue_round_step_seconds",
-            "seconds of each step of the last round",
-            ["step"],
-            registry=self._registry,
+            "swiftqueue_round_step_seconds", "seconds of each step of the last round", ["step"], registry=here
         )
-        self._gate = Counter(
-            "swiftqueue_gate_decisions", "judged challengers", ["decision"], registry=self._registry
-        )
+        self._gate = Counter("swiftqueue_gate_decisions", "judged challengers", ["decision"], registry=here)
         for decision in ("passed", "failed"):
             self._gate.labels(decision)
         self._interval = Gauge(
-            "swiftqueue_round_interval_seconds", "seconds from one round to the next", registry=self._registry
+            "swiftqueue_round_interval_seconds", "seconds from one round to the next", registry=here
         )
         self._psi = Gauge(
             "swiftqueue_input_drift_psi",
             "largest population stability index of an input in the last round",
-            registry=self._registry,
+            registry=here,
         )
         self._retrain = Counter(
-            "swiftqueue_retrain_proposed", "rounds whose inputs have drifted", registry=self._registry
+            "swiftqueue_retrain_proposed", "rounds whose inputs have drifted", registry=here
         )
-        self._retrains = Counter(
-            "swiftqueue_retrains",
-            "full re-trains by event",
-            ["event"],
-            registry=self._registry,
-        )
+        self._retrains = Counter("swiftqueue_retrains", "full re-trains by event", ["event"], registry=here)
         for event in RETRAINING:
             self._retrains.labels(event)
         self._rollbacks = Counter(
-            "swiftqueue_rollbacks", "served versions that the scheduler put back", registry=self._registry
+            "swiftqueue_rollbacks", "served versions that the scheduler put back", registry=here
         )
         self._claims = Counter(
-            "swiftqueue_claims_refused",
-            "impossible claims of senders, by kind",
-            ["kind"],
-            registry=self._registry,
+            "swiftqueue_claims_refused", "impossible claims of senders, by kind", ["kind"], registry=here
         )
         for kind in KINDS:
             self._claims.labels(kind)
-        self._registry.register(_ServedVersionCollector())
+        here.register(_ServedVersionCollector())
 
     def serve(self, port: int) -> int:
         """Answer scrapes on a port (0: a free one); return its address."""

@@ -97,9 +97,7 @@ def tune(minute: Minute) -> TuningResult:
     clock.lap("load")
     targets = event_stream.targets(packets)
     decision_ns_B = targets.decision_ns_B
-    first, judge = (
-        int(np.searchsorted(decision_ns_B, ns)) for ns in (minute.learn_from_ns, minute.judge_from_ns)
-    )
+    first, judge = np.searchsorted(decision_ns_B, [minute.learn_from_ns, minute.judge_from_ns]).tolist()
     learn_B = (decision_ns_B >= minute.learn_from_ns) & (decision_ns_B < minute.judge_from_ns)
     for one in minute.earlier:
         learn_B &= ~one.holds(trace, decision_ns_B)
@@ -134,9 +132,8 @@ def tune(minute: Minute) -> TuningResult:
     def scored(version: NetworkForecaster) -> gate.ScoreTable:
         if (named := encoder_of(version)) not in seen:
             seen[named] = [one.by(named, version) for one in slices]
-        return gate.score(
-            np.concatenate([version.answer(one.decisions.encoded) for one in seen[named]]), held_out
-        )
+        answers = [version.answer(one.decisions.encoded) for one in seen[named]]
+        return gate.score(np.concatenate(answers), held_out)
 
     held_out = _held_out(seen[encoder], minute.change)
     naive = gate.score_naive(held_out, lesson.median_us)

@@ -85,10 +85,8 @@ def stretches(
         like_K = _like(y_BH[here_B], last_us_BH[here_B])
         if like_K is not None:
             some_B = here_B[:: -(-len(here_B) // MOST_WINDOWS)]
-            one = ReservoirStretch(
-                sender, int(second) * STRETCH_NS, windows.chosen(some_B), y_BH[some_B], like_K
-            )
-            found.append(one)
+            some = windows.chosen(some_B), y_BH[some_B], like_K
+            found.append(ReservoirStretch(sender, int(second) * STRETCH_NS, *some))
     return found
 
 

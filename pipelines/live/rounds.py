@@ -309,15 +309,14 @@ class Rounds(Runner[RoundRecord]):
         number, newest_ns = self._learned.get(name, (0, None))
         if latest.newest_ns == newest_ns:
             raise DeclinedError(f"no telemetry since round {number}")
-        before = self._unmatched.get(
-            name, latest.unmatched_acks
-        )  # those from before this program are long gone
+        # The packets of ACKs from before this program are long gone.
+        before = self._unmatched.get(name, latest.unmatched_acks)
         self._unmatched[name] = latest.unmatched_acks
         found = believed(latest.packets, max(latest.unmatched_acks - before, 0))
         packets, record.refused = found.packets, dict(found.refused)
         if found.refused:
             said = ", ".join(f"{count} {kind}" for kind, count in found.refused.items())
-            say(f"round {record.number}: claims of sender {name} that cannot be are refused: {said}")
+            say(f"round {record.number}: impossible claims of sender {name} are refused: {said}")
         if line := found.line():
             raise DeclinedError(line)
         if line := _gaps(latest):

@@ -83,9 +83,8 @@ class JudgingSlice:
         first = int(np.searchsorted(event_stream.targets(self.packets).decision_ns_B, self.from_ns))
         every = Slice(first, event_stream.batches_in(self.packets))
         part = TracePart(str(self.packets["trace"][0]), self.packets, every, beginning=self.beginning)
-        other = JudgingSlice.of(
-            self.packets, self.beginning, self.from_ns, encoder, Decisions.of(found, part)
-        )
+        anew = Decisions.of(found, part)
+        other = JudgingSlice.of(self.packets, self.beginning, self.from_ns, encoder, anew)
         return replace(self, encoder=encoder, decisions=other.decisions)
 
     def save(self, file: Path) -> None:

@@ -46,7 +46,7 @@ class DualPi2Probe {
   Time m_from;
   std::array<DualPi2QueueDisc::QueueCounts, 2> m_before;  // until m_from
   double m_coupling;                                      // k
-  std::array<std::vector<double>, 2> m_sojournUs;         // of each packet sent
+  std::array<std::vector<double>, 2> m_sojournUs;         // waits of each packet sent
   uint64_t m_departures{14695981039346656037ULL};         // FNV-1a, 64 bits
   Mean m_pBase;
   Mean m_pCoupled;

@@ -14,7 +14,7 @@ namespace {
 
 constexpr uint32_t kMagicNanoseconds = 0xA1B23C4D;
 constexpr uint32_t kVersion = 2 | 4 << 16;  // 2.4: two 16-bit numbers
-constexpr uint32_t kPppHeaderBytes = 2;     // of a frame, before the IP packet
+constexpr uint32_t kPppHeaderBytes = 2;     // bytes of a frame before the IP packet
 
 void WriteWords(std::ofstream& file, std::initializer_list<uint32_t> words) {
   file.write(reinterpret_cast<const char*>(words.begin()),

@@ -17,7 +17,7 @@ namespace {
 constexpr double kMtuBytes = 1500;
 constexpr double kLeastWeight = 1e-3;
 constexpr uint8_t kEcnMask = 0b11;
-constexpr uint8_t kEct1Bit = 0b01;   // of ECT(1) and CE
+constexpr uint8_t kEct1Bit = 0b01;   // set in ECT(1) and CE
 constexpr uint32_t kExpedited = 46;  // RFC 3246
 
 }  // namespace

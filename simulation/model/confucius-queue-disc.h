@@ -56,7 +56,7 @@ class ConfuciusQueueDisc : public FlowQueueDisc {
 
  private:
   struct Waiting {
-    uint64_t number;  // of its arrival
+    uint64_t number;  // number in order of arrival
     uint32_t bucket;
     Place place;
   };

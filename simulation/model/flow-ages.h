@@ -62,8 +62,8 @@ class FlowAges {
     uint32_t group{kUnknown};
     bool isNew{false};
     bool weighs{false};
-    uint32_t steps{0};       // of its growth, while new
-    uint64_t generation{0};  // of the life that began last
+    uint32_t steps{0};       // steps of growth, while new
+    uint64_t generation{0};  // generation of the life that began last
     ns3::Time seen;
   };
   struct Growing {
@@ -74,7 +74,7 @@ class FlowAges {
   struct Group {
     uint32_t old{0};  // flows that weigh, as is the next one
     uint32_t young{0};
-    std::vector<uint32_t> bySteps;  // of the young
+    std::vector<uint32_t> bySteps;  // young flows by their steps
     mutable double weight{0};
     mutable bool weightKnown{false};
   };

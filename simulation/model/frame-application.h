@@ -64,8 +64,8 @@ class FrameApplication : public ns3::Application {
   double m_pacingBps{0};  // 0: it does not pace
   ns3::Time m_rtt;        // smoothed
   ns3::EventId m_next;
-  uint64_t m_unsentBytes{0};  // of the frames, not yet taken by the socket
-  uint64_t m_sentBytes{0};    // of sequence numbers, retransmissions not counted
+  uint64_t m_unsentBytes{0};  // bytes of frames, not yet taken by the socket
+  uint64_t m_sentBytes{0};    // sequence numbers sent, without retransmissions
   std::shared_ptr<WriteLog> m_log;
 };
 

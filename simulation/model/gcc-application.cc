@@ -24,7 +24,7 @@ NS_OBJECT_ENSURE_REGISTERED(GccReceiver);
 
 namespace {
 
-constexpr uint32_t kMediaBytes = 1200;  // of a packet at most, as the draft reckons (5.5)
+constexpr uint32_t kMediaBytes = 1200;  // most bytes of a packet, as the draft reckons (5.5)
 const Time kGroupInterval = ns3::MilliSeconds(5);  // burst_time
 
 /** In front of a media packet's bytes; as long as RTP's header. */
@@ -147,7 +147,7 @@ void GccApplication::Feedback(Ptr<Packet> packet) {
     const Sent sent = m_unreported.front();
     m_unreported.pop_front();
     const uint32_t number = m_firstUnreported++;
-    // What no feedback told of was told of by one that is lost: it may be lost too.
+    // A packet that no feedback names was named by a lost one: it may be lost too.
     const uint32_t afterUs = number < header.first ? kLost : told[number - header.first];
     if (afterUs == kLost) {
       lost.push_back(sent.part);
@@ -217,7 +217,7 @@ void GccReceiver::Arrived(uint32_t number, uint64_t begin, uint32_t bytes) {
 
 void GccReceiver::Tell() {
   if (m_untold.empty()) {
-    return;  // what came was told of as lost
+    return;  // all that came was reported as lost
   }
   const auto first = std::find_if(m_untold.begin(), m_untold.end(),
                                   [](const auto& came) { return came.has_value(); });

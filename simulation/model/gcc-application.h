@@ -40,7 +40,7 @@ class GccApplication : public ns3::Application {
                  uint32_t scale = gcc::OveruseDetector::kScale);
 
  private:
-  struct Part {  // of the stream
+  struct Part {  // a part of the stream
     uint64_t begin;
     uint32_t bytes;
   };
@@ -94,7 +94,7 @@ class GccReceiver : public ns3::Application {
   ns3::EventId m_next;
   uint32_t m_firstUntold{0};                      // packet number of the first of the next
   std::deque<std::optional<ns3::Time>> m_untold;  // when they came
-  uint64_t m_streamBytes{0};                      // that are there without a gap
+  uint64_t m_streamBytes{0};                      // bytes that are there without a gap
   std::map<uint64_t, uint64_t> m_beyond;          // behind a gap: begin, end
 };
 

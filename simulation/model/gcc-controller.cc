@@ -9,7 +9,7 @@ namespace swiftqueue::gcc {
 
 namespace {
 
-constexpr double kFramesPerS = 30;  // that an average packet's size is reckoned from (5.5)
+constexpr double kFramesPerS = 30;  // frame rate behind an average packet's size (5.5)
 constexpr double kPacketBits = 1200 * 8;
 constexpr double kLeastStepBps = 1000;
 constexpr double kNominalMs = 1000.0 / 30;  // between groups: alpha is 1 - chi there (5.3)

@@ -31,16 +31,16 @@ struct GroupDelta {
 class Grouping {
  public:
   static constexpr double kBurstMs = 5;
-  static constexpr double kLongestMs = 100;  // of a group's arrivals; none in the draft
+  static constexpr double kLongestMs = 100;  // length of a group's arrivals; none in the draft
 
   /** The group before the one that this packet begins, against its own predecessor. */
   std::optional<GroupDelta> Add(const Arrival& packet);
 
  private:
   struct Group {
-    double burstSentMs;  // of the first packet of its last burst
+    double burstSentMs;  // send time of the first packet of its last burst
     double firstArrivedMs;
-    double sentMs;  // of the last packet, as is the next one
+    double sentMs;  // send time of the last packet, as is the next one
     double arrivedMs;
   };
   bool BelongsTo(const Group& group, const Arrival& packet) const;
@@ -69,7 +69,7 @@ class ArrivalFilter {
   double m_growthMs{0};
   double m_error{kFirstError};
   double m_variance{kLeastVariance};
-  std::deque<double> m_departuresMs;  // of the last K groups
+  std::deque<double> m_departuresMs;  // send times of the last K groups
 };
 
 enum class Usage { kNormal, kOver, kUnder };
@@ -84,7 +84,7 @@ class OveruseDetector {
   static constexpr double kUp = 0.01;   // K_u, 1/ms
   static constexpr double kDown = 0.00018;
   static constexpr double kOveruseMs = 10;
-  static constexpr double kLongestStepMs = 100;  // that one group changes the threshold for
+  static constexpr double kLongestStepMs = 100;  // longest step by one group
   static constexpr uint32_t kScale = 60;         // groups: code has it, the draft does not
 
   /** `scale`: by how much m(i) is multiplied at most, before it is compared. */
@@ -110,7 +110,7 @@ class DelayRate {
   static constexpr double kOverIncoming = 1.5;
   static constexpr double kSmoothing = 0.95;
   static constexpr double kDeviations = 3;
-  static constexpr uint32_t kFewestDecreases = 3;  // that say what an average is
+  static constexpr uint32_t kFewestDecreases = 3;  // decreases that make an average
 
   DelayRate(double startBps, double leastBps, double mostBps)
       : m_bps(startBps), m_leastBps(leastBps), m_mostBps(mostBps) {}
@@ -134,9 +134,9 @@ class DelayRate {
   double m_mostBps;
   State m_state{State::kIncrease};
   std::optional<double> m_lastMs;
-  uint32_t m_decreases{0};  // that the mean and the variance of incoming rates are of
+  uint32_t m_decreases{0};  // decreases behind the mean and the variance of incoming rates
   double m_meanBps{0};
-  double m_variance{0};  // of them, (bit/s)^2
+  double m_variance{0};  // variance of them, (bit/s)^2
 };
 
 /** 6: the rate by loss, As_hat. */

@@ -36,7 +36,7 @@ class HeavyHitterQueueDisc : public FlowQueueDisc {
 
  private:
   static constexpr std::size_t kStages = 4;
-  static constexpr std::size_t kCounters = 1024;  // of a stage
+  static constexpr std::size_t kCounters = 1024;  // counters of a stage
   static constexpr std::size_t kMostHeavy = 2048;
 
   struct Class {

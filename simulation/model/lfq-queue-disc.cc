@@ -63,7 +63,7 @@ void LfqQueueDisc::SetWeights(std::string path) {
   };
   std::string content;
   try {
-    content = engine::read_file(m_path, kMostBytes);  // whose errors name the file
+    content = engine::read_file(m_path, kMostBytes);  // its errors name the file
   } catch (const std::exception& error) {
     throw problem(error.what());
   }

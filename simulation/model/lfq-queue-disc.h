@@ -57,7 +57,7 @@ class LfqQueueDisc : public FairQueueDisc {
   double m_beyond{0};
   ns3::Time m_fallbackRtt;
   std::unique_ptr<engine::Dense> m_network;
-  std::vector<float> m_low, m_high;  // of the training's inputs
+  std::vector<float> m_low, m_high;  // range of the training's inputs
   std::vector<lfq::Flow> m_known;
   std::vector<uint32_t> m_limits;
   std::optional<uint32_t> m_frozen;

@@ -24,7 +24,7 @@ struct Outgoing {
   ns3::Ipv4Header::DscpType dscp;  // as the socket set it
   bool udp;
   uint16_t destinationPort;
-  uint32_t sequence;      // of the first payload byte (TCP)
+  uint32_t sequence;      // sequence number of the first payload byte (TCP)
   uint32_t payloadBytes;  // 0: no data
   uint32_t sizeBytes;     // IP length
 };
@@ -62,7 +62,7 @@ class MarkQueueDisc : public ns3::QueueDisc {
   void InitializeParams() override;
 
   std::shared_ptr<Marker> m_marker;
-  std::deque<Outgoing> m_waiting;  // what the internal queue holds
+  std::deque<Outgoing> m_waiting;  // packets that the internal queue holds
 };
 
 /**

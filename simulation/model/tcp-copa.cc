@@ -18,7 +18,7 @@ namespace {
 constexpr double kLeastWindow = 2;       // segments
 constexpr double kPacing = 2;            // times the window each standing RTT (2.2 of the paper)
 constexpr double kSrttGain = 1.0 / 8;    // RFC 6298
-constexpr uint32_t kRoundsBefore = 3;    // of one direction, until velocity doubles
+constexpr uint32_t kRoundsBefore = 3;    // rounds of one direction until velocity doubles
 constexpr uint32_t kRoundsToDouble = 2;  // then, as in implementations; 1 in the paper
 constexpr double kMostVelocity = 1 << 16;
 const Time kTimestampStep = MilliSeconds(1);

@@ -147,7 +147,7 @@ void TcpPrague::Init(Ptr<TcpSocketState> tcb) {
 void TcpPrague::Start(Ptr<TcpSocketState> tcb) {
   m_window = static_cast<double>(tcb->m_cWnd) / tcb->m_segmentSize;
   m_slowStartThreshold = static_cast<double>(tcb->m_ssThresh) / tcb->m_segmentSize;
-  m_srttS = tcb->m_srtt.Get().GetSeconds();  // of the handshake
+  m_srttS = tcb->m_srtt.Get().GetSeconds();  // round trip of the handshake
   m_lastAcked = tcb->m_lastAckedSeq;
   m_roundEnd = tcb->m_highTxMark;
   m_roundBegan = Simulator::Now();

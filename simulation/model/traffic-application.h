@@ -62,7 +62,7 @@ class TrafficApplication : public ns3::Application {
   ns3::Ptr<ns3::RandomVariableStream> m_gap;
   double m_gapUnitS{0};
   ns3::Ptr<ns3::Socket> m_socket;
-  uint32_t m_chunkBytes{0};  // of one call of Send
+  uint32_t m_chunkBytes{0};  // bytes of one call of Send
   ns3::EventId m_next;
   uint64_t m_unsentBytes{0};
   std::shared_ptr<WriteLog> m_log;  // null: nobody asks

@@ -18,7 +18,7 @@ class WriteLog {
  public:
   struct Write {
     ns3::Time made;
-    uint64_t endByte;  // of the stream, behind its last
+    uint64_t endByte;  // end in the stream, behind its last byte
     double delayS;     // negative: has not arrived
   };
 

@@ -280,7 +280,7 @@ class Link {
   const Options m_options;
   NodeContainer m_routers;
   Ipv4AddressHelper m_addresses{"10.0.0.0", "255.255.255.0"};
-  Ipv4Address m_receiver;  // of the hosts added last
+  Ipv4Address m_receiver;  // address of the hosts added last
   Ptr<DualPi2QueueDisc> m_disc;
   std::vector<Ptr<PacketSink>> m_sinks;  // scalable, classic, UDP ECT(1), UDP Not-ECT
   std::vector<uint64_t> m_warmupBytes;

@@ -185,7 +185,7 @@ class SimulatedLink {
 
   const std::vector<Arrival>& m_traffic;
   std::vector<Outcome> m_outcomes;
-  std::map<const QueueDiscItem*, uint64_t> m_tags;  // of packets that are somewhere
+  std::map<const QueueDiscItem*, uint64_t> m_tags;  // tags of packets that are somewhere
   Ptr<DualPi2QueueDisc> m_disc;
   EventId m_free;
   bool m_busy{false};

@@ -120,7 +120,7 @@ class GrowthCase : public TestCase {
       times.push_back(ms);
     }
     Page(disc, pages, times, [&](int ms) {
-      disc->Enqueue(Item(1));  // what is due is done
+      disc->Enqueue(Item(1));  // the steps that are due are taken
       const double old = disc->GetWeight(1) + disc->GetWeight(2) + disc->GetWeight(3);
       const double all =
           weights[ms] * std::max(1U, disc->GetWeighing(0)) / pages;  // hashes may meet
@@ -207,7 +207,7 @@ class ForgetCase : public TestCase {
     disc->Dequeue();
     for (int ms = 10; ms < 1300; ms += 10) {
       Simulator::Schedule(MilliSeconds(ms), [=, this] {
-        disc->Enqueue(Item(2, 0, 100));  // what is due is done
+        disc->Enqueue(Item(2, 0, 100));  // the steps that are due are taken
         disc->Dequeue();
         const uint32_t weighing = disc->GetWeighing(0) + disc->GetWeighing(1);
         const bool known = disc->GetClassOf(Item(1)) != ConfuciusQueueDisc::kUnknown;

@@ -148,7 +148,7 @@ class SignalCase : public TestCase {
       flow.depart(now + 1000);
     }
     lfq::Inputs x = flow.inputs();
-    for (std::size_t k = 2; k < lfq::kAverages; ++k) {  // whose means are those of all
+    for (std::size_t k = 2; k < lfq::kAverages; ++k) {  // their means are those of all
       NS_TEST_EXPECT_MSG_EQ_TOL(x[k], 0.2, kTolerance, "mean queue of 10 and 30, hundreds");
       NS_TEST_EXPECT_MSG_EQ_TOL(x[10 + k], 0.1, 0.01, "their deviation");
       NS_TEST_EXPECT_MSG_EQ_TOL(x[20 + k], 10, kTolerance, "limit, at most 1000");
@@ -215,7 +215,7 @@ class NetworkCase : public TestCase {
     const Weights seven(0.07F);
     auto disc = Make({{"Weights", seven.Path()}, {"FlowLimit", "20"}});
     Send(disc, 30, MicroSeconds(10), [&](int i) {
-      const uint32_t expected = i < 9 ? i + 1 : 9;  // of which it drops none that has come
+      const uint32_t expected = i < 9 ? i + 1 : 9;  // it drops none of these
       NS_TEST_EXPECT_MSG_EQ(disc->GetNPackets(), expected, "packet " << i);
       NS_TEST_EXPECT_MSG_EQ(disc->GetDecisions(), ((i + 1) / 10), "decisions");
       NS_TEST_EXPECT_MSG_EQ(disc->GetFallbacks(), 0, "in range");

@@ -33,7 +33,7 @@ Ptr<ns3::Ipv4QueueDiscItem> Item(Disc::Queue queue) {
 /** Two queues, and what goes on arriving in the one that the packet does not take. */
 struct Load {
   double classicWeight;
-  Disc::Queue queue;  // that of the packet
+  Disc::Queue queue;  // queue of the packet
   uint32_t ahead;     // packets before it
   uint32_t other;     // packets in the other queue
   double arrivals;    // in the other queue, share of the link

@@ -14,16 +14,16 @@ from swiftqueue.laboratory.report.verdict import Judges, Values, Verdict, at, ju
 from swiftqueue.laboratory.runs import experience
 
 CONFUCIUS: Final = "Confucius"
-FAIR: Final = "FQ+FIFO"  # what load times are compared with
+FAIR: Final = "FQ+FIFO"  # load times are compared with this rule's
 FQ_CODEL: Final = "FqCoDel"
 MOST_LONGER_S: Final = 0.361  # log2(e) / lambda: the paper's bound of a page's time beyond fair queuing's
-CONFUCIUS_RTT_S: Final = 0.04  # of the path, in all of its evaluation
-MOST_FLOWS_WITHOUT_STALL: Final = 60  # of a page
+CONFUCIUS_RTT_S: Final = 0.04  # round trip of the path, in all of its evaluation
+MOST_FLOWS_WITHOUT_STALL: Final = 60  # flows of a page
 UNLABELLED: Final = ("FIFO", FAIR, FQ_CODEL, "CoDel", "RED", "SJF", "HHF")
 LABELLED: Final = ("CBQ 1:1", "CBQ 1:5", "priority")
 FRAME_S: Final = 0.02  # between two frames: the least stall there is
 IN_RIGHT_CLASS: Final = "share of seconds in the right class"
-LITTLE: Final = ("GCC", "Copa", "Vegas")  # of the buffer, in the paper's figure 8
+LITTLE: Final = ("GCC", "Copa", "Vegas")  # controls that take little of the buffer, in the paper's figure 8
 MUCH: Final = ("Cubic", "Illinois", "YeAH")
 OCCUPYING: Final = (*LITTLE, "BBR", *MUCH)
 LITTLE_OCCUPANCY: Final = 0.2
@@ -32,7 +32,7 @@ RIGHT_CLASS: Final = {"gcc": 1, "copa": 1, "bbr": 2, "cubic": 3}
 
 
 def web(table: pl.DataFrame) -> list[Verdict]:
-    """Figure 10: how long a call stalls beside 60 pages, and how long those take."""
+    """Judge figure 10: how long a call stalls beside 60 pages, and how long those take."""
     verdicts = []
     for call in ("Copa", "GCC"):
 
@@ -58,7 +58,7 @@ def web(table: pl.DataFrame) -> list[Verdict]:
 
 
 def _stalls(table: pl.DataFrame, call: str) -> list[Verdict]:
-    """How long a call stalls beside a page under Confucius, over the best rule without labels and FqCoDel."""
+    """Judge a call's stall beside a page under Confucius, over the best unlabelled rule and over FqCoDel."""
     stall = at(table, f"{CONFUCIUS}, {call}", "stall_per_page_s")
     others = {rule: at(table, f"{rule}, {call}", "stall_per_page_s") for rule in UNLABELLED}
     run = {rule: values for rule, values in others.items() if values}
@@ -74,13 +74,13 @@ def _stalls(table: pl.DataFrame, call: str) -> list[Verdict]:
 
 
 def _last_parts(table: pl.DataFrame) -> list[str]:
-    """What varies beside rule and call, as the points' names end, in the order of its numbers."""
+    """Return the last part of the points' names, which varies beside rule and call, in numeric order."""
     ends = {point.split(", ")[-1] for point in table["point"]}
     return sorted(ends, key=lambda end: (float(end) if end.isdigit() else 0.0, end))
 
 
 def longer_than_fair(table: pl.DataFrame, end: str) -> list[float]:
-    """How much longer a page takes to load than under FQ+FIFO, s, for each seed."""
+    """Return how many seconds longer a page takes to load than under FQ+FIFO, for each seed."""
     ours, base = (at(table, f"{rule}, GCC, {end}", "load_mean_s") for rule in (CONFUCIUS, FAIR))
     return [ours[seed] - base[seed] for seed in sorted(set(ours) & set(base))]
 
@@ -91,7 +91,7 @@ def _longer_than_fair(table: pl.DataFrame, end: str) -> Verdict:
 
 
 def flows(table: pl.DataFrame) -> list[Verdict]:
-    """Figure 14: stalls beside pages of many flows, and how much longer these take than under FQ+FIFO."""
+    """Judge figure 14: stalls beside pages of many flows, and these pages' delay behind FQ+FIFO."""
     found = []
     for flows in _last_parts(table):
         stall = list(at(table, f"{CONFUCIUS}, GCC, {flows}", "stall_per_page_s").values())
@@ -101,12 +101,12 @@ def flows(table: pl.DataFrame) -> list[Verdict]:
 
 
 def sizes(table: pl.DataFrame) -> list[Verdict]:
-    """Figure 15: how much longer large flows take than under fair queuing."""
+    """Judge figure 15: how much longer large flows take than under fair queuing."""
     return [_longer_than_fair(table, size) for size in _last_parts(table)]
 
 
 def calls(table: pl.DataFrame) -> list[Verdict]:
-    """Figure 29: stalls of several calls over those under fair queuing."""
+    """Judge figure 29: stalls of several calls over those under fair queuing."""
     found = []
     for calls in _last_parts(table):
         ours, base = (at(table, f"{rule}, GCC, {calls}", "stall_s") for rule in (CONFUCIUS, FAIR))
@@ -115,7 +115,7 @@ def calls(table: pl.DataFrame) -> list[Verdict]:
 
 
 def elsewhere(table: pl.DataFrame) -> list[Verdict]:
-    """Figure 27: a rule at a router that is no bottleneck changes nothing beside FIFO."""
+    """Judge figure 27: a rule at a router that is no bottleneck changes nothing beside FIFO."""
     found = []
     for where in ("before", "behind"):
         for column, what in (
@@ -130,7 +130,7 @@ def elsewhere(table: pl.DataFrame) -> list[Verdict]:
 
 
 def links(table: pl.DataFrame) -> list[Verdict]:
-    """No rule stalls less and loads sooner: the larger of both differences is not below 0."""
+    """Judge whether no rule both stalls less and loads sooner: the larger difference is not below 0."""
     found = []
     for link in _last_parts(table):
         for rule in UNLABELLED:
@@ -148,7 +148,7 @@ def links(table: pl.DataFrame) -> list[Verdict]:
 
 
 def page(table: pl.DataFrame) -> list[Verdict]:
-    """The paper's figure 2: beside one heavy page a call stalls wherever no label says which it is."""
+    """Judge the paper's figure 2: beside one heavy page a call stalls wherever no label says which it is."""
 
     def stalls(rule: str) -> list[float]:
         return list(at(table, f"{rule}, GCC", "stall_s").values())
@@ -163,13 +163,13 @@ def page(table: pl.DataFrame) -> list[Verdict]:
 
 
 def cuts(table: pl.DataFrame) -> list[Verdict]:
-    """The paper's figure 7: a sixteenth of the rate stalls a call of GCC for more than 10 s."""
+    """Judge the paper's figure 7: a sixteenth of the rate stalls a call of GCC for more than 10 s."""
     stalls = list(at(table, "FIFO, GCC, 16", "stall_s").values())
     return [judged("GCC, a sixteenth of the rate: stall, s", stalls, at_least=10.0)]
 
 
 def probing(classes: pl.DataFrame) -> list[Verdict]:
-    """The paper's figure 26: a flow of BBR keeps its class, whatever its round trip."""
+    """Judge the paper's figure 26: a flow of BBR keeps its class, whatever its round trip."""
     found = []
     for trip in sorted({point.split(", ")[-1] for point in classes["point"]}, key=_number):
         own = classes.filter(pl.col("point") == f"{CONFUCIUS}, BBR, {trip}").sort("seed")
@@ -188,13 +188,13 @@ def _changes(warmup_s: float, every_s: float, seen: Sequence[int]) -> float:
 
 
 def fairness_of(table: pl.DataFrame, point: str) -> Values:
-    """Jain's index of a point's runs over their flows, by seed."""
+    """Return Jain's index of a point's runs over their flows, by seed."""
     own = table.filter(pl.col("point") == point).group_by("seed").agg("goodput_mbps").sort("seed")
     return {seed: fairness(goodputs) for seed, goodputs in own.iter_rows()}
 
 
 def mix(table: pl.DataFrame) -> list[Verdict]:
-    """Figure 13: shares, round trips and classes of four congestion controls."""
+    """Judge figure 13: shares, round trips and classes of four congestion controls."""
     point = f"{CONFUCIUS}, GCC"
     found = [judged("Jain's index", list(fairness_of(table, point).values()), at_least=0.95)]
     for call in ("copa", "gcc"):
@@ -207,7 +207,7 @@ def mix(table: pl.DataFrame) -> list[Verdict]:
 
 
 def right_class(classes: pl.DataFrame) -> Values:
-    """Share of looks behind the warm-up at which a flow is in its TCP's class, the mean of flows, by seed.
+    """Return the share of looks at which a flow is in its TCP's class, the mean over flows, by seed.
 
     The paper's figure 13b: Copa and GCC short, BBR middle, Cubic long. Not known or new is not right.
     """
@@ -221,7 +221,7 @@ def right_class(classes: pl.DataFrame) -> Values:
 
 
 def fair(table: pl.DataFrame) -> list[Verdict]:
-    """Figure 25: how evenly long flows share the link."""
+    """Judge figure 25: how evenly long flows share the link."""
     return [
         judged(
             f"{flows} flows: Jain's index",
@@ -233,13 +233,13 @@ def fair(table: pl.DataFrame) -> list[Verdict]:
 
 
 def occupancies(table: pl.DataFrame, control: str) -> Values:
-    """Part of the buffer that a congestion control takes, the mean of all links, by seed."""
+    """Return the part of the buffer that a congestion control takes, the mean of all links, by seed."""
     own = table.filter(pl.col("point").str.starts_with(f"FIFO, {control}, "))
     return dict(own.group_by("seed").agg(pl.col("occupancy").mean()).sort("seed").iter_rows())
 
 
 def occupancy(table: pl.DataFrame) -> list[Verdict]:
-    """The paper's figure 8: three take less than 20 % of the buffer, three over 80 %, BBR is between."""
+    """Judge the paper's figure 8: three take under 20 % of the buffer, three over 80 %, BBR is between."""
     found = []
     for control in OCCUPYING:
         figure, values = f"{control}: part of the buffer", list(occupancies(table, control).values())

@@ -8,7 +8,7 @@ from typing import Final
 import polars as pl
 
 from swiftqueue.laboratory.report import tables as lab
-from swiftqueue.laboratory.report.noticed import CALL, SHOWN, interval, measured, runs_table, wanted
+from swiftqueue.laboratory.report.noticed import CALL, SHOWN, interval, runs_table, verdict_table, verdicts_by
 from swiftqueue.laboratory.runs import experience
 from swiftqueue.studies.confucius.judges import (
     CONFUCIUS,
@@ -28,21 +28,18 @@ DOUBLING_S: Final = 0.25  # 1 / lambda
 
 
 def verdicts(runs: pl.DataFrame, flows: pl.DataFrame, classes: pl.DataFrame) -> list[str]:
-    """Every figure to reach of the scenarios that were run."""
-    lines = lab.head_of(["scenario", "figure", "wanted", "measured", "verdict"])
+    """Return every figure to reach of the scenarios that were run."""
+    found = {}
     tables = {experience.FILE: runs, experience.FLOWS: flows, experience.CLASSES: classes}
     for name, (file, judge) in JUDGES.items():
         own = tables[file].filter(pl.col("scenario") == name)
         if name != WEB and not own.is_empty():
-            lines += [
-                lab.row_of([f"`{name}`", one.figure, wanted(one), measured(one), one.verdict])
-                for one in with_classes(judge(own), classes.filter(pl.col("scenario") == name))
-            ]
-    return lines
+            found[name] = with_classes(judge(own), classes.filter(pl.col("scenario") == name))
+    return verdicts_by("scenario", found)
 
 
 def pages(runs: pl.DataFrame) -> list[str]:
-    """Stalls, loads and the call's rate at every point, means over seeds."""
+    """Return stalls, loads and the call's rate at every point, means over seeds."""
     judged = [name for name, (file, _) in JUDGES.items() if file == experience.FILE and name != WEB]
     own = runs.filter(pl.col("scenario").is_in(judged))
     short = own.with_columns(pl.col("scenario").str.strip_prefix("confucius-"))  # for narrow windows
@@ -50,7 +47,7 @@ def pages(runs: pl.DataFrame) -> list[str]:
 
 
 def shares(flows: pl.DataFrame) -> list[str]:
-    """How the flows share the link: Jain's index, and the mean rate of each kind of flow, in Mbit/s."""
+    """Return how the flows share the link: Jain's index, and each kind's mean rate in Mbit/s."""
     judged = [name for name, (file, _) in JUDGES.items() if file == experience.FLOWS and name != OCCUPANCY]
     flows = flows.filter(pl.col("scenario").is_in(judged))  # a run of `OCCUPANCY` has one flow
     kinds = [tcp for tcp in ("gcc", "copa", "bbr", "cubic") if tcp in flows["tcp"]]
@@ -77,7 +74,7 @@ def shares(flows: pl.DataFrame) -> list[str]:
 
 
 def occupancies(flows: pl.DataFrame) -> list[str]:
-    """The paper's figure 8: what part of the buffer each congestion control takes on each link."""
+    """Return which part of the buffer each congestion control takes on each link (the paper's figure 8)."""
     own = flows.filter(pl.col("scenario") == OCCUPANCY)
     links = sorted({point.split(", ")[-1] for point in own["point"]})
     units = ("part of the buffer", "round trip, ms", "Mbit/s")
@@ -96,7 +93,7 @@ def occupancies(flows: pl.DataFrame) -> list[str]:
 
 
 def bounds(runs: pl.DataFrame) -> list[str]:
-    """By how much a page's flows end later than under fair queuing: in theory, and measured."""
+    """Return how much later a page's flows end than under fair queuing: in theory, and measured."""
     own = runs.filter(pl.col("scenario") == FLOWS)
     lines = lab.head_of(["flows of a page", "paper's bound, ms", "corrected, ms", "measured, ms"])
     points = own.filter(pl.col("point").str.starts_with(CONFUCIUS))["point"].unique()
@@ -108,22 +105,20 @@ def bounds(runs: pl.DataFrame) -> list[str]:
 
 
 def web(runs: pl.DataFrame) -> list[str]:
-    """Every rule and call of confucius-web, means over seeds."""
+    """Return every rule and call of confucius-web, means over seeds."""
     return runs_table(runs.filter(pl.col("scenario") == WEB), ["point"], ["rule, call"], (*SHOWN, CALL))
 
 
 def web_verdicts(runs: pl.DataFrame) -> list[str]:
-    """Every figure to reach with the calls that were run."""
+    """Return every figure to reach with the calls that were run."""
     own = runs.filter(pl.col("scenario") == WEB)
-    lines = lab.head_of(["figure", "wanted", "measured", "verdict"])
-    for one in judge_web(own):
-        if one.seeds or own["point"].str.ends_with(one.figure.split(":")[0]).any():
-            lines.append(lab.row_of([one.figure, wanted(one), measured(one), one.verdict]))
-    return lines
+    points = own["point"].str
+    found = [one for one in judge_web(own) if one.seeds or points.ends_with(one.figure.split(":")[0]).any()]
+    return verdict_table(found)
 
 
 def later_s(flows: int) -> float:
-    """How much later `flows` long flows end beside one old flow than under fair queuing, s.
+    """Return how many seconds later `flows` long flows end beside one old flow than under fair queuing.
 
     The integral of what equation 1's weights give the old flow beyond its fair share, over what the new flows
     have together (own derivation: the paper bounds it by log2(e) / lambda for any number).

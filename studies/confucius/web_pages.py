@@ -17,7 +17,7 @@ from swiftqueue.studies.confucius.judges import CONFUCIUS, FAIR, FQ_CODEL
 from swiftqueue.studies.confucius.tables import WEB
 
 LONG_S: Final = 0.5  # the paper's mark in figures 12a and 12c
-RULES: Final = {  # that are drawn: colour
+RULES: Final = {  # colours of the rules that are drawn
     "FIFO": INK,
     FQ_CODEL: "#f08c00",
     FAIR: "#1c7ed6",
@@ -34,7 +34,7 @@ CALL: Final = "Copa"  # the paper's figure 12
 
 
 def table(pages: pl.DataFrame) -> list[str]:
-    """Shares of the pages, per cent, for every rule and call."""
+    """Return shares of the pages, per cent, for every rule and call."""
     each = _each(pages)
     lines = lab.head_of(
         [
@@ -62,7 +62,7 @@ def table(pages: pl.DataFrame) -> list[str]:
 
 
 def picture(pages: pl.DataFrame) -> Figure:
-    """How many of the pages beside a call of Copa have at most so much of each."""
+    """Draw the cumulative share of the pages beside a call of Copa, for each of three figures."""
     each = _each(pages).filter(pl.col("call") == CALL)
     figure, (axes_of_row,) = grid(1, len(PANELS), 8.4, 2.9)
     for axes, (column, (title, unit, ends)) in zip(axes_of_row, PANELS.items(), strict=True):
@@ -91,7 +91,7 @@ def _cumulative(axes: Axes, values: NDArray[np.float64], rule: str, colour: str)
 
 
 def _each(pages: pl.DataFrame) -> pl.DataFrame:
-    """A row for each page: call, rule, its figures, and how much later it came than under the fair rule."""
+    """Return a row for each page: call, rule, its figures, and its delay behind the fair rule."""
     parts = pl.col("point").str.split(", ").list
     own = pages.filter(pl.col("scenario") == WEB).with_columns(rule=parts.get(0), call=parts.get(1))
     figures = ["load_s", "stall_s", "frame_worst_s"]

@@ -75,7 +75,9 @@ def verdict(
 
 
 def publish(
-    folder: Annotated[Path, typer.Argument(help="of `lab run lfq-traces --truth`", file_okay=False)],
+    folder: Annotated[
+        Path, typer.Argument(help="output folder of `lab run lfq-traces --truth`", file_okay=False)
+    ],
 ) -> None:
     """Put the queues of a run's traces into the study's data; `swiftqueue results` then draws them.
 

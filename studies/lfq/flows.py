@@ -26,13 +26,13 @@ from swiftqueue.pipelines.stage import StageError
 
 LFQ: Final = "swiftqueue::LfqQueueDisc"
 SEGMENT_BYTES: Final = 1446
-NO_LIMIT: Final = "10240p"  # of a disc whose flows have theirs
+NO_LIMIT: Final = "10240p"  # limit of a disc whose flows have limits of their own
 CHUNK: Final = 20  # runs of one program: a batch of the literal rules has 20 or 40, for all cores
 BYTES_PER_MBIT: Final = 125_000
 
 
 @dataclass(frozen=True)
-class Environment:
+class FlowPath:
     """A path, and a flow on it."""
 
     tcp: str
@@ -43,7 +43,7 @@ class Environment:
 
 
 @dataclass(frozen=True)
-class Disc:
+class FlowDisc:
     """A queue disc; `weights` is the file of an LFQ's network, whose content counts and not its name."""
 
     type: str
@@ -58,15 +58,15 @@ class Flow:
     `times_s`: when what the disc knows of the flow is written down.
     """
 
-    environment: Environment
-    disc: Disc
+    environment: FlowPath
+    disc: FlowDisc
     fork_s: float = 0.0
     limit: int | None = None
     change: int | None = None
     times_s: tuple[float, ...] = ()
 
     def line(self, weights: str) -> str:
-        """The line of the program's file; `weights` stands for the file of an LFQ's network."""
+        """Return the line of the program's file; `weights` stands for the file of an LFQ's network."""
         e = self.environment
         kind, value = ("limit", self.limit) if self.limit is not None else ("change", self.change)
         if value is None:
@@ -80,7 +80,7 @@ class Flow:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of some flows: a row each, and of each its inputs `x_TF`, T times, F inputs."""
+    """The outcome of some flows: a row each, and each one's inputs `x_TF`, T times, F inputs."""
 
     rows: pl.DataFrame
     inputs: list[NDArray[np.float32]]
@@ -145,7 +145,7 @@ class Simulator:
 
 
 ROWS: Final[dict[str, Any]] = {
-    "bytes": pl.Int64,  # that the receiver's application got
+    "bytes": pl.Int64,  # bytes that the receiver's application got
     "queue_mean": pl.Float64,  # packets, over time
     "queue_max": pl.Float64,
     "dropped": pl.Int64,
@@ -159,13 +159,13 @@ ROWS: Final[dict[str, Any]] = {
 }
 
 
-def drawn(settings: Any, number: int) -> tuple[Environment, np.random.Generator]:
-    """The environment of a number, and a generator for what else is drawn for it.
+def drawn(settings: Any, number: int) -> tuple[FlowPath, np.random.Generator]:
+    """Return the environment of a number, and a generator for what else is drawn for it.
 
     More environments leave the first ones as they are.
     """
     random = np.random.default_rng([settings.seed, number])
-    environment = Environment(
+    environment = FlowPath(
         tcp=str(random.choice(settings.tcps)),
         mbps=float(random.uniform(*settings.mbps)),
         rtt_ms=float(random.uniform(*settings.rtt_ms)),
@@ -176,17 +176,17 @@ def drawn(settings: Any, number: int) -> tuple[Environment, np.random.Generator]
 
 
 def reward(bytes_per_s: float, queue_mean: float, alpha: float) -> float:
-    """What a limit is worth: throughput less alpha times what waits, in MB/s."""
+    """Return the reward of a limit in MB/s: throughput less alpha times the waiting bytes."""
     return (bytes_per_s - alpha * queue_mean * SEGMENT_BYTES) * 1e-6
 
 
 def better_arm(limit: int, less: float, more: float) -> int:
-    """The limit to learn where one arm had one packet less and the other one more; a tie goes to less."""
+    """Return the limit to learn from an arm with a packet less and one with one more; a tie goes to less."""
     return min(max(limit + (1 if more > less else -1), LEAST_LIMIT), MOST_LIMIT)
 
 
 def best_limit(rewards: Mapping[int, float], tolerance: float) -> int:
-    """The smallest limit whose reward is within `tolerance` of the best one's."""
+    """Return the smallest limit whose reward is within `tolerance` of the best one's."""
     best = max(rewards.values())
     least = best - tolerance * abs(best)
     return min(limit for limit, value in rewards.items() if value >= least)

@@ -24,16 +24,16 @@ _ONLINE: Final = dict.fromkeys([("new_reno", "bandwidth"), ("new_reno", "delay")
 )
 # By how it was learned: TCP, axis. Counterfactual labels are held to what the offline ones are.
 LEAST_CORRELATION: Final = {"counterfactual": _OFFLINE, "offline": _OFFLINE, "online": _ONLINE}
-LEAST_OF_BEST: Final = 0.9  # of the best static limit's reward, per environment
+LEAST_OF_BEST: Final = 0.9  # share of the best static limit's reward, per environment
 
 
 def alpha_of(rule: str) -> float:
-    """The alpha that an LFQ learned with; it stands in its name."""
+    """Return the alpha that an LFQ learned with, from its name."""
     return float(rule.split()[-1])
 
 
 def by_group(rows: pl.DataFrame, of: Callable[[pl.DataFrame], float]) -> Values:
-    """One value for each group."""
+    """Return one value for each group."""
     found: Values = {}
     for (group,), part in rows.group_by("group", maintain_order=True):
         found[int(group)] = of(part)
@@ -41,12 +41,12 @@ def by_group(rows: pl.DataFrame, of: Callable[[pl.DataFrame], float]) -> Values:
 
 
 def mean_of(rows: pl.DataFrame, rule: str, column: str) -> Values:
-    """A rule's mean of a column in each group of the grid."""
+    """Return a rule's mean of a column in each group of the grid."""
     return by_group(rows.filter(pl.col("rule") == rule), lambda part: float(part[column].to_numpy().mean()))
 
 
 def correlation(rows: pl.DataFrame, rule: str, tcp: str, axis: str) -> Values:
-    """Pearson's r of the limit with what the axis varies; 0 where the limit is always the same."""
+    """Return Pearson's r of the limit and the axis' quantity; 0 where the limit is always the same."""
     chosen = rows.filter(pl.col("rule") == rule, pl.col("tcp") == tcp, pl.col("axis") == axis)
     by = "mbps" if axis == "bandwidth" else "rtt_ms"
 
@@ -58,7 +58,7 @@ def correlation(rows: pl.DataFrame, rule: str, tcp: str, axis: str) -> Values:
 
 
 def part_of_best(rows: pl.DataFrame, rule: str) -> Values:
-    """An LFQ's reward over the best static limit's in each environment, the mean of a group's."""
+    """Return an LFQ's reward over the best static limit's in each environment, the mean of each group."""
     alpha, place = alpha_of(rule), ["tcp", "mbps", "rtt_ms", "seconds", "group"]
     worth = [
         reward(m * BYTES_PER_MBIT, q, alpha) for m, q in rows.select("goodput_mbps", "queue_mean").rows()
@@ -72,17 +72,17 @@ def part_of_best(rows: pl.DataFrame, rule: str) -> Values:
 
 
 def beside(rows: pl.DataFrame, rule: str, base: str) -> pl.DataFrame:
-    """Rows of two rules, of the environments that both were run in: not all were run over one grid."""
+    """Return the rows of two rules in the environments that both were run in."""
     place = ["axis", "group", "tcp", "mbps", "rtt_ms", "seconds", "initial_window"]
     ours, theirs = (rows.filter(pl.col("rule") == name) for name in (rule, base))
     return pl.concat([ours.join(theirs, on=place, how="semi"), theirs.join(ours, on=place, how="semi")])
 
 
 def rules_of(table: pl.DataFrame) -> list[str]:
-    """LFQ's rules in a table."""
+    """Return LFQ's rules in a table."""
     return sorted(rule for rule in table["rule"].unique() if rule.startswith("LFQ "))
 
 
 def ratios(ours: Mapping[int, float], base: Mapping[int, float]) -> list[float]:
-    """Of the means, group by group."""
+    """Return the ratios of two rules' means, group by group."""
     return [ours[group] / base[group] for group in sorted(set(ours) & set(base)) if base[group] > 0]

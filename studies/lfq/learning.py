@@ -20,15 +20,15 @@ from swiftqueue.models.limit.weight_file import INPUTS, PACKETS
 from swiftqueue.studies.lfq.flows import (
     LFQ,
     NO_LIMIT,
-    Disc,
     Flow,
+    FlowDisc,
     Simulator,
     best_limit,
     better_arm,
     drawn,
     reward,
 )
-from swiftqueue.studies.lfq.settings import Settings, load
+from swiftqueue.studies.lfq.settings import LfqSettings, load
 
 if TYPE_CHECKING:
     import torch
@@ -65,7 +65,7 @@ def train(overrides: list[str], output: Path) -> int:
 class Forks:
     """All arms of all environments: what was seen, and what each arm's limit led to."""
 
-    def __init__(self, settings: Settings, simulator: Simulator) -> None:
+    def __init__(self, settings: LfqSettings, simulator: Simulator) -> None:
         """Simulate what is not kept yet."""
         self.settings = settings
         flows, self.environments = [], []
@@ -79,7 +79,7 @@ class Forks:
             for arm, limit in enumerate(settings.limits):
                 before = sorted(random.uniform(0, fork_s, settings.samples)) if arm == 0 else []
                 behind = sorted(random.uniform(fork_s, environment.seconds, settings.samples))
-                disc = Disc(LFQ, {**STATIC, "FlowLimit": str(begin)})
+                disc = FlowDisc(LFQ, {**STATIC, "FlowLimit": str(begin)})
                 times = tuple(map(float, [*before, *behind]))
                 flows.append(Flow(environment, disc, fork_s, limit, times_s=times))
         found = simulator.run(flows, "forks")
@@ -89,7 +89,7 @@ class Forks:
         self.x_NF = [np.concatenate(found.inputs[i : i + arms]) for i in range(0, len(flows), arms)]
 
     def label(self, number: int, alpha: float) -> int:
-        """The best arm's limit in an environment."""
+        """Return the best arm's limit in an environment."""
         rewards = {
             limit: reward(received / seconds, queue, alpha)
             for limit, (seconds, received, queue) in zip(
@@ -100,7 +100,7 @@ class Forks:
 
 
 def counterfactual(
-    settings: Settings, simulator: Simulator, forks: Forks, alpha: float, folder: Path
+    settings: LfqSettings, simulator: Simulator, forks: Forks, alpha: float, folder: Path
 ) -> Path:
     """Learn the best arms' limits; the epoch is chosen on environments that are not learned from."""
     import torch
@@ -164,7 +164,7 @@ def counterfactual(
     return save(folder / f"counterfactual-{alpha:g}.safetensors", network, all_NF, said)
 
 
-def literal(settings: Settings, simulator: Simulator, rule: str, alpha: float, folder: Path) -> Path:
+def literal(settings: LfqSettings, simulator: Simulator, rule: str, alpha: float, folder: Path) -> Path:
     """Learn by plus and minus one from the network's own limit, a batch of forks at a time."""
     import torch
 
@@ -185,14 +185,14 @@ def literal(settings: Settings, simulator: Simulator, rule: str, alpha: float, f
     learned = 0
     now = folder / f".{rule}-{alpha:g}.safetensors"
     for batch in range(batches):
-        # What it has not seen yet it must not fall back on: it is to try.
+        # Inputs outside the range seen so far must not make it fall back: it has to try.
         save(now, network, np.array([[-1e6] * INPUTS, [1e6] * INPUTS], np.float32), {})
         flows = []
         for i in range(settings.literal_batch):
             environment, random = drawn(settings, LITERAL_FROM + batch * settings.literal_batch + i)
             fork_s = float(random.uniform(0, environment.seconds / 2))
             changes = (-1, 1) if rule == "offline" else (int(random.choice([-1, 1])),)
-            disc = Disc(LFQ, {**STATIC, "FlowLimit": str(settings.literal_begin)}, now)
+            disc = FlowDisc(LFQ, {**STATIC, "FlowLimit": str(settings.literal_begin)}, now)
             flows += [Flow(environment, disc, fork_s, change=change, times_s=(fork_s,)) for change in changes]
         found = simulator.run(flows, f"{rule}, alpha {alpha:g}, batch {batch + 1} of {batches}")
         x_AF = np.concatenate(found.inputs)

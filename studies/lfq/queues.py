@@ -16,14 +16,14 @@ from swiftqueue.models.scoring.plot_style import INK, grid
 from swiftqueue.studies.lfq import traces
 
 FOLDER: Final = Path("studies/lfq/data")
-JOIN: Final = "; "  # of the scenario's axis: rule, TCP, path
+JOIN: Final = "; "  # separator in the scenario's points: rule, TCP, path
 RULES: Final = {  # in the table's order: their colours
     "LFQ 10": "#e64980",
     "LFQ 0.01": LAB_COLOURS["random"],
     "FqCoDel": LAB_COLOURS["last_latency"],
     "FIFO": INK,
 }
-DRAWN_EVERY: Final = 5  # of the table's 10 ms: the picture has the longest queue of so many
+DRAWN_EVERY: Final = 5  # bins of the table's 10 ms in one drawn point, which is the longest queue among them
 TICKS: Final = (0, 1, 10, 100, 1000)
 
 
@@ -39,7 +39,7 @@ def take(output: Path, root: Path = Path()) -> None:
 
 
 def picture(queues: pl.DataFrame) -> Figure:
-    """The queue over time under each rule: a column for each path, a row for each TCP."""
+    """Draw the queue over time under each rule: a column for each path, a row for each TCP."""
     cells = _named(queues)
     paths, tcps = (list(cells[name].unique(maintain_order=True)) for name in ("path", "tcp"))
     figure, axes_by_row = grid(max(1, len(tcps)), max(1, len(paths)), 8.4, 4.6)
@@ -65,7 +65,7 @@ def picture(queues: pl.DataFrame) -> Figure:
 
 
 def table(queues: pl.DataFrame) -> list[str]:
-    """The median and the largest of all 10 ms, by path and TCP, a column for each rule."""
+    """Return the median and the largest of all 10 ms, by path and TCP, a column for each rule."""
     cells = _named(queues)
     lines = lab.head_of(["path", "TCP", *RULES])
     for (path, tcp), own in cells.group_by("path", "tcp", maintain_order=True):
@@ -79,7 +79,7 @@ def table(queues: pl.DataFrame) -> list[str]:
 
 
 def _named(queues: pl.DataFrame) -> pl.DataFrame:
-    """The traces with rule, TCP and path of each; the fastest path and New Reno first."""
+    """Return the traces with rule, TCP and path of each; the fastest path and New Reno come first."""
     parts = pl.col("point").str.split(JOIN)
     names = {name: parts.list.get(i) for i, name in enumerate(("rule", "tcp", "path"))}
     rate = pl.col("path").str.extract(r"^(\S+)").cast(pl.Float64)

@@ -16,25 +16,25 @@ from swiftqueue.models.limit.register_params import LfqRegisterParams
 from swiftqueue.models.limit.weight_file import said_of
 from swiftqueue.models.networks.files import WEIGHTS_FILE
 from swiftqueue.pipelines.simulators import PROJECT
-from swiftqueue.studies.lfq.flows import Disc, Flow, Simulator, reward
+from swiftqueue.studies.lfq.flows import Flow, FlowDisc, Simulator, reward
 from swiftqueue.studies.lfq.learning import KEPT
-from swiftqueue.studies.lfq.settings import Settings, load
+from swiftqueue.studies.lfq.settings import LfqSettings, load
 from swiftqueue.studies.lfq.table import best_environments, learned, static
 
 if TYPE_CHECKING:
-    from swiftqueue.models.limit.gate import Scored
+    from swiftqueue.models.limit.gate import LimitScores
     from swiftqueue.models.registry.bars import Verdict
 
 ONE_LIMIT: Final = "one limit for all"
 
 
-class Judged:
+class LimitJudge:
     """Rewards in environments that nothing was learned from, beside those of every static limit.
 
     Shapes: L discs, N environments.
     """
 
-    def __init__(self, settings: Settings, simulator: Simulator, alpha: float) -> None:
+    def __init__(self, settings: LfqSettings, simulator: Simulator, alpha: float) -> None:
         """Simulate the static limits, if their runs are not kept yet."""
         self.simulator, self.alpha = simulator, alpha
         self.environments = [environment for _, environment in best_environments(settings)]
@@ -43,8 +43,8 @@ class Judged:
         part_LN = static_LN / self.best_N
         self.one_limit_N: NDArray[np.float64] = part_LN[part_LN.mean(1).argmax()]
 
-    def rewards(self, discs: Sequence[Disc], what: str) -> NDArray[np.float64]:
-        """Reward of each disc in each environment (L, N)."""
+    def rewards(self, discs: Sequence[FlowDisc], what: str) -> NDArray[np.float64]:
+        """Return the reward of each disc in each environment (L, N)."""
         flows = [Flow(environment, disc) for disc in discs for environment in self.environments]
         rows = self.simulator.run(flows, what).rows.select("bytes", "queue_mean").iter_rows()
         worth = [
@@ -53,19 +53,19 @@ class Judged:
         ]
         return np.array(worth).reshape(len(discs), -1)
 
-    def score(self, artifact: Path) -> Scored:
+    def score(self, artifact: Path) -> LimitScores:
         """Judge the network of an artifact.
 
         Raises:
             ValueError: it is no such network, or learned with another alpha.
         """
-        from swiftqueue.models.limit.gate import Scored
+        from swiftqueue.models.limit.gate import LimitScores
         from swiftqueue.models.limit.network import load as load_network
 
         _, about = load_network(artifact)
         if float(about["alpha"]) != self.alpha:
             raise ValueError(f"it learned with alpha {about['alpha']:g}, not {self.alpha:g}")
-        return Scored(self.rewards([learned(artifact / WEIGHTS_FILE)], "network")[0] / self.best_N)
+        return LimitScores(self.rewards([learned(artifact / WEIGHTS_FILE)], "network")[0] / self.best_N)
 
 
 def register(weights: Path, overrides: list[str], output: Path) -> int:
@@ -78,7 +78,7 @@ def register(weights: Path, overrides: list[str], output: Path) -> int:
     from swiftqueue.models.limit import gate
     from swiftqueue.models.limit.network import export_onnx, schema_hash, to_artifact
     from swiftqueue.models.registry.bars import decide
-    from swiftqueue.models.registry.entering import enter, told
+    from swiftqueue.models.registry.entering import enter, outcome_line
     from swiftqueue.models.registry.registry import Registry
     from swiftqueue.models.registry.store import texts
 
@@ -88,15 +88,15 @@ def register(weights: Path, overrides: list[str], output: Path) -> int:
         raise ValueError(why)
     with execution.sole_user(output), tempfile.TemporaryDirectory() as temporary:
         source = to_artifact(weights, Path(temporary) / "artifact")
-        judged = Judged(settings, Simulator(output.resolve() / KEPT), float(said["alpha"]))
-        naive = {ONE_LIMIT: gate.Scored(judged.one_limit_N)}
+        judged = LimitJudge(settings, Simulator(output.resolve() / KEPT), float(said["alpha"]))
+        naive = {ONE_LIMIT: gate.LimitScores(judged.one_limit_N)}
 
         def judge(
-            challenger: Scored, champion: Scored | None, why_not: str, reference: Scored | None
+            challenger: LimitScores, champion: LimitScores | None, why_not: str, reference: LimitScores | None
         ) -> Verdict:
             return decide(challenger, champion, naive, gate.gains, why_not=why_not, reference=reference)
 
-        def metrics(scores: Mapping[str, Scored]) -> dict[str, float]:
+        def metrics(scores: Mapping[str, LimitScores]) -> dict[str, float]:
             return {f"gate.{name}.part_of_best": one.mean for name, one in {**scores, **naive}.items()}
 
         entered = enter(
@@ -112,10 +112,10 @@ def register(weights: Path, overrides: list[str], output: Path) -> int:
             reports=None,
             lock=PROJECT / "dvc.lock",
         )
-    print(told(entered.record({"part": gate.MARGIN}, {})))
+    print(outcome_line(entered.record({"part": gate.MARGIN}, {})))
     return 0
 
 
 def _kept(said: Mapping[str, Any]) -> dict[str, Any]:
-    """What a run's parameters say of how it learned."""
+    """Return the parameters that say how the network learned."""
     return {key: value for key, value in said.items() if key in ("rule", "alpha", "environments", "flows")}

@@ -1,4 +1,4 @@
-"""What LFQ learns from and is judged by: `lfq.yaml`, checked."""
+"""The settings by which LFQ learns and is judged: `lfq.yaml`, checked."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Count = Annotated[int, Field(ge=1, le=1_000_000)]
 Range = Annotated[list[Positive], Field(min_length=2, max_length=2)]
 
 
-class Settings(ScenarioPart):
+class LfqSettings(ScenarioPart):
     """All keys of the file, which says what they are."""
 
     mbps: Range
@@ -52,7 +52,7 @@ class Settings(ScenarioPart):
     beyond_rtt_ms: Positive
 
     @model_validator(mode="after")
-    def _sound(self) -> Settings:
+    def _sound(self) -> LfqSettings:
         for name in ("mbps", "rtt_ms"):
             low, high = getattr(self, name)
             if low > high:
@@ -70,7 +70,7 @@ class Settings(ScenarioPart):
         return self
 
 
-def load(overrides: list[str] | None = None, path: Path = FILE) -> Settings:
+def load(overrides: list[str] | None = None, path: Path = FILE) -> LfqSettings:
     """Read the file, with `KEY=VALUE` in the place of what it says.
 
     Raises:
@@ -79,11 +79,11 @@ def load(overrides: list[str] | None = None, path: Path = FILE) -> Settings:
     raw: dict[str, Any] = yaml.safe_load(path.read_text())
     for one in overrides or []:
         key, equal, value = one.partition("=")
-        if not equal or key not in Settings.model_fields:
+        if not equal or key not in LfqSettings.model_fields:
             raise ValueError(f"--set {one}: {path.name} has no such key; give KEY=VALUE, as environments=100")
         raw[key] = yaml.safe_load(value)
     try:
-        return Settings.model_validate(raw)
+        return LfqSettings.model_validate(raw)
     except ValidationError as error:
         problem = error.errors()[0]
         where = ".".join(str(part) for part in problem["loc"])

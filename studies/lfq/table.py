@@ -22,9 +22,9 @@ from swiftqueue.laboratory.runs.results import kept_table
 from swiftqueue.models.limit.weight_file import content_of, said_of
 from swiftqueue.models.registry.registry import CHAMPION
 from swiftqueue.serving.triton.repository import LIMIT
-from swiftqueue.studies.lfq.flows import LFQ, NO_LIMIT, Disc, Environment, Flow, Simulator, drawn
+from swiftqueue.studies.lfq.flows import LFQ, NO_LIMIT, Flow, FlowDisc, FlowPath, Simulator, drawn
 from swiftqueue.studies.lfq.learning import KEPT, LITERAL
-from swiftqueue.studies.lfq.settings import TCPS, Settings, load
+from swiftqueue.studies.lfq.settings import TCPS, LfqSettings, load
 
 TABLE: Final = "lfq-400"
 BEST: Final = "lfq-best"
@@ -52,7 +52,7 @@ SCHEMA: Final[dict[str, Any]] = {
     "queue_max": pl.Float64,
     "limit_mean": pl.Float64,
     "decisions": pl.Int64,
-    "fallbacks": pl.Int64,  # of them: an input was out of the training's range
+    "fallbacks": pl.Int64,  # decisions for which an input was out of the training's range
     "dropped": pl.Int64,
 }
 
@@ -108,15 +108,15 @@ def run_table(artifact: str | None, controls: list[str] | None, overrides: list[
     return 0
 
 
-def networks_of(artifact: str, output: Path) -> dict[str, Disc]:
-    """The networks of a folder, or the registry's champion, by their names, as `LFQ counterfactual 10`.
+def networks_of(artifact: str, output: Path) -> dict[str, FlowDisc]:
+    """Return the networks of a folder, or the registry's champion, by name, as `LFQ counterfactual 10`.
 
     Raises:
         FileNotFoundError: there is no champion.
         ValueError: there is none, or nothing says how one learned.
     """
     folder = champion_folder(output, LIMIT) if artifact == CHAMPION else Path(artifact)
-    found: dict[str, Disc] = {}
+    found: dict[str, FlowDisc] = {}
     for path in sorted(folder.resolve().glob("*.safetensors")):
         said = said_of(path)
         found[f"LFQ {said['rule']} {said['alpha']:g}"] = learned(path)
@@ -125,33 +125,33 @@ def networks_of(artifact: str, output: Path) -> dict[str, Disc]:
     return found
 
 
-def learned(weights: Path) -> Disc:
-    """LFQ with a weight file; a flow begins with the limit that it began with in training.
+def learned(weights: Path) -> FlowDisc:
+    """Return LFQ with a weight file; a flow begins with the limit that it began with in training.
 
     The literal rules know no other: from another every decision would be out of range, for ever.
     """
     said = said_of(weights)
     begin = said["settings"]["literal_begin"] if said["rule"] in LITERAL else BEGIN
-    return Disc(LFQ, {"MaxSize": NO_LIMIT, "FlowLimit": str(begin)}, weights)
+    return FlowDisc(LFQ, {"MaxSize": NO_LIMIT, "FlowLimit": str(begin)}, weights)
 
 
-def static(limit: int) -> Disc:
-    """A fair queue that keeps one limit for every flow, packets."""
-    return Disc("swiftqueue::FairQueueDisc", {"MaxSize": NO_LIMIT, "FlowLimit": str(limit)})
+def static(limit: int) -> FlowDisc:
+    """Return a fair queue that keeps one limit, in packets, for every flow."""
+    return FlowDisc("swiftqueue::FairQueueDisc", {"MaxSize": NO_LIMIT, "FlowLimit": str(limit)})
 
 
-def router_rules() -> dict[str, Disc]:
-    """The rules beside LFQ."""
+def router_rules() -> dict[str, FlowDisc]:
+    """Return the rules beside LFQ."""
     return {
-        FQ_CODEL: Disc("ns3::FqCoDelQueueDisc", {"MaxSize": NO_LIMIT}),
+        FQ_CODEL: FlowDisc("ns3::FqCoDelQueueDisc", {"MaxSize": NO_LIMIT}),
         "fq 100": static(100),
         "fq 1000": static(1000),
     }
 
 
-def points(settings: Settings) -> list[tuple[str, int, Environment]]:
-    """The grid: axis, group and environment; each group is spread over all of it."""
-    found: list[tuple[str, int, Environment]] = []
+def points(settings: LfqSettings) -> list[tuple[str, int, FlowPath]]:
+    """Return the grid: axis, group and environment; each group is spread over all of it."""
+    found: list[tuple[str, int, FlowPath]] = []
     for axis, (low, high) in (("bandwidth", settings.mbps), ("delay", settings.rtt_ms)):
         for tcp in settings.tcps:
             for i, value in enumerate(np.linspace(low, high, settings.points)):
@@ -159,25 +159,25 @@ def points(settings: Settings) -> list[tuple[str, int, Environment]]:
                 mbps, rtt_ms = (
                     (value, settings.at_rtt_ms) if axis == "bandwidth" else (settings.at_mbps, value)
                 )
-                environment = Environment(
+                environment = FlowPath(
                     tcp, float(mbps), float(rtt_ms), drawn_one.seconds, settings.initial_window
                 )
                 found.append((axis, i % settings.groups, environment))
     return found
 
 
-def beyond(settings: Settings) -> list[Environment]:
-    """A rate and a round trip that nothing was learned from, with every TCP."""
+def beyond(settings: LfqSettings) -> list[FlowPath]:
+    """Return environments with a rate or a round trip that nothing was learned from, for every TCP."""
     paths = ((settings.beyond_mbps, settings.at_rtt_ms), (settings.at_mbps, settings.beyond_rtt_ms))
     return [
-        Environment(tcp, mbps, rtt_ms, settings.seconds, settings.initial_window)
+        FlowPath(tcp, mbps, rtt_ms, settings.seconds, settings.initial_window)
         for mbps, rtt_ms in paths
         for tcp in TCPS
     ]
 
 
-def best_environments(settings: Settings) -> list[tuple[int, Environment]]:
-    """Drawn environments, each with its group."""
+def best_environments(settings: LfqSettings) -> list[tuple[int, FlowPath]]:
+    """Return drawn environments, each with its group."""
     numbers = range(settings.best_environments)
     return [(i % settings.groups, drawn(settings, BEST_FROM + i)[0]) for i in numbers]
 
@@ -211,7 +211,7 @@ def keep(output: Path, rows: list[dict[str, Any]]) -> None:
 
 
 def read(output: Path) -> pl.DataFrame:
-    """The table of an output folder; none yet is an empty one.
+    """Return the table of an output folder; none yet is an empty one.
 
     Raises:
         ValueError: the file is damaged, or another version of this project made it.

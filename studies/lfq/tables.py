@@ -6,7 +6,7 @@ import numpy as np
 import polars as pl
 
 from swiftqueue.laboratory.report import tables as lab
-from swiftqueue.laboratory.report.noticed import fairness, interval, measured, wanted
+from swiftqueue.laboratory.report.noticed import fairness, interval, verdicts_by
 from swiftqueue.studies.lfq import judged, table
 from swiftqueue.studies.lfq.flows import BYTES_PER_MBIT, reward
 from swiftqueue.studies.lfq.verdicts import LFQ
@@ -25,7 +25,7 @@ COLUMNS = ("goodput_mbps", "queue_max", "queue_mean")
 
 
 def of_400(runs: pl.DataFrame) -> list[str]:
-    """Every rule: throughput and queue over the grid, intervals over its groups."""
+    """Return throughput and queue over the grid for every rule, with intervals over its groups."""
     rows = _of(runs, table.TABLE)
     names = [
         "rule",
@@ -62,7 +62,7 @@ def of_400(runs: pl.DataFrame) -> list[str]:
 
 
 def correlations(runs: pl.DataFrame) -> list[str]:
-    """The limit's correlation with what the axis varies, over all runs of the grid and over its groups."""
+    """Return the limit's correlation with the axis' quantity, over the grid and over its groups."""
     rows = _of(runs, table.TABLE)
     lines = lab.head_of(["rule", "New Reno, bandwidth", "delay", "BIC, bandwidth", "delay"])
     for rule in judged.rules_of(rows):
@@ -76,18 +76,12 @@ def correlations(runs: pl.DataFrame) -> list[str]:
 
 
 def verdicts(runs: pl.DataFrame) -> list[str]:
-    """Every figure to reach, with what was measured."""
-    lines = lab.head_of(["command", "figure", "wanted", "measured", "verdict"])
-    for name, judge in LFQ.items():
-        for one in judge(runs):
-            lines.append(
-                lab.row_of([f"`lfq verdict {name}`", one.figure, wanted(one), measured(one), one.verdict])
-            )
-    return lines
+    """Return every figure to reach, with the measured value."""
+    return verdicts_by("command", {f"lfq verdict {name}": judge(runs) for name, judge in LFQ.items()})
 
 
 def best_of(runs: pl.DataFrame) -> list[str]:
-    """The best static limit of each drawn environment, beside what the networks chose there."""
+    """Return the best static limit of each drawn environment, beside the networks' choice there."""
     rows = _of(runs, table.BEST)
     names = ["alpha", "TCP", "environments", "best static limit, in BDP", "LFQ's mean limit, in BDP"]
     lines = lab.head_of(names)
@@ -113,7 +107,7 @@ def best_of(runs: pl.DataFrame) -> list[str]:
 
 
 def many(flows: pl.DataFrame) -> list[str]:
-    """Many flows of New Reno at once: means over seeds, 95 %."""
+    """Return many flows of New Reno at once: means over seeds with 95 % intervals."""
     parts = pl.col("point").str.split(", ").list
     own = flows.filter(pl.col("scenario") == MANY).with_columns(
         rule=parts.get(0), count=parts.get(1).cast(pl.Int64)
@@ -141,7 +135,7 @@ def many(flows: pl.DataFrame) -> list[str]:
 
 
 def beyond(runs: pl.DataFrame) -> list[str]:
-    """Each run on paths and with TCPs that nothing was learned from."""
+    """Return each run on paths and with TCPs that nothing was learned from."""
     rows = _of(runs, table.BEYOND).sort("mbps", "tcp", "rule", descending=[True, False, False])
     lines = lab.head_of(["path", "TCP", "rule", "Mbit/s", "queue mean", "limit", "out of range, %"])
     for row in rows.iter_rows(named=True):
@@ -163,7 +157,7 @@ def beyond(runs: pl.DataFrame) -> list[str]:
 
 
 def _of(runs: pl.DataFrame, study: str) -> pl.DataFrame:
-    """Runs of a study with the initial window that its figures to reach are of; others stand beside them."""
+    """Return a study's runs with the initial window of its figures to reach."""
     return runs.filter(pl.col("study") == study, pl.col("initial_window") == 1)
 
 

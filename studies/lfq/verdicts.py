@@ -24,7 +24,7 @@ from swiftqueue.studies.lfq.table import BEST, FQ_CODEL, TABLE, read
 
 
 def _lfq_400(table: pl.DataFrame) -> list[Verdict]:
-    """The table of 400: throughput and mean queue over FqCoDel's, by groups of the grid."""
+    """Judge the table of 400: throughput and mean queue over FqCoDel's, by groups of the grid."""
     rows = _of(table, TABLE)
     found = []
     for alpha, least, most in TABLE_TARGETS:
@@ -42,7 +42,7 @@ def _lfq_400(table: pl.DataFrame) -> list[Verdict]:
 
 
 def _lfq(table: pl.DataFrame) -> list[Verdict]:
-    """What each network has learned: correlations, Reno's limit beside BIC's, the reward."""
+    """Judge what each network has learned: correlations, Reno's limit beside BIC's, the reward."""
     rows, best = _of(table, TABLE), _of(table, BEST)
 
     def correlations(rule: str, learned: str, reason: str | None = None) -> list[Verdict]:

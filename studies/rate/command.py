@@ -54,7 +54,7 @@ def add(
 
     Example: swiftqueue rate add trace.csv --name office --held-out
     """
-    from swiftqueue.feature_store.rate.traces import add as make
+    from swiftqueue.studies.rate.samples.traces import add as make
 
     called = name or f"added-{file.stem}"
     made = make(file, output, called, "held-out" if held_out else "train")
@@ -76,8 +76,8 @@ def forecast(
 
     Example: swiftqueue rate forecast data/rate/flows --samples 15
     """
-    from swiftqueue.feature_store.rate.definition import HORIZONS, NAMES
-    from swiftqueue.feature_store.rate.tables import paths_in, read_path
+    from swiftqueue.studies.rate.samples.definition import HORIZONS, NAMES
+    from swiftqueue.studies.rate.samples.tables import paths_in, read_path
 
     predict, found = _forecaster(artifact), []
     for name in paths_in(flows):
@@ -112,7 +112,7 @@ def _forecaster(artifact: Path) -> Callable[[Any], Any]:
 
     network = network_at(artifact)
     try:
-        from swiftqueue.serving.engine.rate import RateEngine
+        from swiftqueue.studies.rate.engine import RateEngine
 
         return RateEngine(artifact).forecast
     except (ImportError, ValueError) as error:
@@ -303,7 +303,7 @@ def collect(
     from dataclasses import asdict
     from itertools import product
 
-    from swiftqueue.feature_store.rate.tables import KERNEL, described, paths_in, source_of
+    from swiftqueue.studies.rate.samples.tables import KERNEL, described, paths_in, source_of
     from swiftqueue.studies.rate.testbed.flows import KernelPath
     from swiftqueue.studies.rate.testbed.flows import collect as make
 
@@ -340,7 +340,7 @@ def collect(
 
 def _check_same(place: Path, asked: dict[str, Any]) -> None:
     """Refuse a path's folder that was made with other options, most of which its name does not tell."""
-    from swiftqueue.feature_store.rate.tables import described
+    from swiftqueue.studies.rate.samples.tables import described
 
     if not place.is_dir():
         return

@@ -9,6 +9,7 @@ PARAMS_FILE: Final = Path("studies/rate/params.yaml")
 NAME: Final = "rate"
 HELP: Final = "Forecasts of a TCP connection's rate from its first ACKs."
 FUNCTIONS: Final = {
+    "agent": "swiftqueue.studies.rate.agent:agent",
     "add": "swiftqueue.studies.rate.command:add",
     "bench": "swiftqueue.studies.rate.command:bench",
     "collect": "swiftqueue.studies.rate.command:collect",

@@ -8,12 +8,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from swiftqueue.feature_store.rate.definition import MOST_SAMPLES, PREFIXES
 from swiftqueue.serving.deploy.checks import ServableArtifact, SmokeWindows, smoke_windows
 from swiftqueue.serving.deploy.served_models import ServedModel
 from swiftqueue.serving.triton.limits import limits_of
 from swiftqueue.studies.rate.commands import PARAMS_FILE
 from swiftqueue.studies.rate.model import networks
+from swiftqueue.studies.rate.samples.definition import MOST_SAMPLES, PREFIXES
 from swiftqueue.studies.rate.stages.register import RateRegisterParams
 
 

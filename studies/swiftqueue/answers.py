@@ -9,7 +9,7 @@ from swiftqueue.studies.swiftqueue.asked import BATCHES, LAST, LSTM, OURS, PREVI
 from swiftqueue.studies.swiftqueue.exhibits import BASELINES, PLAIN, Exhibit, Form
 from swiftqueue.studies.swiftqueue.verdicts import Answer, answer
 
-SCORE: Final = "f1_truth_change"  # of the paper's protocol; the other variant stands beside it
+SCORE: Final = "f1_truth_change"  # score of the paper's protocol; the other variant stands beside it
 MEDIAN_MS: Final = {"video-wifi": 70, "web-wifi": 66, "video-eth": 74, "web-eth": 57}  # the paper's table 1
 Row = Mapping[str, Any]
 Figure = Callable[[Row], float | None]
@@ -26,19 +26,19 @@ class Rows:
             self._rows.setdefault(key, {})[row["seed"]] = row
 
     def of(self, trace: str, method: str, every: float = 1, visibility: str = PREVIOUS) -> list[Row]:
-        """Those of a cell, by seed."""
+        """Return the rows of a cell, by seed."""
         found = self._rows.get((trace, method, every, visibility), {})
         return [found[seed] for seed in sorted(found)]
 
     def values(
         self, trace: str, method: str, figure: Figure, every: float = 1, visibility: str = PREVIOUS
     ) -> dict[int, float]:
-        """A figure of each seed that has one."""
+        """Return a figure of each seed that has one."""
         found = ((row["seed"], figure(row)) for row in self.of(trace, method, every, visibility))
         return {seed: value for seed, value in found if value is not None}
 
     def complete(self, exhibit: Exhibit, form: Form) -> bool:
-        """Whether every row that an exhibit asks for is there."""
+        """Return whether every row that an exhibit asks for is there."""
         return all(
             asked.seed in self._rows.get((asked.trace, asked.method, asked.every, asked.visibility), {})
             for asked in exhibit.rows(form)
@@ -46,7 +46,7 @@ class Rows:
 
 
 def f1(row: Row) -> float | None:
-    """F1 of sharp changes, the head tuned."""
+    """Return F1 of sharp changes, with the tuned head."""
     return row["tuned"][SCORE]  # type: ignore[no-any-return]
 
 

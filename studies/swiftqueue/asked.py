@@ -1,4 +1,4 @@
-"""What one row is asked for, and the names that rows and exhibits share."""
+"""The request for one row, and the names that rows and exhibits share."""
 
 from __future__ import annotations
 
@@ -9,16 +9,14 @@ OURS: Final = "paper"  # sections of forecasters.yaml: the paper's Transformer, 
 LSTM: Final = "paper-bilstm"
 LAST: Final = "last-flow"  # trains nothing: its rows are asked what a trace is like
 SHOWN: Final = "video-wifi"  # the trace of figures 3, 14, 16 and 17: figure 14's
-PREVIOUS: Final = (
-    "previous"  # what is known at a decision in the paper's offline protocol (docs/EVALUATION.md)
-)
-ACKED: Final = "acked"  # what a sender knows
+PREVIOUS: Final = "previous"  # visibility of the paper's offline protocol (docs/EVALUATION.md)
+ACKED: Final = "acked"  # visibility of a sender
 BATCHES: Final = (1, 2, 4, 8)
-DRAWN_SEED: Final = 1  # whose packets and points are drawn
+DRAWN_SEED: Final = 1  # seed whose packets and points are drawn
 
 
 @dataclass(frozen=True)
-class Asked:
+class RowRequest:
     """A row: a method on a trace, both of a seed."""
 
     trace: str  # a point of environments.yaml

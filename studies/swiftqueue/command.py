@@ -30,7 +30,7 @@ def forecasts(
     ] = False,
     seeds: Annotated[
         int | None,
-        typer.Option(min=2, help="of traffic and training: 1 to so many", show_default="5; 3 if small"),
+        typer.Option(min=2, help="number of seeds of traffic and training", show_default="5; 3 if small"),
     ] = None,
     output: Output = Path("var/paper"),
     sections: Annotated[Path, typer.Option(help="the variants")] = Path("forecasters.yaml"),
@@ -69,7 +69,7 @@ def waits(
 
 
 def publish(
-    summary: Annotated[Path, typer.Argument(help="what `swiftqueue paper forecasts` wrote")],
+    summary: Annotated[Path, typer.Argument(help="summary that `swiftqueue paper forecasts` wrote")],
 ) -> None:
     """Put the rows of a form into the study's data; `swiftqueue results` then draws them.
 

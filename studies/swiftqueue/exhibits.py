@@ -1,4 +1,4 @@
-"""What the paper shows, and which rows answer it.
+"""The paper's exhibits, and the rows that answer each.
 
 Numbers are those of its first version on arXiv; the later version's stand beside them.
 """
@@ -11,7 +11,7 @@ from typing import Final
 
 from swiftqueue.common.section import near
 from swiftqueue.models.training.protocol import PAPER, EvaluationProtocol
-from swiftqueue.studies.swiftqueue.asked import ACKED, LAST, LSTM, OURS, PREVIOUS, SHOWN, Asked
+from swiftqueue.studies.swiftqueue.asked import ACKED, LAST, LSTM, OURS, PREVIOUS, SHOWN, RowRequest
 
 TREES: Final = "paper-xgboost"  # sections of forecasters.yaml
 PLAIN: Final = "paper-mse"
@@ -35,16 +35,16 @@ class Form:
     kinds_s: float  # length of a trace of section 6.1
     swept: EvaluationProtocol
     swept_s: float
-    ends_only: bool  # of each axis two points
+    ends_only: bool  # whether each axis has only two points
     every: tuple[float, ...]  # fine-tuning intervals, in test slices; 1.0 as in `rows`: keys are of text
     not_swept: Sequence[str] = ()  # methods that figures 9 to 12 do without
 
     def protocol(self, trace: str) -> EvaluationProtocol:
-        """Slices of a trace."""
+        """Return the slices of a trace."""
         return self.kinds if trace in KINDS else self.swept
 
     def seconds(self, trace: str) -> float:
-        """Length of a trace."""
+        """Return the length of a trace, s."""
         return self.kinds_s if trace in KINDS else self.swept_s
 
 
@@ -80,30 +80,30 @@ class Exhibit:
     title: str
     later: str  # its number in the later version
     claim: str
-    factor: float  # that the claim's first figure must have over its second; see verdicts.py
+    factor: float  # factor that the claim's first figure must have over its second; see verdicts.py
     traces: Mapping[str, str]  # words of each, in order
     methods: Sequence[str]
     small: Sequence[str] = ()  # traces of the small form; none named: all
     visibility: str = PREVIOUS
-    score: str = "f1_truth_change"  # which of the two variants the claim is asked of (docs/EVALUATION.md)
+    score: str = "f1_truth_change"  # the variant of F1 that the claim is about (docs/EVALUATION.md)
 
     def shown(self, form: Form) -> list[str]:
-        """Traces of a form."""
+        """Return the traces of a form."""
         return [trace for trace in self.traces if not (form.ends_only and self.small) or trace in self.small]
 
     def compared(self, form: Form) -> list[str]:
-        """Methods of a form."""
+        """Return the methods of a form."""
         left_out = () if set(self.traces) <= set(KINDS) else form.not_swept
         return [method for method in self.methods if method not in left_out]
 
-    def rows(self, form: Form) -> Iterator[Asked]:
-        """All its rows."""
+    def rows(self, form: Form) -> Iterator[RowRequest]:
+        """Yield all rows of a form."""
         intervals = form.every if self.name == "figure-16" else (1.0,)
         for seed in range(1, form.seeds + 1):
             for trace in self.shown(form):
                 for method in self.compared(form):
                     for every in intervals:
-                        yield Asked(trace, method, seed, every, self.visibility)
+                        yield RowRequest(trace, method, seed, every, self.visibility)
 
 
 _WORDS: Final = ("video, varying", "web, varying", "video, steady", "web, steady")
@@ -124,7 +124,7 @@ def _swept(
     traces: Mapping[str, str],
     small: str,
 ) -> Exhibit:
-    """A figure that changes one thing of the default environment; the small form has that and one more."""
+    """Return a figure that changes one thing of the default environment; the small form has two points."""
     return Exhibit(
         name=f"figure-{number}",
         title=f"Figure {number}: {what}",
@@ -229,7 +229,7 @@ EXHIBITS: Final = (
 
 
 def chosen(names: Sequence[str]) -> list[Exhibit]:
-    """Exhibits by their names; none named: all.
+    """Return the exhibits of some names; none named means all.
 
     Raises:
         ValueError: there is none of a name.
@@ -241,7 +241,7 @@ def chosen(names: Sequence[str]) -> list[Exhibit]:
 
 
 def command(exhibit: Exhibit, form: Form = FULL) -> str:
-    """What computes an exhibit's rows."""
+    """Return the command that computes an exhibit's rows."""
     words = ["swiftqueue paper forecasts", exhibit.name]
     words += ["--small"] if form.name == SMALL.name else []
     words += [f"--seeds {form.seeds}"] if form.seeds != FORMS[form.name].seeds else []

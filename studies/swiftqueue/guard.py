@@ -1,4 +1,4 @@
-"""What part of the model's gain in figure 8 is left with the guard."""
+"""The part of the model's gain in figure 8 that is left with the guard."""
 
 from __future__ import annotations
 

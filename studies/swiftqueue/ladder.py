@@ -50,6 +50,7 @@ RUNGS: Final = {
     "flow_split": "a constant share of the flows, nothing reordered",
     "always": "everything, up to the limit",
     "last_latency_batched": "the flow's last latency",
+    "virtual_queue_batched": "the virtual queue: four numbers of each queue",
     "anchor": "untrained model: either queue's last latency",
     "placebo": "the model's decisions, at another time",
     "model": "the model",
@@ -60,7 +61,7 @@ COLUMNS: Final = (QUEUEING_P99, QUEUEING_P999, QUEUEING_MAX, CHOICE_RIGHT, REGRE
 
 
 class Step(NamedTuple):
-    """What one rung has over another."""
+    """The difference between two rungs."""
 
     name: str
     above: str

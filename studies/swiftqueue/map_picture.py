@@ -27,7 +27,7 @@ WIDE_CHANGE: Final = 10.0  # as a ratio from here on
 
 
 def premise_map(runs: pl.DataFrame) -> Figure:
-    """A panel for each control and each of L's shares: L's step across, the coupling upwards."""
+    """Draw a panel for each control and each of L's shares: L's step across, the coupling upwards."""
     places = settings_of(runs)
     shares = sorted({setting.l4s_share for setting in places})
     figure, panels = grid(len(SHOWN), max(len(shares), 1), 8.4, 5.4)

@@ -31,7 +31,7 @@ DIGITS: Final = 3
 
 
 @dataclass(frozen=True)
-class Shown:
+class CompleteExhibit:
     """An exhibit as it stands: the form that is complete, its rows and what they answer."""
 
     exhibit: Exhibit
@@ -67,7 +67,7 @@ def take(summary: Path, path: Path = FILE) -> None:
 
 
 def _written(entries: Mapping[str, Any]) -> str:
-    """A row to a line, so that a change shows which."""
+    """Return the entries as JSON with a line for each row, so that a change shows its row."""
     forms = []
     for name in sorted(entries):
         about = {key: value for key, value in entries[name].items() if key != "rows"}
@@ -88,8 +88,8 @@ def _check(path: Path, entry: Any) -> None:
             raise ValueError(f"{path}: rows.{number}: {lacks[0]} is missing")
 
 
-def shown(published: Mapping[str, Any]) -> list[Shown]:
-    """Exhibits that were run, each in its longest complete form."""
+def shown(published: Mapping[str, Any]) -> list[CompleteExhibit]:
+    """Return the exhibits that were run, each in its longest complete form."""
     forms = [
         (replace(FORMS[name], seeds=published[name]["seeds"]), Rows(published[name]["rows"]))
         for name in FORMS
@@ -99,13 +99,13 @@ def shown(published: Mapping[str, Any]) -> list[Shown]:
     for exhibit in EXHIBITS:
         for form, rows in forms:
             if given := answers(exhibit, rows, form):
-                found.append(Shown(exhibit, form, rows, given))
+                found.append(CompleteExhibit(exhibit, form, rows, given))
                 break
     return found
 
 
 def verdicts(published: Mapping[str, Any]) -> list[str]:
-    """A line for each exhibit: its verdict, or the command that would give it one."""
+    """Return a line for each exhibit: its verdict, or the command that would give it one."""
     by_name = {each.exhibit.name: each for each in shown(published)}
     lines = lab.head_of(["exhibit", "later version", "claim", "form", "verdict"])
     for exhibit in EXHIBITS:
@@ -117,7 +117,7 @@ def verdicts(published: Mapping[str, Any]) -> list[str]:
 
 
 def origins(published: Mapping[str, Any]) -> list[str]:
-    """What each published form is."""
+    """Return what each published form consists of."""
     if not published:
         return ["Nothing is published yet: `swiftqueue paper forecasts --small`."]
     lines = []
@@ -127,7 +127,7 @@ def origins(published: Mapping[str, Any]) -> list[str]:
             continue
         one = published[name]
         kinds, swept = (one["lengths"][what] for what in ("kinds", "swept"))
-        seeds = FORMS[name].seeds  # of the command without --seeds
+        seeds = FORMS[name].seeds  # seeds of the command without --seeds
         core_min = sum(row["fit_cpu_s"] for row in one["rows"] if row["seed"] <= seeds) / 60
         lines += [
             f"- **{name}**: measured on {one['date']} at commit `{one['commit']}`, on {one['machine']};",
@@ -143,11 +143,11 @@ def _seconds(lengths: Mapping[str, Any]) -> str:
 
 
 def sections(published: Mapping[str, Any]) -> list[str]:
-    """Every exhibit that was run: its picture, figures, questions and command."""
+    """Return every exhibit that was run: its picture, figures, questions and command."""
     return [line for one in shown(published) for line in _section(one)]
 
 
-def _section(one: Shown) -> Iterator[str]:
+def _section(one: CompleteExhibit) -> Iterator[str]:
     exhibit = one.exhibit
     yield from ("", f"### {exhibit.title}", "")
     yield f"{exhibit.claim}: **{verdict(one.answers)}**, {one.form.name} form, {one.form.seeds} seeds."
@@ -156,7 +156,7 @@ def _section(one: Shown) -> Iterator[str]:
     yield from ("", f"    {command(exhibit, one.form)}")
 
 
-def _figures(one: Shown) -> list[str]:
+def _figures(one: CompleteExhibit) -> list[str]:
     exhibit, rows = one.exhibit, one.rows
     if exhibit.name == "table-1":
         return _of_traces(one)
@@ -178,8 +178,8 @@ def _figures(one: Shown) -> list[str]:
     return lines
 
 
-def _by_method(one: Shown, what: str, said: Callable[[str, str], str]) -> list[str]:
-    """A table with a row for each method: what is said of it on each trace."""
+def _by_method(one: CompleteExhibit, what: str, said: Callable[[str, str], str]) -> list[str]:
+    """Return a table with a row for each method and a column for each trace."""
     traces = one.exhibit.shown(one.form)
     lines = lab.head_of([what, *(one.exhibit.traces[trace] for trace in traces)])
     for method in one.exhibit.compared(one.form):
@@ -188,8 +188,8 @@ def _by_method(one: Shown, what: str, said: Callable[[str, str], str]) -> list[s
     return lines
 
 
-def _to_tune(one: Shown, way: str, trace: str, method: str) -> str:
-    """What tuning a head took."""
+def _to_tune(one: CompleteExhibit, way: str, trace: str, method: str) -> str:
+    """Return the seconds of tuning a head."""
     return _bounded(_estimate(one.rows.values(trace, method, lambda row: row["tune_s"][way])), math.inf)
 
 
@@ -197,8 +197,8 @@ def _estimate(by_seed: Mapping[int, float]) -> Estimate | None:
     return estimate(list(by_seed.values()))
 
 
-def scored(one: Shown, trace: str, method: str) -> dict[int, float]:
-    """F1 by seed, of the variant and visibility that an exhibit asks for."""
+def scored(one: CompleteExhibit, trace: str, method: str) -> dict[int, float]:
+    """Return F1 by seed, in the variant and visibility of an exhibit."""
     score = one.exhibit.score
     return one.rows.values(trace, method, lambda row: row["tuned"][score], 1, one.exhibit.visibility)
 
@@ -209,7 +209,7 @@ def _in_one_line(what: str, found: Iterator[tuple[str, Mapping[int, float]]]) ->
     return [*lab.head_of([what, *(value for value, _ in by_value)]), lab.row_of(["F1", *cells])]
 
 
-def _of_traces(one: Shown) -> list[str]:
+def _of_traces(one: CompleteExhibit) -> list[str]:
     lines = lab.head_of(["kind", "median, ms", "the paper's", "sharp changes", "seconds", "flows", "flow, s"])
     for trace in one.exhibit.shown(one.form):
         rows = one.rows.of(trace, LAST)
@@ -231,7 +231,7 @@ def _of_traces(one: Shown) -> list[str]:
     return lines
 
 
-def _asked(one: Shown) -> list[str]:
+def _asked(one: CompleteExhibit) -> list[str]:
     factor = one.exhibit.factor
     lines = lab.head_of(["question", "first", "second", f"first - {factor:g} × second", "verdict"])
     for each in one.answers:
@@ -243,14 +243,14 @@ def _asked(one: Shown) -> list[str]:
 
 
 def _bounded(found: Estimate | None, most: float = 1.0) -> str:
-    """A mean of values of 0 to `most`, shares unless it says another; its interval ends where they do."""
+    """Return a mean of values from 0 to `most`; its interval ends where they do."""
     if found is None or found.low is None or found.high is None:
         return interval(found)
     return interval(replace(found, low=max(found.low, 0.0), high=min(found.high, most)))
 
 
 def interval(found: Estimate | None, digits: int = DIGITS, *, signed: bool = False) -> str:
-    """A mean with 95 % over seeds."""
+    """Return a mean with 95 % over seeds."""
     if found is None:
         return lab.NONE
     sign = "+" if signed else ""

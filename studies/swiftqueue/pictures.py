@@ -15,24 +15,24 @@ from swiftqueue.models.scoring.plot_style import INK, grid, svg
 from swiftqueue.studies.swiftqueue.answers import MEDIAN_MS
 from swiftqueue.studies.swiftqueue.asked import DRAWN_SEED, LAST, LSTM, OURS, SHOWN
 from swiftqueue.studies.swiftqueue.exhibits import ALL
-from swiftqueue.studies.swiftqueue.paper import Shown, scored, shown
+from swiftqueue.studies.swiftqueue.paper import CompleteExhibit, scored, shown
 
 SWIFTQUEUE: Final = "#e64980"  # the colour of the model on every page
 OTHERS: Final = [colormaps["tab20"](i) for i in (0, 2, 4, 8, 10, 12, 16, 18, 1, 3, 5, 9)]
-DIGITS: Final = 3  # what differs beyond them on another machine changes no byte
+DIGITS: Final = 3  # digits of a drawn figure: machines differ beyond them, and the file must not
 WIDE: Final = 8.4
 F1: Final = "F1 of sharp changes"
 
 
 def pictures(published: Mapping[str, Any]) -> dict[str, bytes]:
-    """Every exhibit's picture by its file name."""
+    """Return every exhibit's picture by its file name."""
     return {
         f"paper-{one.exhibit.name}.svg": svg(lambda one=one: _draw(one))  # type: ignore[misc]
         for one in shown(published)
     }
 
 
-def _draw(one: Shown) -> Figure:
+def _draw(one: CompleteExhibit) -> Figure:
     figure, [[axes]] = grid(1, 1, WIDE, 3.2)
     _OF.get(one.exhibit.name, _scores)(one, axes)
     if axes.get_legend_handles_labels()[0]:
@@ -43,12 +43,12 @@ def _draw(one: Shown) -> Figure:
 
 
 def _colour(method: str) -> Any:
-    """The same on every picture."""
+    """Return a method's colour, the same on every picture."""
     return SWIFTQUEUE if method == OURS else OTHERS[[each for each in ALL if each != OURS].index(method)]
 
 
 def _bar(axes: Axes, x: float, values: list[float], most: float = 1.0, **how: Any) -> None:
-    """A mean with its 95 % interval over seeds, as far as it is possible: from 0 to the most."""
+    """Draw a mean with its 95 % interval over seeds, cut to values from 0 to the most."""
     found = estimate(values)
     if found is None:
         return
@@ -58,7 +58,7 @@ def _bar(axes: Axes, x: float, values: list[float], most: float = 1.0, **how: An
         axes.vlines(x, *ends, color=how["color"], linewidth=1.2)
 
 
-def _scores(one: Shown, axes: Axes) -> None:
+def _scores(one: CompleteExhibit, axes: Axes) -> None:
     traces, methods = one.exhibit.shown(one.form), one.exhibit.compared(one.form)
     for number, method in enumerate(methods):
         shift = (number - (len(methods) - 1) / 2) * 0.8 / len(methods)
@@ -70,7 +70,7 @@ def _scores(one: Shown, axes: Axes) -> None:
     axes.set(ylabel=F1, ylim=(0, 1))
 
 
-def _medians(one: Shown, axes: Axes) -> None:
+def _medians(one: CompleteExhibit, axes: Axes) -> None:
     traces = one.exhibit.shown(one.form)
     for place, trace in enumerate(traces):
         medians = [row["about"]["median_ms"] for row in one.rows.of(trace, LAST)]
@@ -82,7 +82,7 @@ def _medians(one: Shown, axes: Axes) -> None:
     axes.set_ylim(bottom=0)
 
 
-def _speed(one: Shown, axes: Axes) -> None:
+def _speed(one: CompleteExhibit, axes: Axes) -> None:
     for method in one.exhibit.compared(one.form):
         for number, trace in enumerate(one.exhibit.shown(one.form)):
             found = estimate(list(scored(one, trace, method).values()))
@@ -95,7 +95,7 @@ def _speed(one: Shown, axes: Axes) -> None:
     axes.set(xlabel="seconds of fine-tuning the head, cached, one core", ylabel=F1, ylim=(0, 1))
 
 
-def _stretch(one: Shown, axes: Axes) -> None:
+def _stretch(one: CompleteExhibit, axes: Axes) -> None:
     for method in (OURS, LSTM):
         rows = [row for row in one.rows.of(SHOWN, method) if row["seed"] == DRAWN_SEED]
         stretch = rows[0]["stretch"]
@@ -106,7 +106,7 @@ def _stretch(one: Shown, axes: Axes) -> None:
     axes.set_ylim(bottom=0)
 
 
-def _apart(one: Shown, axes: Axes) -> None:
+def _apart(one: CompleteExhibit, axes: Axes) -> None:
     rows = [row for row in one.rows.of(SHOWN, OURS) if row["seed"] == DRAWN_SEED]
     points = np.array(rows[0]["apart"]["points"])
     for high, label, colour in ((0, "lowest quarter", INK), (1, "highest quarter", SWIFTQUEUE)):
@@ -115,7 +115,7 @@ def _apart(one: Shown, axes: Axes) -> None:
     axes.set(xlabel="t-SNE of what the head reads; each point is a decision, by its first packet's latency")
 
 
-def _by_interval(one: Shown, axes: Axes) -> None:
+def _by_interval(one: CompleteExhibit, axes: Axes) -> None:
     for place, every in enumerate(one.form.every):
         values = one.rows.values(SHOWN, OURS, lambda row: row["tuned"]["f1_truth_change"], every)
         _bar(axes, place, list(values.values()), color=SWIFTQUEUE)
@@ -124,7 +124,7 @@ def _by_interval(one: Shown, axes: Axes) -> None:
     axes.set(xlabel="fine-tuned every … s", ylabel=F1, ylim=(0, 1))
 
 
-def _by_batch(one: Shown, axes: Axes) -> None:
+def _by_batch(one: CompleteExhibit, axes: Axes) -> None:
     sizes = list(one.rows.of(SHOWN, OURS)[0]["batches"])
     for place, size in enumerate(sizes):
         values = one.rows.values(SHOWN, OURS, lambda row, size=size: row["batches"][size])  # type: ignore[misc]
@@ -133,7 +133,7 @@ def _by_batch(one: Shown, axes: Axes) -> None:
     axes.set(xlabel="packets decided together", ylabel=F1, ylim=(0, 1))
 
 
-_OF: Final[Mapping[str, Callable[[Shown, Axes], None]]] = {
+_OF: Final[Mapping[str, Callable[[CompleteExhibit, Axes], None]]] = {
     "table-1": _medians,
     "figure-3": _apart,
     "figure-13": _speed,

@@ -28,19 +28,19 @@ class Setting:
 
     step_ms: float  # sojourn above which all of L is marked
     coupling: float
-    l4s_share: float  # of the link, while both queues have packets
+    l4s_share: float  # L's share of the link, while both queues have packets
 
 
 @dataclass(frozen=True)
 class Square:
-    """What a control changes at one setting."""
+    """A control's changes at one setting."""
 
-    change: Estimate  # of P99
+    change: Estimate  # change of P99
     found: Comparison
 
     @property
     def word(self) -> str:
-        """Settled: `pays`, `harms` (P99) or `another limit` (is broken). Else `few packets` or `open`."""
+        """Return `pays`, `harms` (P99) or `another limit` where settled, else `few packets` or `open`."""
         p99 = self.found.found.get(QUEUEING_P99)
         if p99 is not None and p99.beyond:
             return "harms"
@@ -52,12 +52,12 @@ class Square:
 
     @property
     def is_settled(self) -> bool:
-        """Whether the word is."""
+        """Return whether the word is a settled one."""
         return self.word not in ("few packets", "open")
 
     @property
     def broken(self) -> list[str]:
-        """The limits that are settled to be broken."""
+        """Return the limits that are settled to be broken."""
         return [one.limit.name for one in self.found.broken() if one.beyond]
 
 
@@ -126,7 +126,7 @@ def counted(runs: pl.DataFrame, scenario: str = SCENARIO) -> list[str]:
 
 
 def _shown(runs: pl.DataFrame, places: Mapping[Setting, Place]) -> list[str]:
-    """The controls that the map shows, as far as they were run."""
+    """Return the controls of the map that were run."""
     return [control for control in controls_run(runs, list(places.values())) if control in SHOWN]
 
 
@@ -137,7 +137,7 @@ def _cells(runs: pl.DataFrame, place: Place, control: str, one: Square) -> list[
 
 
 def _settled(one: Square) -> str:
-    """What is settled; behind it where P99 was not judged."""
+    """Return what is settled, and whether P99 was not judged."""
     said = f"harms: {', '.join(one.broken)}" if one.broken else "pays" if one.word == "pays" else "no"
     return f"{said}; P99 not judged" if one.found.few_packets else said
 
@@ -152,6 +152,6 @@ def _setting(run: dict[str, Any]) -> Setting:
 
 
 def default_ms(runs: pl.DataFrame, place: Place) -> float:
-    """Mean P99 wait under default marking."""
+    """Return the mean P99 wait under default marking, ms."""
     waits = list(by_seed(runs, place, "default", QUEUEING_P99).values())
     return sum(waits) / len(waits) * MS

@@ -30,18 +30,6 @@ def of_paper(root: Path, draw: Callable[[Mapping[str, object]], list[str]]) -> l
     return draw(paper.load(root))
 
 
-def of_served(root: Path, scenario: str, draw: Callable[[pl.DataFrame], list[str]]) -> list[str]:
-    """Draw a table of a scenario of the network that the loop serves; a line if none of it is published."""
-    runs = load(root / DATA)
-    if scenario in runs["scenario"]:
-        return draw(runs)
-    return [
-        "Nothing is published yet:",
-        f"`swiftqueue lab run {scenario} --artifact docs/laboratory/models/figure8`,",
-        f"then `swiftqueue results --lab {scenario} var/lab`.",
-    ]
-
-
 def _ladder(scenario: str, profile: str) -> Callable[[pl.DataFrame], list[str]]:
     return partial(ladder.ladder, profile=profile, scenario=scenario)
 
@@ -55,12 +43,6 @@ TABLES: Final[Mapping[str, Callable[[Path], list[str]]]] = {
     **{f"ladder-{profile}": partial(of_runs, draw=_ladder(ladder.SCENARIO, profile)) for profile in PROFILES},
     "ladder-long": partial(of_runs, draw=_ladder(ladder.LONG, "uncoupled")),
     "ladder-long-rfc9332": partial(of_runs, draw=_ladder(ladder.LONG_RFC9332, "rfc9332")),
-    **{
-        f"fresh-ladder-{profile}": partial(
-            of_served, scenario=ladder.FRESH, draw=_ladder(ladder.FRESH, profile)
-        )
-        for profile in PROFILES
-    },
     "split": partial(
         of_runs,
         draw=lambda runs: changes.along_axis(runs, "split", "share moved", "random", LIMITS),
@@ -69,8 +51,7 @@ TABLES: Final[Mapping[str, Callable[[Path], list[str]]]] = {
     "guard-shipped-kept": partial(of_runs, draw=guard.kept),
     "guard-places": partial(of_runs, draw=lambda runs: changes.in_places(runs, guard.PLACES)),
     "fresh-guard": partial(
-        of_served,
-        scenario=f"{guard.FRESH}figure8",
+        of_runs,
         draw=lambda runs: [
             *guard.kept(runs, guard.FRESH),
             "",

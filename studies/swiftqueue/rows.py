@@ -26,11 +26,11 @@ from swiftqueue.models.training.head import FinetuneParams
 from swiftqueue.models.training.protocol import EvaluationProtocol, Slice, divide
 from swiftqueue.models.window.forecaster import WindowForecaster
 from swiftqueue.pipelines.simulators import PROJECT
-from swiftqueue.studies.swiftqueue.asked import BATCHES, DRAWN_SEED, LSTM, OURS, PREVIOUS, SHOWN, Asked
+from swiftqueue.studies.swiftqueue.asked import BATCHES, DRAWN_SEED, LSTM, OURS, PREVIOUS, SHOWN, RowRequest
 
 STRETCH: Final = 150  # packets of figure 14
 POINTS: Final = 240  # decisions drawn in figure 3
-DECISIONS: Final = 1200  # of figure 3's measure
+DECISIONS: Final = 1200  # decisions of figure 3's measure
 NEIGHBOURS: Final = 10
 ENCODED_AT_ONCE: Final = 256
 TAILS: Final = (25.0, 75.0)  # percentiles below and above which a latency is low, high
@@ -40,16 +40,16 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Work:
-    """What a row is computed from."""
+    """The inputs of a row."""
 
-    asked: Asked
+    asked: RowRequest
     run: Path  # folder of the simulated run
     protocol: EvaluationProtocol
     sections: Path  # the variants
 
 
 @dataclass(frozen=True)
-class Walked:
+class TestSlice:
     """A test slice with the forecaster that predicts it."""
 
     part: TracePart
@@ -100,7 +100,7 @@ def compute(work: Work) -> dict[str, Any]:
 
 
 def scores(pred_N: Floats, came_N: Floats) -> dict[str, Any]:
-    """F1 of sharp changes in both variants, their number, and the mean error; None where there is none."""
+    """Return F1 of sharp changes in both variants, their number, and the mean error; None where none."""
     known = np.isfinite(came_N)
     sharp = score_sharp(pred_N[known], came_N[known])
     return {
@@ -111,7 +111,7 @@ def scores(pred_N: Floats, came_N: Floats) -> dict[str, Any]:
     }
 
 
-def _walk(fitted: Forecaster, trace: Trace, how: FinetuneParams) -> tuple[list[Walked], dict[str, float]]:
+def _walk(fitted: Forecaster, trace: Trace, how: FinetuneParams) -> tuple[list[TestSlice], dict[str, float]]:
     """Tune round by round; with the mean seconds of a round.
 
     `cached`: the encoder runs once, then the head is trained on what it gave. `uncached`: it runs in every
@@ -131,13 +131,13 @@ def _walk(fitted: Forecaster, trace: Trace, how: FinetuneParams) -> tuple[list[W
             again = how.epochs - 1 if tuned.tuning else 0  # passes in which nothing is kept
             cached.append(whole_s)
             uncached.append(whole_s + again * once_s)
-        walked.append(Walked(trace.to_predict(each.test), tuned))
+        walked.append(TestSlice(trace.to_predict(each.test), tuned))
     mean = {"cached": cached, "uncached": uncached}
     return walked, {name: round(float(np.mean(values or [0.0])), 4) for name, values in mean.items()}
 
 
 def _about(table: pl.DataFrame) -> dict[str, Any]:
-    """What the paper's table 1 says of a trace."""
+    """Return a trace's figures in the paper's table 1."""
     lasts_s = (
         table.group_by("flow_id")
         .agg(((pl.col("sent_ns").max() - pl.col("sent_ns").min()) / 1e9).alias("s"))["s"]
@@ -155,7 +155,7 @@ def _about(table: pl.DataFrame) -> dict[str, Any]:
 
 
 def _stretch(pred_N: Floats, came_N: Floats) -> dict[str, list[float]]:
-    """The first 150 packets in a row with the most sharp changes: what came, and what was predicted."""
+    """Return truth and prediction of the first 150 packets in a row with the most sharp changes."""
     from swiftqueue.models.sharp import change_direction
 
     known = np.isfinite(came_N)
@@ -169,8 +169,8 @@ def _stretch(pred_N: Floats, came_N: Floats) -> dict[str, list[float]]:
     }
 
 
-def _by_batch(walked: Sequence[Walked]) -> dict[str, float | None]:
-    """F1 by the size of the batch that is decided together: of a model's 8 answers so many are used.
+def _by_batch(walked: Sequence[TestSlice]) -> dict[str, float | None]:
+    """Return F1 by the number of packets that are decided together, of a model's 8 answers.
 
     Decisions are asked anew after each such batch; larger ones need another horizon than 8.
     """
@@ -188,7 +188,7 @@ def _by_batch(walked: Sequence[Walked]) -> dict[str, float | None]:
             found.append(us_BH.ravel())
         came.append(came_BH.ravel())
     came_N = np.concatenate(came).astype(np.float64)
-    came_N[np.isnan(np.concatenate(by_size[1]))] = np.nan  # of the trace's last batch
+    came_N[np.isnan(np.concatenate(by_size[1]))] = np.nan  # packets of the trace's last batch
     return {
         str(size): scores(np.nan_to_num(np.concatenate(found)), came_N)["f1_truth_change"]
         for size, found in by_size.items()
@@ -196,7 +196,7 @@ def _by_batch(walked: Sequence[Walked]) -> dict[str, float | None]:
 
 
 def _later(part: TracePart, phase: int) -> TracePart:
-    """The decisions that many packets later: those of the table without its first ones."""
+    """Return the decisions that many packets later: those of the table without its first ones."""
     if not phase:
         return part
     table = part.packets[phase:].with_columns(packet=pl.col("packet") - phase)
@@ -204,8 +204,8 @@ def _later(part: TracePart, phase: int) -> TracePart:
     return replace(part, packets=table, decisions=Slice(part.decisions.lo, last))
 
 
-def _apart(fitted: Forecaster, walked: Sequence[Walked], *, drawn: bool) -> dict[str, Any]:
-    """How far low and high latencies lie apart, in what the head reads and in what the network is given.
+def _apart(fitted: Forecaster, walked: Sequence[TestSlice], *, drawn: bool) -> dict[str, Any]:
+    """Return how far low and high latencies lie apart in the head's input and in the network's.
 
     The measure: of decisions in the later half, the share of the 10 nearest in the earlier half whose first
     packet is as low, or as high; both kinds count alike. Packets of one moment are near copies: hence halves.
@@ -245,7 +245,7 @@ def _alike(x_BD: NDArray[np.float32], high_B: NDArray[np.bool_]) -> float:
 
 
 def _plane(x_BD: NDArray[np.float32], high_B: NDArray[np.bool_]) -> list[list[float]]:
-    """Some decisions in the plane (t-SNE, as the paper's figure): x, y, and 1 where the latency is high."""
+    """Return some decisions in the plane (t-SNE, as the paper's figure): x, y, and 1 for a high latency."""
     from sklearn.manifold import TSNE
 
     some = np.unique(np.linspace(0, len(x_BD) - 1, POINTS).astype(np.int64))

@@ -25,7 +25,7 @@ from swiftqueue.laboratory.scenarios.files import load
 from swiftqueue.laboratory.scenarios.schema import Environment, Scenario
 from swiftqueue.models.forecasters.forecaster import variants
 from swiftqueue.studies.swiftqueue.answers import Rows, answers
-from swiftqueue.studies.swiftqueue.asked import Asked
+from swiftqueue.studies.swiftqueue.asked import RowRequest
 from swiftqueue.studies.swiftqueue.exhibits import EXHIBITS, Form, chosen
 from swiftqueue.studies.swiftqueue.rows import Work, compute
 from swiftqueue.studies.swiftqueue.verdicts import verdict
@@ -83,7 +83,7 @@ def run_paper(names: Sequence[str], output: Path, form: Form, sections: Path) ->
 
 
 def traces(form: Form, wanted: Sequence[tuple[str, int]], build: str) -> dict[tuple[str, int], execution.Job]:
-    """What to simulate for each trace and seed."""
+    """Return the simulation of each trace and seed."""
     scenario = load(ENVIRONMENTS)
     return {(trace, seed): _job(scenario, form, trace, seed, build) for trace, seed in wanted}
 
@@ -107,8 +107,8 @@ def lasting_for(scenario: Scenario, seconds: float) -> Scenario:
     return scenario.model_copy(update=update)
 
 
-def key_of(asked: Asked, form: Form, trace: str, sections: Path) -> str:
-    """Hash of what a row is computed from."""
+def key_of(asked: RowRequest, form: Form, trace: str, sections: Path) -> str:
+    """Return a hash of everything that a row is computed from."""
     (variant,) = variants(sections, [asked.method])
     content = [
         asdict(asked),
@@ -126,7 +126,7 @@ def _code_of(module: str) -> str:
 
 
 def lengths(form: Form) -> dict[str, Any]:
-    """Seconds of the traces and their slices."""
+    """Return the seconds of the traces and their slices."""
     return {
         what: {"trace_s": seconds, **asdict(protocol)}
         for what, seconds, protocol in (
@@ -137,7 +137,7 @@ def lengths(form: Form) -> dict[str, Any]:
 
 
 def gathered(output: Path, form: Form, build: str, sections: Path) -> list[dict[str, Any]]:
-    """All rows of a form that are there, whichever command computed them."""
+    """Return all rows of a form that are there, whichever command computed them."""
     wanted = list(dict.fromkeys(asked for each in EXHIBITS for asked in each.rows(form)))
     known = {variant.name for variant in variants(sections)}
     jobs = traces(form, sorted({(asked.trace, asked.seed) for asked in wanted}), build)
@@ -153,7 +153,7 @@ def _file(output: Path, key: str) -> Path:
     return output / ROWS / f"{key}.json"
 
 
-def _compute(works: Mapping[Asked, Work], files: Mapping[Asked, Path]) -> int:
+def _compute(works: Mapping[RowRequest, Work], files: Mapping[RowRequest, Path]) -> int:
     """Compute rows on Ray, one core each; return how many failed."""
     import ray
 

@@ -26,7 +26,7 @@ NOT_RUN: Final = "not run"
 
 @dataclass(frozen=True)
 class Answer:
-    """What the seeds say to a question."""
+    """The seeds' answer to a question."""
 
     where: str  # trace and whom it is compared with
     ours: float  # mean of what is claimed to be better
@@ -35,7 +35,7 @@ class Answer:
 
     @property
     def verdict(self) -> str:
-        """Of the question alone."""
+        """Return the verdict on the question alone."""
         if self.contrast.above(0):
             return REPRODUCED
         return REFUTED if self.contrast.below(0) else NOT_SETTLED
@@ -51,7 +51,7 @@ def answer(where: str, pairs: Sequence[tuple[float, float]], factor: float) -> A
 
 
 def verdict(answers: Sequence[Answer]) -> str:
-    """Of an exhibit with these answers; none: it was not run."""
+    """Return the verdict on an exhibit with these answers; none means that it was not run."""
     if not answers:
         return NOT_RUN
     if all(each.verdict == REPRODUCED for each in answers):

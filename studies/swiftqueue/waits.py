@@ -1,6 +1,6 @@
 """`swiftqueue paper waits`: what the paper says of P99 (7b, halves of 9 to 12), each with a verdict.
 
-Asked at each point of an axis is the lower end of what the paper claims there, by the rule of `verdicts.py`.
+Each point of an axis asks for the lower end of what the paper claims there, by the rule of `verdicts.py`.
 Runs are the laboratory's, so they are resumed and shared with it.
 """
 
@@ -36,11 +36,11 @@ class Waits:
     scenario: str
     profile: str
     least: float | None  # fall of P99 that the paper claims, its lower end; None: it claims none
-    choice: str  # what the paper's prose leaves open, and what is taken
+    choice: str  # the open point of the paper's prose, and our choice
     small: tuple[str, ...] = ()  # points of the small form; none named: all
 
     def points(self) -> list[str]:
-        """Points of its axis; one without a name where it has none."""
+        """Return the points of its axis; one without a name where it has none."""
         axis = load(path_of(self.scenario)).axis
         return list(axis.points) if axis else [""]
 
@@ -92,7 +92,7 @@ EXHIBITS: Final[Mapping[str, Waits]] = {
 
 
 def chosen(names: Sequence[str]) -> dict[str, Waits]:
-    """Exhibits by their names; none named: all.
+    """Return the exhibits of some names; none named means all.
 
     Raises:
         ValueError: there is none of a name.
@@ -146,7 +146,7 @@ def answer_at(runs: pl.DataFrame, one: Waits, point: str) -> Answer | None:
 
 
 def said(runs: pl.DataFrame, one: Waits) -> str:
-    """The verdict; an exhibit with a point that was not run is not settled, unless another refutes it."""
+    """Return the verdict; a point that was not run leaves it open, unless another refutes it."""
     if one.least is None:
         return NO_CLAIM
     given = answers(runs, one)
@@ -156,7 +156,7 @@ def said(runs: pl.DataFrame, one: Waits) -> str:
 
 
 def table(runs: pl.DataFrame) -> list[str]:
-    """A row for each point that was run, and the exhibit's verdict on a line of its own with its command."""
+    """Return a row for each point that was run, and each exhibit's verdict with its command."""
     head = ["exhibit", "point", "P99 against default", "claimed", "seeds", "seconds", "verdict"]
     lines = head_of([*head, "settled harm"])
     for name, one in EXHIBITS.items():
@@ -193,12 +193,12 @@ def table(runs: pl.DataFrame) -> list[str]:
 
 
 def _harm(runs: pl.DataFrame, place: Place) -> str:
-    """What is settled to be beyond its limit with the model there, by its mean."""
+    """Return the limits that the model is settled to break there."""
     found = compare(runs, place, "model")
     costs = [one for one in found.broken() if one.beyond] if found else []
     return ", ".join(f"{one.limit.name} {one.change.mean * 100:+.0f} %" for one in costs) or "none"
 
 
 def choices() -> list[str]:
-    """What the paper's prose leaves open in each exhibit, and what is taken."""
+    """Return the open point of the paper's prose in each exhibit, and our choice."""
     return [f"- **{one.title}**: {one.choice}." for one in EXHIBITS.values()]

@@ -16,15 +16,15 @@ WHO: Final = "who-picks"
 COPA: Final = "who-picks-copa"
 CHEATS: Final = "who-picks-cheats"
 NOBODY: Final = "nobody: FIFO"
-BY_SENDER: Final = "label or sender: DualPI2"  # what a sender chooses in
+BY_SENDER: Final = "label or sender: DualPI2"  # the queue in which a sender chooses
 BOTH: Final = "both: "
 HONEST: Final = "honest"
 TOLD: Final = pl.col("point").str.contains("; told ")  # rows that commit 90f01641 can make
-EQUAL_SHARE: Final = 0.5  # of a call and one other
+EQUAL_SHARE: Final = 0.5  # share of a call beside one other
 
 
 def who_rule(point: str, profile: str, control: str) -> str:
-    """Who picks in a row of who-picks, on one line: nobody, a rule of the router, a sender, or both."""
+    """Return who picks in a row of who-picks: nobody, a rule of the router, a sender, or both."""
     queue = ", uncoupled" if profile != "rfc9332" else ""
     chosen = "" if control == "default" else f", {control.replace('_', ' ')}"
     if point.startswith(BOTH):
@@ -35,7 +35,7 @@ def who_rule(point: str, profile: str, control: str) -> str:
 
 
 def who_picks(table: pl.DataFrame) -> list[Verdict]:
-    """Each rule's frames and pages beside nobody's; a sender's beside the same queue's if it does not choose.
+    """Judge each rule's frames and pages beside nobody's, and a choosing sender's beside the same queue's.
 
     Settled is what is so by an interval of 95 % and after correction (Holm) for all rules and senders.
     """
@@ -72,7 +72,7 @@ def who_picks(table: pl.DataFrame) -> list[Verdict]:
 
 
 def cheat_shares(table: pl.DataFrame) -> dict[tuple[str, str], Values]:
-    """What the cheat's group gets of all goodput, by rule and cheat, by seed."""
+    """Return the cheat's share of all goodput, by rule and cheat, by seed."""
     shares: dict[tuple[str, str], Values] = {}
     own = table.filter(pl.col("control") == "default")
     for point, seed, call, cheat in own.select("point", "seed", "call_mbps", "web_mbps").rows():
@@ -82,7 +82,7 @@ def cheat_shares(table: pl.DataFrame) -> dict[tuple[str, str], Values]:
 
 
 def who_picks_cheats(table: pl.DataFrame) -> list[Verdict]:
-    """Each rule's worst case: the cheat with the largest mean share, beside an equal share."""
+    """Judge each rule's worst case: the cheat with the largest mean share, beside an equal share."""
     shares = cheat_shares(table)
     found = []
     for rule in sorted({rule for rule, _ in shares}):

@@ -8,7 +8,14 @@ import polars as pl
 from matplotlib.figure import Figure
 
 from swiftqueue.laboratory.report import tables as lab
-from swiftqueue.laboratory.report.noticed import CALL, SHOWN, Shown, interval, runs_table, verdict_table
+from swiftqueue.laboratory.report.noticed import (
+    CALL,
+    SHOWN,
+    ShownColumns,
+    interval,
+    runs_table,
+    verdict_table,
+)
 from swiftqueue.models.scoring.intervals import estimate
 from swiftqueue.models.scoring.plot_style import INK, grid
 from swiftqueue.studies.who_picks.judges import (
@@ -49,32 +56,32 @@ CROWDED: Final = ("sender", "both")  # their points lie on each other, so they h
 
 
 def who(runs: pl.DataFrame) -> list[str]:
-    """Who picks, for a call of Prague: what its viewer and the pages' reader notice."""
+    """Return who picks, for a call of Prague: the viewer's and the reader's figures."""
     return _who(runs, other=False, shown=(*SHOWN[:1], *SHOWN[2:], CALL))
 
 
 def who_waits(runs: pl.DataFrame) -> list[str]:
-    """The same runs: what the call's packets met."""
+    """Return the same runs by the waits of the call's packets."""
     return _who(runs, other=False, shown=WAITS)
 
 
 def who_shares(runs: pl.DataFrame) -> list[str]:
-    """The same runs: who got what, and what it cost."""
+    """Return the same runs by shares and costs."""
     return _who(runs, other=False, shown=SHARES)
 
 
 def who_else(runs: pl.DataFrame) -> list[str]:
-    """The same with a call of Copa or of Google congestion control."""
+    """Return the same with a call of Copa or of Google congestion control."""
     return _who(runs, other=True, shown=(*SHOWN[:1], *SHOWN[2:], CALL))
 
 
 def who_verdicts(runs: pl.DataFrame) -> list[str]:
-    """Every rule beside nobody, every sender beside one that does not choose."""
+    """Return every rule beside nobody, every sender beside one that does not choose."""
     return verdict_table(who_picks(runs.filter(pl.col("scenario") == WHO)))
 
 
 def cheats(runs: pl.DataFrame) -> list[str]:
-    """What a cheat gets of the link under each rule, in per cent; the last column is its best."""
+    """Return a cheat's share of the link under each rule, in per cent; the last column is its best."""
     own = runs.filter(pl.col("scenario") == CHEATS)
     shares = cheat_shares(own)
     kinds = sorted({cheat for _, cheat in shares}, key=lambda cheat: (cheat != "honest", cheat))
@@ -90,12 +97,12 @@ def cheats(runs: pl.DataFrame) -> list[str]:
 
 
 def cheats_verdicts(runs: pl.DataFrame) -> list[str]:
-    """Every rule's worst case beside a half."""
+    """Return every rule's worst case beside a half."""
     return verdict_table(who_picks_cheats(runs.filter(pl.col("scenario") == CHEATS)))
 
 
 def picture(runs: pl.DataFrame) -> Figure:
-    """Who picks, for a call of Prague: P99 of a frame across, mean load of a page upwards."""
+    """Draw who picks, for a call of Prague: P99 of a frame across, mean load of a page upwards."""
     figure, [[axes]] = grid(1, 1, 8.4, 4.2)
     own = _prague(runs)
     named: set[str] = set()
@@ -118,7 +125,7 @@ def picture(runs: pl.DataFrame) -> Figure:
 
 
 def _prague(runs: pl.DataFrame) -> pl.DataFrame:
-    """Rows of who-picks with Prague everywhere, with each one's rule and Jain's index of its goodputs."""
+    """Return the rows with Prague everywhere, with each one's rule and Jain's index of its goodputs."""
     return _ruled(runs).filter(~pl.col("point").str.ends_with(OTHER_CALL))
 
 
@@ -133,6 +140,6 @@ def _ruled(runs: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def _who(runs: pl.DataFrame, *, other: bool, shown: Shown) -> list[str]:
+def _who(runs: pl.DataFrame, *, other: bool, shown: ShownColumns) -> list[str]:
     own = _ruled(runs).filter(pl.col("point").str.ends_with(OTHER_CALL) == other)
     return runs_table(own, ["rule"], ["who picks"], shown)

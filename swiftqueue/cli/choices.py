@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+Overrides = Annotated[list[str] | None, typer.Option("--set", help="parameter to change, SECTION.KEY=VALUE")]
 
 
 class LatencySource(StrEnum):

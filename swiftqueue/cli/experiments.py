@@ -9,14 +9,13 @@ from typing import Annotated
 
 import typer
 
-from swiftqueue.cli.choices import BatchKnowledge, LatencySource, SliceProtocol, Visibility
+from swiftqueue.cli.choices import BatchKnowledge, LatencySource, Overrides, SliceProtocol, Visibility
 from swiftqueue.common.given import check_folder
 
 experiments_app = typer.Typer()
-Scored = Annotated[
-    Path,
-    typer.Option(help="parameter file: lateness, a head's delay, traces that only teach"),
-]
+Scored = Annotated[Path, typer.Option(help="parameters: lateness, a head's delay, traces that only teach")]
+Traces = Annotated[list[str] | None, typer.Option(help="name of a trace (default: all); repeatable")]
+Protocol = Annotated[SliceProtocol, typer.Option(help="protocol that sets the slice lengths")]
 
 
 class Benchmark(StrEnum):
@@ -30,7 +29,6 @@ class Benchmark(StrEnum):
     live = "live"
     marker = "marker"
     pretrain = "pretrain"
-    queues = "queues"
     serving = "serving"
     soak = "soak"
     swap = "swap"
@@ -70,10 +68,8 @@ def study(
         list[Path] | None,
         typer.Argument(help="captures (default: simulated traces)", metavar="[TRACE]...", dir_okay=False),
     ] = None,
-    protocol: Annotated[SliceProtocol, typer.Option(help="slice lengths")] = SliceProtocol.small,
-    set_: Annotated[
-        list[str] | None, typer.Option("--set", help="override of a parameter, SECTION.KEY=VALUE")
-    ] = None,
+    protocol: Protocol = SliceProtocol.small,
+    set_: Overrides = None,
     latency: Annotated[
         LatencySource, typer.Option(help="`timestamps` for captures made at the receiver")
     ] = LatencySource.acks,
@@ -84,9 +80,8 @@ def study(
     """
     from swiftqueue.pipelines.experiments.study import run_study
 
-    sys.exit(
-        run_study(folder, traces or [], protocol=protocol.value, overrides=set_ or [], latency=latency.value)
-    )
+    given = set_ or []
+    sys.exit(run_study(folder, traces or [], protocol=protocol.value, overrides=given, latency=latency.value))
 
 
 @experiments_app.command()
@@ -95,16 +90,12 @@ def forecasts(
     output: Annotated[
         Path, typer.Option("--output", "-o", help="folder of the runs and their summary")
     ] = Path("var/forecasts"),
-    trace: Annotated[
-        list[str] | None, typer.Option(help="name of a trace (default: all); may be repeated")
-    ] = None,
+    trace: Traces = None,
     only: Annotated[
         list[str] | None, typer.Option(help="section of forecasters.yaml (default: all); may be repeated")
     ] = None,
     seeds: Annotated[int, typer.Option(min=1, help="number of training seeds")] = 3,
-    protocol: Annotated[
-        SliceProtocol, typer.Option(help="protocol that sets the slice lengths")
-    ] = SliceProtocol.small,
+    protocol: Protocol = SliceProtocol.small,
     against: Annotated[
         str, typer.Option(help="section that differences are taken from; `event-stream` has one layer")
     ] = "event-stream-2",
@@ -125,14 +116,8 @@ def forecasts(
     visibility: Annotated[
         Visibility, typer.Option(help="latencies known at a decision; previous: the paper's protocol")
     ] = Visibility.acked,
-    explored: Annotated[
-        float | None,
-        typer.Option(help="share of L4S flows' packets moved at random, to estimate the choice by"),
-    ] = None,
     params: Scored = Path("params.yaml"),
-    also: Annotated[
-        Path | None, typer.Option(help="folder of packet tables of further training traces")
-    ] = None,
+    also: Annotated[Path | None, typer.Option(help="folder of packet tables that teach, too")] = None,
 ) -> None:
     """Train the forecasters of forecasters.yaml and score them on the same packets; resume where it stopped.
 
@@ -157,7 +142,6 @@ def forecasts(
         told=told.value,
         truths={name: Path(path) for name, path in (each.split("=", 1) for each in truth or [])},
         visibility=visibility.value,
-        explored=explored,
         also=also,
     )
 
@@ -168,23 +152,16 @@ def tune(
     output: Annotated[
         Path, typer.Option("--output", "-o", help="folder of trials, tuned.yaml and tuning.json")
     ] = Path("var/tuning"),
-    trace: Annotated[
-        list[str] | None, typer.Option(help="name of a trace (default: all); may be repeated")
-    ] = None,
+    trace: Traces = None,
     only: Annotated[
-        list[str] | None,
-        typer.Option(help="section (default: all that have something to tune); may be repeated"),
+        list[str] | None, typer.Option(help="section (default: all that can be tuned); repeatable")
     ] = None,
-    trials: Annotated[
-        int, typer.Option(min=1, help="most trials of a variant; the first is its section")
-    ] = 16,
+    trials: Annotated[int, typer.Option(min=1, help="most trials of a variant; its section is one")] = 16,
     seconds: Annotated[
         float, typer.Option(min=1, help="CPU seconds of a variant after which no trial begins")
     ] = 1800,
     seed: Annotated[int, typer.Option(min=0, help="seed of the proposals")] = 1,
-    protocol: Annotated[
-        SliceProtocol, typer.Option(help="protocol that sets the slice lengths")
-    ] = SliceProtocol.small,
+    protocol: Protocol = SliceProtocol.small,
     sections: Annotated[Path, typer.Option(help="the variants")] = Path("forecasters.yaml"),
     params: Scored = Path("params.yaml"),
 ) -> None:
@@ -227,9 +204,7 @@ def bench(
         str | None, typer.Option(help="pretrain: a folder of packet tables, instead of simulated")
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="print a JSON list of rows")] = False,
-    publish: Annotated[
-        bool, typer.Option("--publish", help="put the rows into docs/results/bench.json too")
-    ] = False,
+    publish: Annotated[bool, typer.Option("--publish", help="put the rows into bench.json, too")] = False,
 ) -> None:
     """Measure a step beside its reference in the same run.
 
@@ -280,9 +255,7 @@ def draw_results(
     ] = None,
     lab: Annotated[
         tuple[str, Path] | None,
-        typer.Option(
-            help="publish a scenario's runs from the folder of `lab run` first", metavar="SCENARIO FOLDER"
-        ),
+        typer.Option(help="publish a scenario's runs from a folder first", metavar="SCENARIO FOLDER"),
     ] = None,
 ) -> None:
     """Draw the pages of docs/results and the studies, the README's table and pictures from published data.

@@ -8,12 +8,10 @@ from typing import Annotated
 
 import typer
 
-from swiftqueue.cli.choices import SliceProtocol
+from swiftqueue.cli.choices import Overrides, SliceProtocol
 from swiftqueue.common.given import check_folder
 
-lab_app = typer.Typer(
-    no_args_is_help=True, help="Run the L4S laboratory: simulations with controls, and the report."
-)
+lab_app = typer.Typer(no_args_is_help=True, help="Run the L4S laboratory: simulations and their report.")
 
 
 LabOutput = Annotated[Path, typer.Option(help="folder of runs, results, models and the report")]
@@ -53,9 +51,7 @@ def lab_run(
         bool,
         typer.Option("--until-settled", help="look at planned numbers of seeds; stop where it is settled"),
     ] = False,
-    artifact: Annotated[
-        str | None, typer.Option(help="model's folder, or `champion` of the registry")
-    ] = None,
+    artifact: Annotated[str | None, typer.Option(help="model's folder, or the registry's `champion`")] = None,
     truth: Annotated[bool, typer.Option("--truth", help="keep each packet's truth as Parquet")] = False,
     pcap: Annotated[bool, typer.Option("--pcap", help="keep S1's captures: `extract` reads them")] = False,
     output: LabOutput = Path("var/lab"),
@@ -80,9 +76,7 @@ def lab_run(
 def lab_train(
     scenario: Annotated[str, typer.Argument(help="name, or a YAML file")],
     protocol: Annotated[SliceProtocol, typer.Option(help="slice lengths")] = SliceProtocol.small,
-    set_: Annotated[
-        list[str] | None, typer.Option("--set", help="override of a parameter, SECTION.KEY=VALUE")
-    ] = None,
+    set_: Overrides = None,
     artifact: Annotated[
         str | None,
         typer.Option(help="model that the sender follows in extra traces: a folder, or `champion`"),

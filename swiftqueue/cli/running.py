@@ -47,9 +47,7 @@ class DriftResponse(StrEnum):
 
 
 @running_app.command()
-def run(
-    speed: Annotated[float, typer.Option(help="replay speed as a multiple of real time")] = 1.0,
-) -> None:
+def run(speed: Annotated[float, typer.Option(help="multiple of real time to replay at")] = 1.0) -> None:
     """Run the main job: pipeline, deploy to Triton, replay a trace against it, say where to look next.
 
     Example: swiftqueue run --speed 4
@@ -81,8 +79,7 @@ def up(
         bool, typer.Option("--bed", help="--live: take a TCP connection through the test bed as sender")
     ] = False,
     foreground: Annotated[
-        bool,
-        typer.Option("--foreground", help="--live: stay as its keeper, for systemd or a container"),
+        bool, typer.Option("--foreground", help="--live: stay as its keeper, for systemd or a container")
     ] = False,
 ) -> None:
     """Start the local Triton server (loopback only), MLflow's, or the live loop; do nothing where it is up.
@@ -145,11 +142,7 @@ def down() -> None:
 @running_app.command()
 def status(
     model: Annotated[
-        str | None,
-        typer.Option(
-            callback=_known_model,
-            help="only what serves this model (default: every part that runs)",
-        ),
+        str | None, typer.Option(callback=_known_model, help="only what serves this model (default: all)")
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="print one JSON object, a judgement a part")] = False,
 ) -> None:
@@ -178,9 +171,8 @@ def units(
     up_live = commands.commands["up"].make_context("swiftqueue up --live", ["--live", *context.args])
     _check_live(cast(typer.Context, up_live))  # typer's name for its own context
     print(f"{write_unit(memory, context.args)} is written; to start it, now and at boot:")
-    print(
-        f"  systemctl --user daemon-reload && systemctl --user enable --now {NAME} && loginctl enable-linger"
-    )
+    enable = f"systemctl --user enable --now {NAME}"
+    print(f"  systemctl --user daemon-reload && {enable} && loginctl enable-linger")
 
 
 @running_app.command()
@@ -242,10 +234,7 @@ def schedule(
         typer.Option(help="folder of the telemetry (default: where the ingest stores it)", file_okay=False),
     ] = None,
     sender: Annotated[
-        str | None,
-        typer.Option(
-            help="sender to learn from (default: present senders take turns, by SWIFTQUEUE_SENDERS)"
-        ),
+        str | None, typer.Option(help="sender to learn from (default: by turns, see SWIFTQUEUE_SENDERS)")
     ] = None,
     every: Annotated[float, typer.Option(help="seconds from one round to the next")] = 300.0,
     learn: Annotated[float, typer.Option(help="seconds of telemetry that a round learns from")] = 60.0,
@@ -253,13 +242,9 @@ def schedule(
     least_windows: Annotated[
         int, typer.Option(min=1, help="least windows in either part; with fewer the round is declined")
     ] = 200,
-    rounds: Annotated[
-        int | None, typer.Option(min=1, help="number of rounds to stop after (default: never)")
-    ] = None,
+    rounds: Annotated[int | None, typer.Option(min=1, help="rounds to stop after (default: never)")] = None,
     metrics_port: Annotated[int, METRICS_PORT] = 0,
-    drift: Annotated[
-        float, typer.Option(help="stability index of an input beyond which it has drifted")
-    ] = DRIFT,
+    drift: Annotated[float, typer.Option(help="stability index beyond which an input has drifted")] = DRIFT,
     retrain: Annotated[
         DriftResponse, typer.Option(help="full re-train after drift: only proposed, or done")
     ] = DriftResponse.propose,
@@ -292,13 +277,9 @@ def replay(
     speed: Annotated[
         float, typer.Option(help="replay speed as a multiple of real time; 0 is as fast as possible")
     ] = 1.0,
-    deadline_us: Annotated[
-        int, typer.Option(help="µs between the question about a batch and its time")
-    ] = 5_000,
+    deadline_us: Annotated[int, typer.Option(help="µs from a question about a batch to its time")] = 5_000,
     start: Annotated[float, typer.Option(help="second of the trace to begin at")] = 0.0,
-    seconds: Annotated[
-        float | None, typer.Option(help="seconds of the trace to replay (default: all)")
-    ] = None,
+    seconds: Annotated[float | None, typer.Option(help="seconds to replay (default: all)")] = None,
     server: Annotated[
         list[str] | None, typer.Option(help="HOST:PORT of a Triton server; several in order of preference")
     ] = None,
@@ -357,11 +338,8 @@ def agent(
     ] = None,
     max_moved_share: Annotated[
         float | None,
-        typer.Option(
-            min=0, max=1, help="or this share of packets in flight, if that is more (default: 0.75)"
-        ),
+        typer.Option(min=0, max=1, help="or this share of those in flight, if that is more (default: 0.75)"),
     ] = None,
-    rates: Annotated[bool, typer.Option("--rates", help="forecast connections' rates too")] = False,
 ) -> None:
     """Run the sender agent: sending programs ask it which queue to mark each packet for.
 
@@ -382,6 +360,5 @@ def agent(
             guard_advantage=guard_advantage,
             max_moved_unacked=max_moved_unacked,
             max_moved_share=max_moved_share,
-            rates=rates,
         )
     )

@@ -23,9 +23,7 @@ def trace_add(
     latency: Annotated[LatencySource, typer.Option(help="source of the latencies")] = LatencySource.acks,
     protocol: Annotated[
         TraceProtocol | None,
-        typer.Option(
-            help="slice lengths (default: the project's, or the longest that fit); teach: all trains"
-        ),
+        typer.Option(help="slice lengths (default: the project's, or what fits); teach: all trains"),
     ] = None,
 ) -> None:
     """Check a capture, put it under DVC and name it in params.yaml.

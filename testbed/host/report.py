@@ -10,7 +10,7 @@ from typing import Any, Final
 import polars as pl
 
 from swiftqueue.laboratory.report import tables as lab
-from swiftqueue.laboratory.report.comparison import LIMITS, Judged, Limit, compare, percent, places
+from swiftqueue.laboratory.report.comparison import LIMITS, JudgedChange, Limit, compare, percent, places
 from swiftqueue.laboratory.report.judging import NO_HARM
 from swiftqueue.laboratory.report.measures import QUEUEING_MAX, QUEUEING_P90, QUEUEING_P99
 from swiftqueue.testbed.host.lateness import errors_of
@@ -28,8 +28,8 @@ class SourcePair:
 
     place: str
     control: str
-    kernel: Judged
-    ns3: Judged
+    kernel: JudgedChange
+    ns3: JudgedChange
 
     @property
     def direction(self) -> str:
@@ -100,7 +100,7 @@ def side_by_side(rows: pl.DataFrame) -> list[str]:
     return lines
 
 
-def _settled_bold(found: Judged) -> str:
+def _settled_bold(found: JudgedChange) -> str:
     said = percent(found.change)
     return f"**{said}**" if found.above_zero or found.below_zero else said
 

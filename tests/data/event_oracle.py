@@ -1,4 +1,4 @@
-"""The event stream's rules (docs/EVENTS.md) by brute force: each row from the whole log before it.
+"""Apply the event stream's rules (docs/EVENTS.md) by brute force: each row from the whole log before it.
 
 None of event_stream.h's bookkeeping is used. Sums are taken anew for each row, so averages and rates agree to
 float32's digits, and all else bit for bit.
@@ -34,7 +34,7 @@ class EventOracle:
             self.log.append((kind, latest, row))
 
     def inputs(self, upto: int, t: int, packet: dict[str, Any]) -> dict[str, Any]:
-        """What is known of `packet`, its queue and its flow at `t`, after `upto` events."""
+        """Return the inputs about `packet`, its queue and its flow at `t`, after `upto` events."""
         seen = self.log[:upto]
         acks = [at for kind, at, _ in seen if kind == "acked"]
         holes = [(b, b - a) for a, b in itertools.pairwise(acks) if b - a >= 5_000_000]
@@ -69,7 +69,7 @@ class EventOracle:
 
     @staticmethod
     def _queueing(seen: list[tuple[str, int, dict[str, Any]]]) -> list[tuple[dict[str, Any], float]]:
-        """Each known latency less the least one of its receiver up to then."""
+        """Return each known latency less the least one of its receiver up to then."""
         known = [r for kind, _, r in seen if kind == "acked" and r["latency_us"] is not None]
         return [
             (
@@ -108,7 +108,7 @@ class EventOracle:
         }
 
     def event(self, number: int) -> dict[str, Any]:
-        """Inputs of an event: the state just after it."""
+        """Return the inputs of an event, the state just after it."""
         kind, t, packet = self.log[number]
         before = [(at, r) for k, at, r in self.log[:number] if k == kind]
         row = self.inputs(number + 1, t, packet) | {
@@ -126,11 +126,11 @@ class EventOracle:
         }
 
     def cut(self, packet: int) -> int:
-        """Events before the SEND of a packet."""
+        """Return the number of events before the SEND of a packet."""
         return next(i for i, (kind, _, r) in enumerate(self.log) if kind == "sent" and r["packet"] == packet)
 
     def query(self, first: int, place: int, packet: dict[str, Any]) -> dict[str, Any]:
-        """Inputs of a packet of the batch that begins with packet `first`."""
+        """Return the inputs of a packet of the batch that begins with packet `first`."""
         cut = self.cut(first)
         t = self.log[cut][1]
         sends = [at for kind, at, _ in self.log[:cut] if kind == "sent"]

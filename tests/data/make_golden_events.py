@@ -1,4 +1,4 @@
-"""Writes tests/data/golden/events.bin: what the event stream gives, bit for bit, for the log in windows.json.
+"""Write tests/data/golden/events.bin: the rows of the event stream, bit for bit, for the log in windows.json.
 
 Any implementation, in any language and on any machine, must turn the log into these bytes. Run it only
 when the definition changes on purpose, which changes the schema hash too:
@@ -40,7 +40,7 @@ def replay_stream(events: list[list[Any]]) -> bytes:
 
 
 def main() -> None:
-    """Write the rows, and in the JSON what they are of."""
+    """Write the rows, and their definition into the JSON."""
     path = GOLDEN / "windows.json"
     head = json.loads(path.read_text())
     events = head.pop("events")

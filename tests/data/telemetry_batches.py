@@ -1,4 +1,4 @@
-"""Batches of events for the telemetry tests, made of packet tables, and the store's own view of them."""
+"""Make batches of events from packet tables for the telemetry tests, and put them into a store."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import polars as pl
 from event_rows import batch
 from window_tables import MS, events, table_of
 
+from swiftqueue.feature_store.telemetry.compact import CompactionReport, Compactor
 from swiftqueue.feature_store.telemetry.events import ACK, SEND, SEND_COLUMNS, BatchKey, encode
 from swiftqueue.feature_store.telemetry.log import SegmentWriter
 
@@ -18,7 +19,7 @@ START_NS = 1_700_000_040 * 10**9  # 20 s after a full minute
 
 
 def steady(packets: int, gap_ns: int = 2 * MS, latency_ns: int = 30 * MS) -> pl.DataFrame:
-    """A sender of two flows; each 50th packet is never acknowledged, each 40th has no latency."""
+    """Return packets of two flows; each 50th is never acknowledged, each 40th has no latency."""
     return table_of(
         [
             (
@@ -37,7 +38,7 @@ def steady(packets: int, gap_ns: int = 2 * MS, latency_ns: int = 30 * MS) -> pl.
 
 
 def event_rows(packets: pl.DataFrame) -> list[dict[str, Any]]:
-    """The table's log, one dictionary per event, in the fields of `EVENT`."""
+    """Return the table's log, one dictionary per event, with the fields of `EVENT`."""
     rows = []
     for kind, row in events(packets):
         if kind == "sent":
@@ -55,7 +56,7 @@ def event_rows(packets: pl.DataFrame) -> list[dict[str, Any]]:
 def bodies(
     packets: pl.DataFrame, size: int, sender: str = "a", session: int = 1, first: int = 0
 ) -> list[bytes]:
-    """The table's log in encoded batches of `size` events, numbered from `first`."""
+    """Return the table's log in encoded batches of `size` events, numbered from `first`."""
     rows = event_rows(packets)
     return [
         encode(BatchKey(sender, session, first + n), batch(rows[at : at + size]))
@@ -68,3 +69,17 @@ def log(root: Path, batches: Sequence[bytes], writer: SegmentWriter | None = Non
     writer = writer or SegmentWriter(root)
     writer.append(batches)
     writer.close()
+
+
+def compact(root: Path, **options: Any) -> CompactionReport:
+    """Run a compactor of its own once."""
+    compactor = Compactor(root, **options)
+    report = compactor.run()
+    compactor.close()
+    return report
+
+
+def store(root: Path, batches: Sequence[bytes], **options: Any) -> CompactionReport:
+    """Append batches and compact them."""
+    log(root, batches)
+    return compact(root, **options)

@@ -1,4 +1,4 @@
-"""Kills the store's own code at every step that touches the disk, in processes of their own, and looks after.
+"""Kill the store's own code at every step that touches the disk, in processes of their own.
 
     python telemetry_crash.py append|compact FOLDER [STRIDE]
 
@@ -21,7 +21,7 @@ import pandas  # noqa: F401 - Polars and Arrow import it when first used: once h
 import polars as pl
 import pyarrow.parquet  # noqa: F401
 from polars.testing import assert_frame_equal
-from telemetry_batches import bodies, log, steady
+from telemetry_batches import bodies, log, steady, store
 
 from swiftqueue.feature_store.telemetry.compact import Compactor
 from swiftqueue.feature_store.telemetry.log import SegmentWriter, adopt_segments, log_dir, read_segment
@@ -31,7 +31,7 @@ from swiftqueue.feature_store.telemetry.tables import read_part
 
 CALLS = ("write", "fsync", "fdatasync", "rename", "replace", "unlink", "rmdir", "mkdir", "ftruncate", "open")
 PACKETS = 160
-STRIDE = int(sys.argv[3]) if len(sys.argv) > 3 else 1  # of the steps: every one, unless there is no time
+STRIDE = int(sys.argv[3]) if len(sys.argv) > 3 else 1  # stride through the steps; 1 tries them all
 
 
 def die() -> NoReturn:
@@ -68,7 +68,7 @@ def kill_at(step: int) -> None:
 
 
 def forked(work: Callable[[], None]) -> int:
-    """Run `work` in a process of its own; return its status: 0, or minus the signal that ended it."""
+    """Run `work` in a process of its own; return its status, 0 or minus the signal that ended it."""
     pid = os.fork()
     if pid == 0:
         try:
@@ -116,15 +116,12 @@ def every_step(
 
 
 def compaction(folder: Path) -> int:
-    """A round that adds packets, late ACKs and a session, and merges: the table is whole after any step."""
+    """Kill a round that adds packets, late ACKs and a session, and merges; the table stays whole."""
     template = folder / "template"
 
     def prepare() -> None:
         packets = bodies(steady(PACKETS, gap_ns=500_000_000, latency_ns=5_000_000_000), 40)  # 80 s
-        log(template, packets[:5])
-        compactor = Compactor(template)
-        compactor.run()
-        compactor.close()
+        store(template, packets[:5])
         log(template, packets[5:])
         log(template, bodies(steady(8), 50, session=2))  # session 1 is over: its minutes are merged
 
@@ -158,7 +155,7 @@ def compaction(folder: Path) -> int:
 
 
 def appending(folder: Path) -> int:
-    """Appends, one batch or three at a time, over several segments: what was acknowledged is there, once."""
+    """Kill appends of one or three batches over several segments: each acknowledged batch is there, once."""
     template, acknowledged = folder / "template", folder / "acknowledged"
     template.mkdir(parents=True)
     batches = [bytes([n]) * (500 + n) for n in range(12)]

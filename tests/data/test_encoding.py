@@ -1,4 +1,4 @@
-"""Decisions encoded by the engine on several cores are those that one engine, and PyTorch, encode at once."""
+"""The engine on several cores encodes the same decisions as one engine, and as PyTorch."""
 
 from __future__ import annotations
 
@@ -37,8 +37,10 @@ def test_it_is_what_one_engine_and_pytorch_give(
 ) -> None:
     monkeypatch.setattr(encoding, "CHUNK", 16)
     part = TracePart("live", packets, Slice(FIRST, packets.height // HORIZON))
-    found = encoding.load(artifact.read_files(folder))
+    found, replayed, replays = encoding.load(artifact.read_files(folder)), encoding.replayed, []
+    monkeypatch.setattr(encoding, "replayed", lambda *args: replays.append(args) or replayed(*args))
     ours = encoding.Decisions.of(found, part)
+    assert len(replays) == 1
     x_BWF = np.concatenate(list(encoding.event_windows(packets, TOKENS, FIRST)))
     assert np.array_equal(ours.read_BRD, Engine(folder).features(x_BWF))
     assert np.array_equal(ours.candidates_BHF, x_BWF[:, -HORIZON:])

@@ -1,4 +1,4 @@
-"""A log that is cut out of a longer one and told its beginning: the longer log's rows, bit for bit."""
+"""A log that is cut out of a longer one and told its beginning has the longer log's rows, bit for bit."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from window_tables import MS, table_of, tables
 
 from swiftqueue.feature_store.events import beginning as known
 from swiftqueue.feature_store.events.beginning import LEAD_IN_NS, NOTHING, Beginning, Hole
-from swiftqueue.feature_store.events.event_stream import INPUTS, Events, replay_events
+from swiftqueue.feature_store.events.event_stream import INPUTS, EventReplay, replay_events
 
 NAMES = [each.name for each in INPUTS]
 S = 1_000_000_000
@@ -23,7 +23,7 @@ S = 1_000_000_000
 
 @pytest.fixture(scope="module")
 def packets() -> pl.DataFrame:
-    """16 s of four flows to two receivers; the least latencies and the last hole lie in the first 6 s."""
+    """Return 16 s of four flows to two receivers, with least latencies and last hole in the first 6 s."""
     table = bottleneck_table("live", seconds=16)
     early = pl.col("sent_ns").is_between(START_NS + S, START_NS + 2 * S)
     hole_ns = START_NS + 5 * S
@@ -39,8 +39,8 @@ def cut_at(packets: pl.DataFrame, first: int) -> pl.DataFrame:
     return rest.with_columns(packet=pl.int_range(rest.height, dtype=pl.Int64))
 
 
-def after(log: Events, from_ns: int, first: int) -> tuple[np.ndarray, ...]:
-    """Events after a lead-in, of the packets from `first` on."""
+def after(log: EventReplay, from_ns: int, first: int) -> tuple[np.ndarray, ...]:
+    """Return the events after a lead-in that belong to packets from `first` on."""
     chosen = (log.time_ns_E > from_ns) & (log.packet_E >= first)
     return log.ack_E[chosen], log.packet_E[chosen] - first, log.time_ns_E[chosen], log.x_EF[chosen]
 

@@ -1,4 +1,4 @@
-"""The event window: rows of `event_stream.h` as one array, live and offline bit for bit the same."""
+"""The event window has the rows of `event_stream.h` as one array, live and offline bit for bit the same."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The event stream: exactly the stated rules, no leak, the same offline and live."""
+"""The event stream follows exactly the stated rules, leaks nothing, and is the same offline and live."""
 
 from __future__ import annotations
 

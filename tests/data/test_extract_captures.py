@@ -1,4 +1,4 @@
-"""Tiny captures of our own making, and the real ones: what the packet table must say of them."""
+"""Tiny captures of our own making, and real ones, give the expected packet tables."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ OWN = Path(__file__).parent / "captures"
 START_NS = 1_700_000_000_000_000_000
 MS = 1_000_000
 
-# Of conversation() in make_captures.py: sent ms, acked ms, flow, payload, ECN, retransmitted, lost, known.
+# Rows of conversation() in make_captures.py: sent ms, acked ms, flow, payload, ECN, resent, lost, known.
 EXPECTED = [
     (21, 42, 0, 100, 1, False, False, True),
     (22, 42, 0, 100, 1, False, False, True),
@@ -93,7 +93,7 @@ def test_the_committed_captures_are_what_the_script_makes() -> None:
 
 
 def scapy_segments(capture: Path, limit: int | None = None) -> np.ndarray:
-    """Decode with scapy alone: the oracle."""
+    """Return a capture's segments, decoded by scapy alone."""
     from scapy.utils import PcapNgReader, PcapReader
 
     load_scapy()

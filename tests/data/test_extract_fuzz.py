@@ -1,4 +1,4 @@
-"""Mutated captures: none may crash, hang, show a traceback, or give a latency below zero."""
+"""Mutated captures never crash, hang, show a traceback, or give a latency below zero."""
 
 from __future__ import annotations
 
@@ -77,9 +77,8 @@ def feed(data: bytes) -> None:
 
 
 def feed_sanitized(data: bytes) -> None:
-    """As `feed`, through the build that stops at the first bad address or undefined operation."""
+    """Run `feed` through the build that stops at the first bad address or undefined operation."""
     pcaplib.LIBRARY = feature_store.FOLDER / "_build" / "libpcapdecode-asan.so"  # type: ignore[misc]
-    # ("libpcapdecode-asan.so")  # type: ignore[misc]
     feed(data)
 
 

@@ -1,4 +1,4 @@
-"""`--latency timestamps` on a capture made at the receiver of a transfer whose every time is known."""
+"""`--latency timestamps` is right on a capture made at the receiver of a transfer with known times."""
 
 from __future__ import annotations
 

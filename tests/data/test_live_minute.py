@@ -1,4 +1,4 @@
-"""A live round's arithmetic against the offline code, on a made-up sender; no service."""
+"""A live round's arithmetic agrees with the offline code, on a made-up sender and without a service."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def minute(packets: pl.DataFrame, champion: Path, **changes: Any) -> Minute:
 
 
 def learns_from(one: Minute) -> int:
-    """So many windows, as a round that wants more of them says."""
+    """Return the number of windows to learn from, as a round names it that wants more of them."""
     with pytest.raises(DeclinedError, match="windows to learn from") as declined:
         tune(replace(one, least_windows=10**9))
     return int(str(declined.value).split()[0])
@@ -84,7 +84,7 @@ def load(files: dict[str, bytes], folder: Path) -> artifact.Artifact:
 
 
 def whole(packets: pl.DataFrame, from_s: int, to_s: int = 100) -> TracePart:
-    """The decisions of some seconds, with the log before them."""
+    """Return the decisions of some seconds, with the log before them."""
     lo, hi = np.searchsorted(decision_times(packets), [START_NS + from_s * S, START_NS + to_s * S])
     return TracePart("live", packets, Slice(int(lo), int(hi)))
 
@@ -165,7 +165,7 @@ def test_a_minute_that_is_told_its_beginning_is_the_minute_of_the_whole_log(
     assert known.files == whole.files
     assert known.figures == whole.figures
     assert unknown.files != whole.files
-    # What is kept to judge again is told its own beginning.
+    # A slice that is kept to judge again is told its own beginning.
     (ours,), (theirs,) = known.slices, whole.slices
     SliceFolder(tmp_path).keep((ours,))
     (kept,) = SliceFolder(tmp_path).recent()
@@ -204,11 +204,11 @@ def test_nothing_sound_to_learn_from_is_declined(
 
 @pytest.fixture(scope="module")
 def long() -> pl.DataFrame:
-    return bottleneck_table("live", seconds=20, swing_ms=40)  # which a head can learn
+    return bottleneck_table("live", seconds=20, swing_ms=40)  # a head can learn it
 
 
 def at(long: pl.DataFrame, champion: Path, now_s: int, **changes: Any) -> Minute:
-    """A round at a time, with six seconds to learn from and two to judge on."""
+    """Return a round at a time, with six seconds to learn from and two to judge on."""
     packets = long.filter(pl.col("sent_ns") <= START_NS + now_s * S)
     spans = {"learn_from_ns": START_NS + (now_s - 8) * S, "judge_from_ns": START_NS + (now_s - 2) * S}
     return minute(packets, champion, **spans, **changes)
@@ -253,7 +253,7 @@ def test_a_slice_is_the_same_for_whoever_encodes_it(
     expected = tune(at(long, champion, 17, earlier=(first,)))
     theirs = judged.figures["champion"]["log_mae"]
     assert theirs == pytest.approx(expected.figures["champion"]["log_mae"], rel=1e-4)
-    # What passed has its encoder from now on: no round encodes the old slices again.
+    # A version that passed keeps its encoder, so no round encodes the old slices again.
     assert judged.verdict.passed, judged.verdict.reason
     narrow = encoder_of(load_version(files))
     assert [one.encoder for one in judged.slices] == [narrow, narrow]
@@ -303,7 +303,7 @@ def test_a_slice_that_is_damaged_costs_itself_alone(
 
 
 def spoilt(champion: Path, folder: Path) -> dict[str, bytes]:
-    """The champion with a deliberately bad head: five times what it would say."""
+    """Return the champion with a deliberately bad head, whose answers are five times as large."""
     loaded = artifact.load(champion)
     with torch.no_grad():
         loaded.model.head[2].bias += np.log(5) / loaded.model.target.scale

@@ -1,4 +1,4 @@
-"""Captures that odd hosts, cards and tools write: what is read of them, and what is said.
+"""Captures that odd hosts, cards and tools write are read as far as possible, and the rest is said.
 
 Each is a transfer of a few packets whose ACKs come after 20 ms, so every latency is known in advance.
 """
@@ -47,7 +47,7 @@ def packet(
     ports: tuple[int, int] = (40_000, 443),
     length: int | None = None,
 ) -> bytes:
-    """Return an IPv4 packet from or to the sender; `length`: what its header says instead of the truth."""
+    """Return an IPv4 packet from or to the sender; `length` replaces the true one in its header."""
     source, destination = (SENDER, RECEIVER) if out else (RECEIVER, SENDER)
     ends = ports if out else ports[::-1]
     size = 40 + len(options) + payload if length is None else length
@@ -83,8 +83,8 @@ def sll2(ip: bytes, interface: int, direction: int = 4) -> bytes:
     return struct.pack(">HHIHBB8x", 0x0800, 0, interface, 1, direction, 6) + ip
 
 
-class Extracted:
-    """What was read of a capture, and what was said."""
+class Extraction:
+    """The summary, the table and the lines of an extraction."""
 
     def __init__(self, capture: bytes, folder: Path, said: Callable[[], str], **options: Any) -> None:
         path = folder / "odd.pcap"
@@ -99,26 +99,26 @@ class Extracted:
 
     @property
     def counts(self) -> tuple[int, int, int]:
-        """Return packets with data, latencies known, retransmitted ones."""
+        """Return the numbers of packets with data, of known latencies, and of retransmitted packets."""
         names = ("data_packets", "latency_known", "retransmitted")
         return tuple(self.summary[name] for name in names)  # type: ignore[return-value]
 
 
 @pytest.fixture
-def extracted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., Extracted]:
-    def extract(capture: bytes, **options: Any) -> Extracted:
-        return Extracted(capture, tmp_path, lambda: capsys.readouterr().err, **options)
+def extracted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., Extraction]:
+    def extract(capture: bytes, **options: Any) -> Extraction:
+        return Extraction(capture, tmp_path, lambda: capsys.readouterr().err, **options)
 
     return extract
 
 
-Extract = Callable[..., Extracted]
+Extract = Callable[..., Extraction]
 
 
 def transfer(
     link: Callable[[bytes, int], list[tuple[float, bytes]]], six: bool = False, packets: int = 2
 ) -> list[Record]:
-    """Return packets each acknowledged after 20 ms; `link` gives the frames (ms later) of each, numbered."""
+    """Return packets, each acknowledged after 20 ms; `link` gives the frames (ms later) of each."""
     make = packet6 if six else packet
     number: dict[str, Any] = {}
     records: list[Record] = []
@@ -164,7 +164,7 @@ def test_a_packet_seen_twice_is_one(name: str, extracted: Extract) -> None:
 
 
 def super_segments(frame: Callable[[bytes, int], bytes], first: Callable[[int], int]) -> bytes:
-    """Return a capture of two super-segments, each before its three pieces; `first`: the IP id of a piece."""
+    """Return a capture of two super-segments, each before its three pieces; `first` gives a piece's IP id."""
     records: list[Record] = []
     for turn in range(2):
         at = 1 + 3 * SIZE * turn
@@ -206,7 +206,7 @@ def test_what_was_sent_again_is_no_copy(later_ms: float, ip_id: int, acked: bool
 
 
 def test_equal_ends_in_two_vlans_are_two_connections(extracted: Extract) -> None:
-    """Of overlapping address plans: each has numbers of its own, and its ACKs come in its VLAN."""
+    """Address plans overlap: each connection has numbers of its own, and its ACKs come in its VLAN."""
     records: list[Record] = []
     for turn in range(10):
         for vlan, first, ip_id in ((5, 1, 100), (6, 5_000_001, 900)):
@@ -410,7 +410,7 @@ def test_a_selective_ack_that_the_snapshot_cuts_is_said(
     assert "selective" not in extracted(capture).said  # nobody asked for them
 
 
-# What a table says of itself.
+# Lines about a table.
 
 
 def test_a_clock_that_stands_still_gives_no_latency(extracted: Extract) -> None:
@@ -494,7 +494,7 @@ def test_a_table_of_few_latencies_says_why(reason: str, says: str, extracted: Ex
     assert (begun in got.said) == (reason == "one way")
 
 
-# What is no capture file.
+# Files that are no captures.
 
 
 @pytest.mark.parametrize("magic", captures.OTHER_FORMATS)

@@ -1,4 +1,4 @@
-"""Windows of the forecasters: the C++ that made them before, the stated rules, no leak; bit for bit."""
+"""Windows of the forecasters are those of the former C++ and of the stated rules, and leak nothing."""
 
 # Shapes: B decisions, H horizon (8 packets), W window tokens, F features.
 
@@ -14,7 +14,7 @@ import polars as pl
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from window_oracle import Oracle
+from window_oracle import WindowOracle
 from window_tables import MS, table_of, tables
 
 from swiftqueue.feature_store.packets.extract import ExtractJob, extract_trace
@@ -49,7 +49,7 @@ def built(packets: pl.DataFrame, tokens: int, visibility: str = "acked") -> npt.
 
 
 def steady(packets: int, gap_ns: int = MS, latency_ns: int = 20 * MS) -> pl.DataFrame:
-    """One flow, evenly paced, every packet acknowledged."""
+    """Return one flow, evenly paced, with every packet acknowledged."""
     return table_of([(gap_ns, latency_ns, False, 1500, 0, 0, "l4s")] * packets)
 
 
@@ -100,7 +100,7 @@ def test_windows_are_those_that_cpp_wrote_bit_for_bit() -> None:
 @example(steady(64, gap_ns=0), 24, "acked")
 @example(steady(64, latency_ns=2500 * MS), 24, "acked")
 def test_windows_are_the_oracles_bit_for_bit(packets: pl.DataFrame, tokens: int, visibility: str) -> None:
-    expected_BWF = Oracle(packets, visibility).windows(tokens, list(NAMES))
+    expected_BWF = WindowOracle(packets, visibility).windows(tokens, list(NAMES))
     got_BWF = built(packets, tokens, visibility)
     differing = np.argwhere(got_BWF != expected_BWF)
     first = [(b, w, NAMES[f], got_BWF[b, w, f], expected_BWF[b, w, f]) for b, w, f in differing[:5]]
@@ -119,7 +119,7 @@ def test_windows_of_a_real_capture_are_the_oracles(captures: Path, tmp_path: Pat
     start = max(0, middle - 200)
     part = table[start : start + 400].with_columns(packet=pl.int_range(pl.len(), dtype=pl.Int64))
     for visibility in VISIBILITIES:
-        expected_BWF = Oracle(part, visibility).windows(64, list(NAMES))
+        expected_BWF = WindowOracle(part, visibility).windows(64, list(NAMES))
         assert built(part, 64, visibility).tobytes() == expected_BWF.tobytes()
 
 
@@ -221,7 +221,7 @@ def test_a_packet_without_an_ack_is_given_up_after_two_seconds() -> None:
 
 def test_codes_are_of_32_bits_whatever_the_sign() -> None:
     packets = steady(16).with_columns(flow_id=pl.lit(-7, pl.Int32), receiver_id=pl.lit(2**31 - 1, pl.Int32))
-    assert built(packets, 16).tobytes() == Oracle(packets, "acked").windows(16, list(NAMES)).tobytes()
+    assert built(packets, 16).tobytes() == WindowOracle(packets, "acked").windows(16, list(NAMES)).tobytes()
 
 
 def test_bad_input_is_named() -> None:

@@ -1,4 +1,4 @@
-"""What the store knows of a sender's past: minutes read from it have the rows of the whole log."""
+"""Minutes read from the store have the rows of the whole log, since the store knows the sender's past."""
 
 from __future__ import annotations
 
@@ -10,14 +10,13 @@ import polars as pl
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from telemetry_batches import bodies, log
+from telemetry_batches import bodies, store
 from toy_world import START_NS, bottleneck_table
 from window_tables import MS, table_of
 
 from swiftqueue.feature_store.events.beginning import LEAD_IN_NS, SCOPES, Hole
 from swiftqueue.feature_store.events.event_stream import replay_events
 from swiftqueue.feature_store.telemetry import round as telemetry_round
-from swiftqueue.feature_store.telemetry.compact import Compactor
 from swiftqueue.feature_store.telemetry.manifest import MAX_FLOWS, Session, load_manifest, save_manifest
 from swiftqueue.feature_store.telemetry.recent import latest_minutes
 
@@ -26,18 +25,12 @@ S = 1_000_000_000
 
 @pytest.fixture(scope="module")
 def packets() -> pl.DataFrame:
-    """20 s of four flows to two receivers; the least latencies lie in the second second."""
+    """Return 20 s of four flows to two receivers; the least latencies are in the second second."""
     table = bottleneck_table("a", seconds=20)
     early = pl.col("sent_ns").is_between(START_NS + S, START_NS + 2 * S)
     return table.with_columns(
         latency_us=pl.when(early).then(pl.col("latency_us") * 0.5).otherwise("latency_us")
     )
-
-
-def compact(root: Path) -> None:
-    compactor = Compactor(root)
-    compactor.run()
-    compactor.close()
 
 
 @pytest.mark.parametrize("parts", [1, 23])
@@ -47,8 +40,7 @@ def test_a_minute_of_the_store_has_the_rows_of_the_whole_log(
     """Bit for bit after the lead-in, however often the compaction ran; ACKs come later than their packets."""
     batches = bodies(packets, 250)
     for part in np.array_split(np.arange(len(batches)), parts):
-        log(tmp_path, [batches[number] for number in part])
-        compact(tmp_path)
+        store(tmp_path, [batches[number] for number in part])
     latest, whole = latest_minutes(tmp_path, "a", 9 / 60), replay_events(packets)
     first = packets.height // 8 * 8 - latest.packets.height
     told = replay_events(latest.packets, beginning=latest.beginning)

@@ -1,4 +1,4 @@
-"""Telemetry under kill -9 at each step that touches the disk: nothing acknowledged is lost.
+"""Telemetry loses nothing acknowledged under kill -9 at each step that touches the disk.
 
 A step is a call of the store's Python that changes the disk. Of a compaction's every fourth is tried; each of
 them, in two minutes or so, with SWIFTQUEUE_TEST_ALL=1.

@@ -1,4 +1,4 @@
-"""Stage `validate`: sound tables pass; each kind of damage is named with its expectation and rows."""
+"""Stage `validate` passes sound tables, and names each kind of damage with its expectation and rows."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ Damage = Callable[[pl.DataFrame], pl.DataFrame]
 
 @pytest.fixture(scope="module")
 def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with packets of two traces, and their division."""
+    """Return a folder with packets of two traces, and their division."""
     folder = tmp_path_factory.mktemp("sound")
     for name, seed in (("a", 1), ("b", 2)):
         write_table(folder / "packets", bottleneck_table(name, 45, packets_per_s=200, seed=seed))
@@ -156,7 +156,7 @@ def at(packets: list[int], **columns: pl.Expr) -> Damage:
     ).cast({name: table.schema[name] for name in columns})
 
 
-HARMS: dict[str, list[tuple[Damage, str]]] = {  # what is done to the packet table, and what is said of it
+HARMS: dict[str, list[tuple[Damage, str]]] = {  # damage to the packet table, and the line about it
     "values": [
         (
             at([5, 9], acked_ns=pl.col("sent_ns") - 1),
@@ -229,7 +229,7 @@ def test_damage_to_the_packet_table_is_named(
 
 @pytest.mark.slow
 def test_damage_to_the_inputs_is_named(sound: Path) -> None:
-    """What no packet table gives, each in an event's row and in a query's."""
+    """Each fault, which no packet table would give, is in an event's row and in a query's."""
     packets = pl.read_parquet(sound / "packets" / "trace=a" / "minute=0" / "part-0.parquet")
     events = replay_events(packets)
     queries = query_frame("a", packets, events)
@@ -257,12 +257,12 @@ def test_damage_to_the_inputs_is_named(sound: Path) -> None:
 
 
 def of_both(column: str, packet: int) -> tuple[str, str]:
-    """Name an input in an event's row, of whichever packet, and in a query's, as a message does."""
+    """Return how a message names an input in the row of some event, and in the row of a packet's query."""
     return f"rows events input {column} packet ", f"rows queries input {column} packet {packet}"
 
 
 def assert_offline(page: str) -> None:
-    """The page asks nobody for anything: no script, no style and no picture of another file or host."""
+    """Check that the page loads no script, style or picture from another file or host."""
     assert not re.findall(r"""<(?:script|link|img|iframe)\b|\b(?:src|srcset)=|url\(|@import""", page)
     assert not re.findall(r'href="(?!#)', page)
     assert "<style>" in page
@@ -326,7 +326,7 @@ def test_the_stage_stops_the_pipeline_and_writes_the_docs(sound: Path, tmp_path:
     assert "Failed expectations: 1." in page
     assert re.search(r'class="failed".*latency_us.*max value 30000.*rows: trace a packet', page, re.DOTALL)
     assert_offline(page)
-    # What passed before is not overwritten by what failed.
+    # The failed validation does not overwrite the one that passed.
     assert json.loads((tmp_path / "validation" / "report.json").read_text())["success"] is True
 
     done = run_stage(tmp_path, {**LIMITS, "max_shift_psi": 0.01}, project)
@@ -364,7 +364,7 @@ def test_real_captures_meet_the_default_limits(captures: Path, project: Path, tm
 
 @pytest.fixture(scope="module")
 def short(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Packet tables of two traces of ten seconds."""
+    """Return the packet tables of two traces of ten seconds."""
     folder = tmp_path_factory.mktemp("short") / "packets"
     for name, seed in (("a", 1), ("b", 2)):
         write_table(folder, bottleneck_table(name, 10, seed=seed))

@@ -1,4 +1,4 @@
-"""The rules of models/window/windows.py by brute force from the packet table: slow, stateless, independent.
+"""Apply the rules of models/window/windows.py by brute force: slow, stateless, independent.
 
 Every value is computed 'as of t' from the whole table, with none of that module's bookkeeping.
 """
@@ -26,7 +26,7 @@ def code(identity: int, bits: int) -> list[float]:
     return [1.0 if digest & (1 << (31 - i)) else -1.0 for i in range(bits)]
 
 
-class Oracle:
+class WindowOracle:
     def __init__(self, packets: pl.DataFrame, visibility: str) -> None:
         self.rows: list[dict[str, Any]] = packets.to_dicts()
         latest = 0
@@ -76,7 +76,7 @@ class Oracle:
         }
 
     def token(self, row: dict[str, Any], batch: int, t: int) -> dict[str, Any]:
-        """Token of `row` in the window of `batch`, decided at `t`."""
+        """Return the token of `row` in the window of `batch`, decided at `t`."""
         packet = row["packet"]
         candidate = packet >= 8 * batch
         own_batch = packet // 8

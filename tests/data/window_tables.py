@@ -1,4 +1,4 @@
-"""Hypothesis strategies and helpers shared by the window tests: packet tables and their event logs."""
+"""Draw packet tables for the tests of windows and events, and make their event logs."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def tables(max_size: int = 70) -> st.SearchStrategy[pl.DataFrame]:
 
 
 def events(packets: pl.DataFrame) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The table's log in time order; at one instant an ACK comes before the sends of later packets."""
+    """Yield the table's log in time order; at one instant an ACK comes before the sends of later packets."""
     log: list[tuple[tuple[int, int, int], str, dict[str, Any]]] = []
     latest = 0
     for row in packets.to_dicts():

@@ -1,4 +1,4 @@
-"""An event stream that sees some features of a row, and its windows, the same on any machine.
+"""Make an event stream that sees some features of a row, and its windows, the same on any machine.
 
 Run as a program, it writes the committed artifact and its answers, PyTorch's in float64, anew.
 """
@@ -30,7 +30,7 @@ QUERIES_SEEN = ["place", "last_latency_queue_us", "queue_l4s", "gap_us", "last_l
 
 
 def scaled(names: Sequence[str]) -> list[ScaledFeature]:
-    """Features of a row, scaled to fit most traces."""
+    """Return features of a row, scaled to fit most traces."""
     units = {feature.name: feature.unit for feature in EVENTS.features}
     logs = {"log1p": (5.0, 2.5), "identity": (0.0, 1.0)}
     sorts = {name: transform_of(units[name]) for name in names}
@@ -38,7 +38,7 @@ def scaled(names: Sequence[str]) -> list[ScaledFeature]:
 
 
 def make_model() -> EventPredictor:
-    """One whose weights are sines, whatever a library draws."""
+    """Return a network whose weights are sines, which no library draws."""
     model = EventPredictor(
         scaled(EVENTS_SEEN), scaled(QUERIES_SEEN), TargetScaling("log", 9.25, 1.125), SIZES
     ).eval()
@@ -52,12 +52,12 @@ def make_model() -> EventPredictor:
 
 
 def save_whole(folder: Path, model: EventPredictor) -> Path:
-    """Save it with all features of a row, as artifacts of before were: weight 0 of what it does not see."""
+    """Save it with all features of a row, as older artifacts were, with weight 0 for unseen ones."""
     return save_part(folder, model, ROW, ROW)
 
 
 def save_part(folder: Path, model: EventPredictor, events: Sequence[str], queries: Sequence[str]) -> Path:
-    """Save it with these features, in this order; with weight 0 of those that it does not see."""
+    """Save it with these features in this order, with weight 0 for those it does not see."""
     artifact.save(folder, model, {"name": "short"})
     described = json.loads((folder / "model.json").read_text())
     state = load_file(folder / "model.safetensors")
@@ -75,7 +75,7 @@ def save_part(folder: Path, model: EventPredictor, events: Sequence[str], querie
 
 
 def windows(batch: int = 6) -> np.ndarray:
-    """Windows of whole numbers, by their units, the first ones with padding."""
+    """Return windows of whole numbers by their units, the first ones with padding."""
     tokens = SIZES.reach + 8
     wave = np.abs(np.sin(np.arange(1, batch * tokens * len(ROW) + 1) * 0.7548))
     x_BWF = wave.reshape(batch, tokens, len(ROW))
@@ -93,7 +93,7 @@ def windows(batch: int = 6) -> np.ndarray:
 
 
 def exact(model: EventPredictor, x_BWF: np.ndarray) -> np.ndarray:
-    """Latencies in us by PyTorch in float64."""
+    """Return PyTorch's latencies in us, computed in float64."""
     with torch.no_grad():
         return np.asarray(copy.deepcopy(model).double()(torch.from_numpy(x_BWF).double()).numpy())
 

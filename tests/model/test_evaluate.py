@@ -1,4 +1,4 @@
-"""Metrics, verdict, plot tables and report from predictions; the whole stage on a toy sender (slow)."""
+"""Metrics, verdict, plot tables and report follow from predictions; the whole stage runs on a toy sender."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def predictions(
     unknown: float = 0.05,
     noise: float = 0.1,
 ) -> TracePredictions:
-    """Test slices of 100 windows a round; the fine-tuned model errs by `noise`, the others by 0.3."""
+    """Return test slices of 100 windows a round; the fine-tuned model errs by `noise`, the others by 0.3."""
     rng = np.random.default_rng(seed)
     windows = 100 * rounds
     y = rng.choice([20e3, 90e3] if late else [20e3], p=[0.9, 0.1] if late else [1.0], size=(windows, 8))
@@ -324,7 +324,7 @@ def stage_command(folder: Path, params: str) -> list[str]:
 
 
 def tmp_path_of_others(folder: Path) -> Path:
-    """A folder with the same traces, for models of another encoder."""
+    """Return a folder with the same traces, for models of another encoder."""
     others = folder / "others"
     others.mkdir()
     for name in ("packets", "split.json"):
@@ -337,7 +337,7 @@ stage_is_dear = pytest.mark.long("the stage evaluate")
 
 @pytest.fixture(scope="module")
 def evaluated(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The stage, run as DVC runs it, on two toy traces with untrained artifacts."""
+    """Return the folder of the stage, run as DVC runs it, on two toy traces with untrained artifacts."""
     folder = tmp_path_factory.mktemp("evaluate")
     tables = [toy_world.bottleneck_table(f"toy-{i}", 10, 400, seed=i, episodes=True) for i in (1, 2)]
     toy_world.write_traces(folder, tables)
@@ -410,7 +410,7 @@ def test_the_columns_that_dvc_plots_are_in_the_tables(evaluated: Path, project: 
         (described,) = plot.values()
         for axis in ("x", "y"):
             for path, columns in described[axis].items():
-                if path.endswith("epochs.csv"):  # of stage `pretrain`: tests/model/test_training.py
+                if path.endswith("epochs.csv"):  # stage `pretrain` writes it
                     continue
                 with (evaluated / Path(path).relative_to("data")).open() as table:
                     header = next(csv.reader(table))

@@ -1,4 +1,4 @@
-"""The event stream's one network in both its forms: over a whole log, and from its last rows alone."""
+"""The event stream's network gives one answer in both its forms: over a whole log, and from its last rows."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import re
 from pathlib import Path
 from typing import Any
 
+import engine_models
 import numpy as np
-import onnxruntime
 import pytest
 import torch
 import toy_world
@@ -18,7 +18,6 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import swiftqueue
-from swiftqueue.feature_store.events.definition import EVENTS
 from swiftqueue.models.event_stream.forecaster import EventStreamForecaster
 from swiftqueue.models.event_stream.network import EventPredictor
 from swiftqueue.models.event_stream.parameters import EventStreamParams
@@ -27,7 +26,7 @@ from swiftqueue.models.forecasters.traces import TracePart
 from swiftqueue.models.mlp.forecaster import Mlp
 from swiftqueue.models.mlp.parameters import MlpParams
 from swiftqueue.models.mlp.training import MlpCourse
-from swiftqueue.models.networks import artifact, onnx_head
+from swiftqueue.models.networks import artifact
 from swiftqueue.models.networks.prediction import HeadInputs, encode, predict
 from swiftqueue.models.sharp import PAPERS
 from swiftqueue.models.training.head import FinetuneParams, train_head
@@ -55,7 +54,7 @@ SIZES = {
 
 
 def forecaster(**changes: object) -> EventStreamForecaster:
-    """One of random weights, the head's too, scaled to the table."""
+    """Return a forecaster of random weights, in the head too, scaled to the table."""
     params = EventStreamParams(**{**SIZES, **changes})
     torch.manual_seed(2)
     model = _untrained([PART], params)
@@ -79,7 +78,7 @@ def exported(folder: Path, trained: EventStreamForecaster, level: Any = None) ->
 
 
 def change_described(folder: Path, key: str, value: object) -> None:
-    """Another value in `model.json`, its key as PARENT.KEY; None takes the key out."""
+    """Put another value into `model.json` under PARENT.KEY; None removes the key."""
     described = json.loads((folder / "model.json").read_text())
     *parents, last = key.split(".")
     inner = described[parents[0]] if parents else described
@@ -87,11 +86,6 @@ def change_described(folder: Path, key: str, value: object) -> None:
     if value is None:
         del inner[last]
     (folder / "model.json").write_text(json.dumps(described))
-
-
-@pytest.fixture(scope="module")
-def model() -> EventPredictor:
-    return forecaster().model
 
 
 @pytest.mark.parametrize(
@@ -118,7 +112,7 @@ LEVELS = [0.05, 0.5, 0.9, 0.99]
 
 
 def quantile_forecaster() -> EventStreamForecaster:
-    """One whose levels lie apart, so that none cross."""
+    """Return a forecaster whose levels are so far apart that none cross."""
     trained = forecaster(quantiles=LEVELS)
     with torch.no_grad():
         trained.model.head[2].weight *= 0.1
@@ -213,116 +207,19 @@ def test_an_artifacts_level_that_cannot_be_is_named(tmp_path: Path, level: objec
         artifact.load(folder)
 
 
-def test_the_artifact_gives_the_same_bits_and_knows_its_sizes(tmp_path: Path, model: EventPredictor) -> None:
-    folder = save(tmp_path / "model", model)
-    found = artifact.load(folder)
-    assert type(found.model) is EventPredictor
-    assert found.model.sizes == model.sizes
-    assert found.model.scalings() == model.scalings()
-    x_BWF = windows()[:40]
-    np.testing.assert_array_equal(predict(found.model, x_BWF), predict(model, x_BWF))
-    described = json.loads((folder / "model.json").read_text())
-    assert described["architecture"]["name"] == "event-stream"
-    assert described["window"] == {"tokens": 72, "horizon": 8}
-    names = [{each["name"] for each in described[rows]} for rows in ("features", "queries")]
-    assert names[0] - names[1] == {"latency_us", "latency_visible", "previous_latency_flow_us"}
-    assert names[1] - names[0] == {"place"}
-
-
-def test_an_artifact_of_before_that_lists_all_inputs_gives_the_same_answers(
-    tmp_path: Path, model: EventPredictor
-) -> None:
+def test_an_artifact_of_before_that_lists_all_inputs_gives_the_same_answers(tmp_path: Path) -> None:
     """Its weights of inputs that a row does not have are 0; any other number there is an error."""
-    folder = save(tmp_path / "model", model)
-    described, state = (
-        json.loads((folder / "model.json").read_text()),
-        load_file(folder / "model.safetensors"),
-    )
-    every = [feature.name for feature in EVENTS.features]
-    for rows, layers in (("features", ("send", "ack")), ("queries", ("ask_about",))):
-        seen = {each["name"]: each for each in described[rows]}
-        columns = [every.index(name) for name in seen]
-        plain = {"transform": "identity", "shift": 0.0, "scale": 1.0}
-        described[rows] = [
-            seen.get(f.name, {"name": f.name, "unit": f.unit, **plain}) for f in EVENTS.features
-        ]
-        for layer in layers:
-            whole = torch.zeros(model.sizes.width, len(every))
-            whole[:, columns] = state[f"{layer}.weight"]
-            state[f"{layer}.weight"] = whole
-    (folder / "model.json").write_text(json.dumps(described))
-    save_file(state, folder / "model.safetensors")
+    model, x_BWF = engine_models.make_model(), engine_models.windows()
+    folder = engine_models.save_whole(tmp_path / "model", model)
     found = artifact.load(folder).model
-    assert found.scalings() == model.scalings()
-    np.testing.assert_array_equal(predict(found, windows()[:40]), predict(model, windows()[:40]))
-    state["ask_about.weight"][:, every.index("latency_us")] = 0.1
+    assert {each.name for each in found.event_inputs} == set(engine_models.ROW) - {"place", "ack"}
+    np.testing.assert_allclose(predict(found, x_BWF), predict(model, x_BWF), rtol=1e-5)
+    state = load_file(folder / "model.safetensors")
+    state["ask_about.weight"][:, engine_models.ROW.index("latency_us")] = 0.1
     save_file(state, folder / "model.safetensors")
-    with pytest.raises(
-        ValueError, match=r"ask_about\.weight is not 0 for an input that its rows do not have"
-    ):
+    line = r"ask_about\.weight is not 0 for an input that its rows do not have"
+    with pytest.raises(ValueError, match=line):
         artifact.load(folder)
-
-
-@pytest.fixture(scope="module")
-def with_onnx(tmp_path_factory: pytest.TempPathFactory, model: EventPredictor) -> Path:
-    """The model's artifact with its ONNX form, which takes seconds."""
-    folder = save(tmp_path_factory.mktemp("exported") / "model", model)
-    artifact.export_onnx(folder)
-    return folder
-
-
-@pytest.mark.long
-@pytest.mark.slow
-def test_onnx_answers_as_the_model_does(with_onnx: Path, model: EventPredictor) -> None:
-    path = str(with_onnx / "model.onnx")
-    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-    (given,) = session.get_inputs()
-    assert (given.name, given.shape[1:]) == ("window", [72, len(EVENTS.features)])
-    for batch in (1, 3, 32):
-        x_BWF = windows()[20 : 20 + batch]
-        (got_BH,) = session.run(["latency_us"], {"window": x_BWF})
-        np.testing.assert_allclose(got_BH, predict(model, x_BWF), rtol=1e-4)
-
-
-@pytest.mark.slow
-def test_a_tuned_head_is_put_into_its_parents_network(
-    with_onnx: Path, tmp_path: Path, model: EventPredictor, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As a live round writes it: without another whole export, and with the tuned head's answers."""
-    tuned = copy.deepcopy(model)
-    with torch.no_grad():
-        for parameter in tuned.head.parameters():
-            parameter.add_(0.1)
-    monkeypatch.setattr(artifact, "export_onnx", lambda folder: pytest.fail("a whole export was made"))
-    path = onnx_head.export_onnx(save(tmp_path / "tuned", tuned), with_onnx)
-    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    (got_BH,) = session.run(["latency_us"], {"window": windows()[20:52]})
-    np.testing.assert_allclose(got_BH, predict(tuned, windows()[20:52]), rtol=1e-4)
-
-
-@pytest.mark.parametrize(
-    ("key", "value", "message"),
-    [
-        ("architecture.name", "lstm", r"unknown architecture 'lstm' \(known: event-stream, mlp\)"),
-        ("architecture.name", "transformer-encoder", "of the old form.* commit ebbf31e4 is the last"),
-        ("architecture.layers", 2, r"the window must be 128 events and 8 queries"),
-        ("schema_hash", "0", "made for features 0, but this code computes"),
-        ("architecture.band", 192, "the window must be 192 events"),
-        ("architecture.band", 10**9, "band is 1000000000; it must be a whole number"),
-        ("architecture.readout", "last", "architecture: unknown key 'readout'"),
-        ("queries", None, "of the old form"),
-        ("queries", [], "features is 0; it must be a whole number from 1"),
-        ("window.horizon", 16, "the window must be 64 events"),
-    ],
-)
-def test_a_description_that_cannot_be_is_refused_in_one_line(
-    tmp_path: Path, model: EventPredictor, key: str, value: object, message: str
-) -> None:
-    folder = save(tmp_path / "model", model)
-    change_described(folder, key, value)
-    with pytest.raises(ValueError, match=message) as refused:
-        artifact.load(folder)
-    assert len(str(refused.value).splitlines()) == 1
 
 
 @pytest.mark.parametrize("level", ["all", 0.9])

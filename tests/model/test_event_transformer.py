@@ -1,4 +1,4 @@
-"""The event network: the answer of segments, of tiles and of plain attention with a mask is one."""
+"""The event network gives one answer by segments, by tiles and by plain attention with a mask."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ EVENTS, DECISIONS = 6 * BLOCK, 40
 
 
 def network(**sizes: object) -> EventPredictor:
-    """A network of random weights, the head's too."""
+    """Return a network of random weights, in the head too."""
     torch.manual_seed(1)
     scaled = {i.name: ScaledFeature(i.name, i.unit, transform_of(i.unit), 1.0, 2.0) for i in INPUTS}
     events, queries = ([scaled[i.name] for i in inputs] for inputs in (EVENT, QUERY))
@@ -28,12 +28,12 @@ def network(**sizes: object) -> EventPredictor:
 
 
 def whole(model: EventPredictor, x_GNF: Tensor, ack_GN: Tensor, cut_Q: Tensor, x_QHP: Tensor) -> Tensor:
-    """Latencies in µs (Q, H) of decisions in segments of a log."""
+    """Return latencies in µs (Q, H) of decisions in segments of a log."""
     return model.to_us(model.scaled(x_GNF, ack_GN, cut_Q, x_QHP))
 
 
 def log(seed: int = 1) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Random events (N, F), whether each is an ACK, ascending cuts of decisions, and their queries."""
+    """Return random events (N, F), whether each is an ACK, ascending cuts of decisions, and their queries."""
     random = torch.Generator().manual_seed(seed)
     x_NF = torch.rand(EVENTS, len(EVENT), generator=random) * 1000
     ack_N = torch.rand(EVENTS, generator=random) > 0.5

@@ -1,4 +1,4 @@
-"""Fine-tuning: the head only, on what the encoder gave once, round after round, resumable."""
+"""Fine-tuning changes the head only, on outputs of the encoder computed once, and resumes by rounds."""
 
 # Shapes: B decisions, H horizon (8 packets).
 
@@ -132,16 +132,17 @@ def test_diverged_fine_tuning_is_an_error(model: EventStreamForecaster, part: Tr
         model.tuned(part, params(learning_rate=1e30))
 
 
-@pytest.mark.parametrize("name", ["epochs", "batch_size", "learning_rate", "workers", "sharp_weight"])
-def test_bad_parameters_are_named(name: str) -> None:
-    with pytest.raises(ValueError, match=f"finetune.{name} is 0; it must be "):
-        params(**{name: 0})
-
-
-@pytest.mark.parametrize("name", ["seed", "workers", "epochs", "batch_size"])
-def test_a_fraction_of_a_whole_number_is_named(name: str) -> None:
-    with pytest.raises(ValueError, match=f"finetune.{name} is 1.5; it must be a whole number from"):
-        params(**{name: 1.5})
+@pytest.mark.parametrize(
+    ("value", "names", "line"),
+    [
+        (0, ("epochs", "batch_size", "learning_rate", "workers", "sharp_weight"), "it must be "),
+        (1.5, ("seed", "workers", "epochs", "batch_size"), "it must be a whole number from"),
+    ],
+)
+def test_bad_parameters_are_named(value: float, names: tuple[str, ...], line: str) -> None:
+    for name in names:
+        with pytest.raises(ValueError, match=f"finetune.{name} is {value}; {line}"):
+            params(**{name: value})
 
 
 def test_what_cannot_be_loaded_is_refused_before_anything_starts(world: Path, tmp_path: Path) -> None:
@@ -176,7 +177,7 @@ def test_two_ray_workers_share_the_traces_and_give_the_heads_of_one(
 
 @contextlib.contextmanager
 def cluster_of_its_own() -> Iterator[str]:
-    """The address of a Ray for one test.
+    """Yield the address of a Ray for one test.
 
     Ray Train, told of a worker's death before its own, reserves a core again; only a Ray with a dashboard
     frees it when the job was killed. The next test would wait for that core for ever.

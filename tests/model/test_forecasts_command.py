@@ -1,4 +1,4 @@
-"""`swiftqueue forecasts`: each run is kept, what changed is run again, and differences are by seed."""
+"""`swiftqueue forecasts` keeps each run, repeats changed ones, and takes differences by seed."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def forecasts(world: Path, *more: str) -> str:
 
 
 def with_params(world: Path, project: Path, **changes: dict[str, Any]) -> Path:
-    """The project's parameters with other values, by section."""
+    """Write the project's parameters with other values, by section."""
     sections = yaml.safe_load((project / "params.yaml").read_text())
     for section, values in changes.items():
         sections[section] |= values
@@ -291,7 +291,6 @@ def test_every_part_of_the_truth_names_the_work(world: Path) -> None:
         (["--protocol", "paper"], "trace t1 lasts 4.1 s, and protocol 'paper' needs at least"),
         (["--sections", "/nowhere.yaml"], "/nowhere.yaml: no such parameter file"),
         (["--also", "/nowhere"], "--also /nowhere: there are no packet tables"),
-        (["--explored", "5"], "--explored 5: must be above 0, below 1"),
         (["--against", "mpl"], "--against mpl: there is no section of that name"),
         (["--truth", "t1=truth.parquet"], "--truth: trace t2 has none; give one of every trace, or of none"),
     ],

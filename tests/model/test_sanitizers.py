@@ -1,4 +1,4 @@
-"""The C++ parts under the address and undefined-behaviour sanitizers; threads under the thread sanitizer.
+"""The C++ parts pass the address and undefined-behaviour sanitizers, and their threads the thread sanitizer.
 
 `make test` tries one of the two parts that compile quickly, chosen by the commit; `make test-all` all five.
 """
@@ -29,7 +29,7 @@ minutes = pytest.mark.skipif(not mutants.ALL, reason="minutes of compilation: ma
 
 
 def sanitize(sources: Path, folder: Path, rounds: int) -> str:
-    """Build a part with each sanitizer, run what it has for that, and return what that said."""
+    """Build a part with each sanitizer, run its stress program, and return the output."""
     ran = subprocess.run(
         ["make", "-j2", "sanitize", f"ARTIFACT={folder}", f"ROUNDS={rounds}"],
         cwd=sources,
@@ -74,10 +74,11 @@ def test_capture_reader(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @minutes
 def test_engine(make_artifact: Callable[..., Path]) -> None:
-    """Hostile artifacts and windows, some going on with the one before; heads swapped under predictions."""
+    """Hostile artifacts, windows and sessions; heads swapped under predictions."""
     said = sanitize(LIBRARY.parent.parent, make_artifact(1), 10_000)
     assert len(re.findall(r"of 10000 damaged artifacts refused", said)) == 1
     assert len(re.findall(r"^tensors: \d+ of 10000 files accepted", said, re.M)) == 1
+    assert re.search(r"^portable: 200 calls of a session, [1-9]\d* refused", said, re.M)
     assert len(re.findall(r"^swap: 100 heads under \d+ predictions", said, re.M)) == 2
 
 

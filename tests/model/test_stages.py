@@ -1,4 +1,4 @@
-"""The stages over forecasters: split, training, heads, evaluation, gate, bad input; one door."""
+"""The stages work with any forecaster: split, training, heads, evaluation, gate, bad input."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def linear(project: Path, **changes: object) -> MlpParams:
 
 
 def world(folder: Path, table: pl.DataFrame) -> StageData:
-    """The packets and the division of one trace."""
+    """Write the packets and the division of one trace."""
     toy_world.write_traces(folder, [table])
     return StageData(folder / "packets", folder / "split.json", folder / "var", PAPERS)
 
@@ -57,7 +57,7 @@ def only(data: StageData) -> Trace:
 
 
 def walked(data: StageData, folder: Path, variant: Variant) -> dict[int, door.Forecaster]:
-    """What the stages `pretrain` and `finetune` leave, made in this process."""
+    """Do the work of the stages `pretrain` and `finetune` in this process, and return the heads."""
     base = variant.fit(lessons([only(data)]), 1)
     door.save(folder / "pretrained", base)
 
@@ -80,7 +80,7 @@ def table() -> pl.DataFrame:
 
 @pytest.fixture(scope="module")
 def toy(tmp_path_factory: pytest.TempPathFactory, project: Path, table: pl.DataFrame) -> Path:
-    """Everything up to the fine-tuned heads."""
+    """Return a folder with everything up to the fine-tuned heads."""
     folder = tmp_path_factory.mktemp("events")
     data = world(folder, table)
     walked(data, folder, Variant("event-stream", kind_named("event-stream"), section(project)))
@@ -172,7 +172,7 @@ def test_evaluation_has_it_beside_the_baselines(toy: Path) -> None:
 
 
 def test_one_walk_gives_the_stage_and_the_comparison_the_same_forecasts(toy: Path) -> None:
-    """What `evaluate` scores and what `swiftqueue forecasts` scores are computed by the same lines."""
+    """The same lines compute the forecasts that `evaluate` and `swiftqueue forecasts` score."""
     from swiftqueue.models.forecasters.walk import FORMS, forecasts
 
     trace = only(data_of(toy))
@@ -186,15 +186,16 @@ def test_one_walk_gives_the_stage_and_the_comparison_the_same_forecasts(toy: Pat
     np.testing.assert_array_equal(late.astype(np.float64), predicted.y_BH)
 
 
-@pytest.mark.parametrize("kind", ["event-stream", "mlp", "trees", "repeated"])
+@pytest.mark.parametrize("kind", ["event-stream", "mlp", "trees", "virtual-queue", "repeated"])
 def test_the_gate_compares_versions_of_any_kind_on_packets(toy: Path, project: Path, kind: str) -> None:
-    """Trees and repeated latencies pass the same gate; only networks can be served."""
+    """Trees and rules pass the same gate; only networks can be served."""
     trace = only(data_of(toy))
     own = yaml.safe_load((project / "params.yaml").read_text())
     sizes: dict[str, Any] = {
         "event-stream": section(project).model_dump(),
         "mlp": linear(project).model_dump(),
         "trees": own["trees"] | {"rounds": 5},
+        "virtual-queue": {"rates": "fitted"},
         "repeated": {"input": "last_latency_flow_us"},
     }
     made = kind_named(kind).fit(lessons([trace]), kind_named(kind).Params(**sizes[kind]), 1, print)
@@ -211,7 +212,7 @@ def test_the_gate_compares_versions_of_any_kind_on_packets(toy: Path, project: P
     np.testing.assert_array_equal(
         register_stage.predictions(made, trace, judging_B), whole[judging_B].astype(np.float32)
     )
-    if kind in ("trees", "repeated"):
+    if kind in ("trees", "virtual-queue", "repeated"):
         with pytest.raises(ValueError, match=f"^{kind} has no network, and Triton serves"):
             made.export(toy)
 

@@ -1,4 +1,4 @@
-"""`swiftqueue tune`, Ray Tune and Optuna on a toy sender: one seed, one result; what is there is kept."""
+"""`swiftqueue tune` (Ray Tune, Optuna) gives one result for a seed, and keeps finished trials."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def tried(world: Path, output: str) -> list[tuple[Any, float]]:
 
 @pytest.fixture(scope="module")
 def ray() -> Iterator[None]:
-    """One cluster for all searches: they take the one that is there."""
+    """Start one cluster, which all searches join."""
     with ray_cluster(1):
         yield
 

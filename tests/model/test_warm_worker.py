@@ -1,4 +1,4 @@
-"""The worker that the live rounds keep: it does work once and again, and its errors are the handler's own."""
+"""The worker of the live rounds does work again and again, and its errors are the handler's own."""
 
 from __future__ import annotations
 

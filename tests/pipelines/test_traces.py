@@ -108,7 +108,7 @@ def test_a_short_capture_joins_with_a_protocol_of_its_own(
         add_trace(capture, protocol="small", project=checkout)
     assert contents(checkout) == before
     add_trace(capture, project=checkout)
-    assert "protocol 'short' is this trace's own (the project's: 'small')" in capsys.readouterr().out
+    assert "its own protocol is 'short' (the project's: 'small')" in capsys.readouterr().out
     params = yaml.safe_load((checkout / "params.yaml").read_text())
     assert params["split"]["protocol"] == "small"
     assert params["extract"]["traces"]["office"]["protocol"] == "short"

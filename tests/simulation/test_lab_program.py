@@ -23,6 +23,7 @@ import toy_world
 from cpp_suite import passed
 from waiting import wait_until
 
+from swiftqueue.feature_store.events.virtual_queue import Rule, replay_virtual_queue
 from swiftqueue.feature_store.packets.schema import read_packets, traces_in
 from swiftqueue.laboratory.learning import packet_table
 from swiftqueue.laboratory.learning.packet_table import packets_of, write_packets
@@ -337,6 +338,49 @@ def test_a_threshold_on_the_last_latency_packet_by_packet(program: Path, tmp_pat
         stale += high and not fresh
     assert moved > 100
     assert stale > 100
+
+
+@pytest.mark.long
+def test_the_virtual_queue_decides_by_what_offline_code_makes_of_its_log(
+    program: Path, tmp_path: Path
+) -> None:
+    """Its decisions again, packet by packet, by the rows that Python makes of S1's log."""
+    margin_us = 1_000.0
+    control = {"kind": "virtual_queue", "margin_us": margin_us}
+    run = figure8(control=control, outputs=["truth"], seconds=4, acks="selective", moved_ecn="ect0")
+    simulate(program, run, tmp_path / "out")
+    rows, packets = truth_of(tmp_path / "out"), packets_of(tmp_path / "out", "t")
+    every = np.arange(packets.height - 7)
+    online = (Rule.online(), Rule.online())
+    classic_us, l4s_us = (
+        np.nan_to_num(replay_virtual_queue(packets, every, queue=queue).forecast_us(online)[:, 0])
+        for queue in (0, 1)
+    )
+    asked = rows["default_queue"][every] == 1
+    moved = rows["queue"][every][asked] == 0
+    expected = (l4s_us - classic_us > margin_us)[asked]
+    assert 0.1 < moved.mean() < 0.9
+    # A packet is decided when it leaves the queue disc, up to 12 us before the time in the log.
+    assert (moved == expected).mean() > 0.995
+    never = simulate(
+        program, run | {"control": {"kind": "virtual_queue", "margin_us": 1e9}}, tmp_path / "never"
+    )
+    assert never["moved"]["moved"] == 0
+
+
+@pytest.mark.long
+def test_the_virtual_queue_on_the_ladder_decides_every_batch(program: Path, tmp_path: Path) -> None:
+    run = figure8(seconds=4, outputs=["waits"], moved_ecn="ect0", acks="selective")
+    by = {"chance": {"kind": "chance", "share": 0.5, "seed": 1}, "rule": {"kind": "virtual_queue"}}
+    found = {
+        name: simulate(program, run | {"control": batched(what)}, tmp_path / name)
+        for name, what in by.items()
+    }
+    counts = found["rule"]["decisions"]
+    assert counts["decided"] == counts["batches"] > 500
+    assert 0.1 < found["rule"]["moved"]["share"] < 0.95
+    right = {name: one["choice"]["right"] / one["choice"]["apart"] for name, one in found.items()}
+    assert right["rule"] > right["chance"]
 
 
 def test_a_decision_cannot_act_before_it_exists(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import polars as pl
@@ -11,7 +10,6 @@ import pytest
 
 from swiftqueue.feature_store.packets.truth import read_waits
 from swiftqueue.laboratory.learning import long_trace
-from swiftqueue.models.scoring.choice import movable_and_moved, score_choice, score_explored
 from swiftqueue.pipelines import extract
 
 
@@ -49,34 +47,3 @@ def test_a_long_trace_and_its_truth_are_of_the_same_packets(project: Path, tmp_p
     other.write_bytes(b"no table")
     with pytest.raises(ValueError, match=r"other\.parquet cannot be read"):
         read_waits(other, packets)
-
-
-@pytest.mark.long
-@pytest.mark.slow
-def test_explored_packets_tell_what_both_waits_say_of_a_choice(project: Path, tmp_path: Path) -> None:
-    """Of a rule that follows the waits a little late: the interval by explored packets holds its known gain.
-
-    In waits: the latency that a sender sees hides it, since a cumulative ACK waits for what was overtaken.
-    """
-    long_trace.main(project / "simulation/scenarios/long-video.yaml", tmp_path / "made", seconds=30)
-    truth = pl.read_parquet(tmp_path / "made/truth.parquet")
-    names = ("classic_wait_us", "l4s_wait_us", "queueing_us", "latency_us")
-    classic, l4s, waited, latency = (
-        truth[name].cast(pl.Float64).fill_null(float("nan")).to_numpy() for name in names
-    )
-    chosen = np.zeros(truth.height, bool)
-    chosen[400:] = classic[:-400] < l4s[:-400]
-    movable, moved = movable_and_moved(truth)
-    np.testing.assert_array_equal(movable, truth["default_queue"] == "l4s")  # what the table alone says
-    time_ns = truth["sent_ns"].to_numpy()[movable]
-    known, _ = score_choice(chosen[movable], classic[movable], l4s[movable], time_ns, 1)
-    gain = known["never_ms"] - known["regret_ms"]
-    assert gain > 1
-
-    def told(us: np.ndarray) -> dict[str, Any]:
-        return score_explored(chosen[movable], moved[movable], us[movable], 0.05, time_ns, 1)
-
-    low, high = told(waited)["gain_ms_95"]
-    assert low <= gain <= high
-    assert low > 0
-    assert told(latency)["gain_ms"] < low

@@ -48,7 +48,7 @@ def edit_json(folder: Path, **changes: object) -> None:
         if value is None:
             del described[key]
         else:
-            described[key] = value
+            described[key] = {**described[key], **value} if key == "architecture" else value  # type: ignore[dict-item]
     path.write_text(json.dumps(described))
 
 
@@ -73,6 +73,11 @@ def test_round_trip_keeps_every_bit(folder: Path) -> None:
     with torch.no_grad():
         assert torch.equal(loaded.model(x_BWF), make_model()(x_BWF))
     assert sorted(p.name for p in folder.iterdir()) == ["model.json", "model.safetensors"]
+    described = json.loads((folder / "model.json").read_text())
+    assert (described["architecture"]["name"], loaded.model.sizes) == ("event-stream", TINY)
+    names = [{each["name"] for each in described[rows]} for rows in ("features", "queries")]
+    assert names[0] - names[1] == {"latency_us", "latency_visible", "previous_latency_flow_us"}
+    assert names[1] - names[0] == {"place"}
 
 
 def test_saving_again_replaces_all_of_it(folder: Path) -> None:
@@ -106,11 +111,7 @@ def test_another_schema_hash_is_refused(folder: Path) -> None:
 def test_a_network_of_a_former_form_names_the_commit_that_serves_it(
     folder: Path, old: dict[str, str | None]
 ) -> None:
-    described = json.loads((folder / "model.json").read_text())
-    if "name" in old:
-        edit_json(folder, architecture={**described["architecture"], **old})
-    else:
-        edit_json(folder, **old)
+    edit_json(folder, **({"architecture": old} if "name" in old else old))
     with pytest.raises(ValueError, match=r"of the old form, .* commit ebbf31e4 is the last one") as refused:
         artifact.load(folder)
     assert "\n" not in str(refused.value)
@@ -126,7 +127,13 @@ def test_a_network_of_a_former_form_names_the_commit_that_serves_it(
         ({"window": {"tokens": 64}}, "window: key 'horizon' is missing"),
         ({"target": {"transform": "sqrt", "shift": 0, "scale": 1}}, "unknown transform 'sqrt'"),
         ({"target": {"transform": "log", "shift": 0, "scale": 0}}, "scale above zero|scale 0"),
-        ({"architecture": {"name": "lstm"}}, "unknown architecture 'lstm'"),
+        ({"window": {"tokens": 72, "horizon": 16}}, "the window must be 64 events and 8 queries"),
+        ({"architecture": {"name": "lstm"}}, r"unknown architecture 'lstm' \(known: event-stream, mlp\)"),
+        ({"architecture": {"layers": 2}}, "the window must be 128 events and 8 queries"),
+        ({"architecture": {"band": 192}}, "the window must be 192 events"),
+        ({"architecture": {"band": 10**9}}, "band is 1000000000; it must be a whole number"),
+        ({"architecture": {"readout": "last"}}, "architecture: unknown key 'readout'"),
+        ({"queries": []}, "features is 0; it must be a whole number from 1"),
         ({"features": [{"name": "age_us", "unit": "us"}]}, "feature: key 'scale' is missing"),
         ({"features": 7}, "malformed"),
     ],

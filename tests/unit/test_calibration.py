@@ -1,13 +1,10 @@
-"""Quantiles moved to their levels by what they missed, and how probable it is that one queue is faster."""
+"""Quantiles are moved to their levels by what they missed."""
 
 # Shapes: B decisions, H horizon, N known latencies, L levels, D width.
 
 from __future__ import annotations
 
-import itertools
-
 import numpy as np
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,7 +13,6 @@ from swiftqueue.models.forecasters.spread import Spread
 from swiftqueue.models.mlp.network import MlpArchitecture, QueryMlp
 from swiftqueue.models.networks.prediction import HeadInputs, answers, quantiles
 from swiftqueue.models.networks.scaling import ScaledFeature, TargetScaling
-from swiftqueue.models.scoring.choice import RULES, rule_name, score_choice, score_sooner
 from swiftqueue.models.training.calibration import SLICES, calibrated, missed, shifts
 
 LEVELS = (0.05, 0.25, 0.5, 0.9, 0.99)
@@ -98,53 +94,3 @@ def test_the_newest_slices_count() -> None:
 
 def spread(us: list[float], levels: tuple[float, ...] = LEVELS) -> Spread:
     return Spread(levels, np.array(us, np.float32)[None, None])
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.lists(st.floats(100, 1e6), min_size=5, max_size=5), st.floats(0.001, 0.999))
-def test_the_quantile_is_the_inverse_of_the_probability(us: list[float], share: float) -> None:
-    ascending = sorted(us)
-    if min(b / a for a, b in itertools.pairwise(ascending)) < 1.01:
-        return  # coinciding levels have many shares for one latency
-    one = spread(ascending)
-    if (at := one.quantile_us(share)).item() < 1:  # below the logarithm's floor
-        return
-    assert 1 - one.above(at).item() == pytest.approx(share, abs=2e-3)
-
-
-def test_who_is_faster_by_hand() -> None:
-    """Independent log-normals: the difference of their logarithms is normal."""
-    from scipy.stats import norm
-
-    levels = (0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99)
-    z = norm.ppf(levels)
-
-    def log_normal(mean: float, sigma: float) -> Spread:
-        return spread(list(np.exp(mean + sigma * z)), levels)
-
-    slow = log_normal(10, 0.5)
-    for mean, sigma in ((9.0, 0.5), (9.9, 0.2), (10.0, 0.5), (10.6, 1.0)):
-        wanted = norm.cdf((10 - mean) / np.hypot(0.5, sigma))
-        assert log_normal(mean, sigma).sooner_than(slow).item() == pytest.approx(wanted, abs=0.02)
-    assert slow.sooner_than(log_normal(13, 0.1)).item() > 0.99
-
-
-def test_probabilities_are_scored_by_brier_and_by_what_their_rules_cost() -> None:
-    classic_us = np.array([0.0, 5_000, 1_000, np.nan])
-    l4s_us = np.array([4_000.0, 0, 2_000, 0])
-    time_ns = np.arange(4) * 1_000_000_000
-    sooner = np.array([0.9, 0.3, 0.45, 0.5])
-    scores, drawn = score_sooner(sooner, classic_us, l4s_us, time_ns, seed=1)
-    assert scores["brier"] == pytest.approx((0.1**2 + 0.3**2 + 0.55**2) / 3)
-    assert scores["brier_of_share"] == pytest.approx(2 / 9)
-    assert scores[rule_name(0.25)] == pytest.approx(5 / 3)
-    assert scores[rule_name(0.4)] == 0
-    assert scores[rule_name(0.5)] == pytest.approx(1 / 3)
-    assert set(drawn) == {rule_name(rule) for rule in RULES}
-    # Who is sure has one rule: that of `score_choice`.
-    sure = classic_us < l4s_us - 2_000
-    one, _ = score_sooner(sure.astype(float), classic_us, l4s_us, time_ns, seed=1)
-    plain, _ = score_choice(sure, classic_us, l4s_us, time_ns, seed=1)
-    assert {one[rule_name(rule)] for rule in RULES} == {plain["regret_ms"]}
-    nothing, none = score_sooner(sooner[:0], classic_us[:0], l4s_us[:0], time_ns[:0], seed=1)
-    assert (nothing["brier"], none) == (None, {})

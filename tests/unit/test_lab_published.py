@@ -14,11 +14,11 @@ from swiftqueue.common.json_file import read_object
 from swiftqueue.laboratory.learning.judged_models import models_by_profile
 from swiftqueue.laboratory.learning.train import settings
 from swiftqueue.laboratory.runs import experience
-from swiftqueue.laboratory.runs.canary import INSTEAD, ROUTERS, RUNGS, canaries
+from swiftqueue.laboratory.runs.canary import INSTEAD, ROUTERS, RUNGS, SCENARIO, canaries
 from swiftqueue.laboratory.runs.programs import Equals
 from swiftqueue.laboratory.runs.resolve import Cell, Model, control_of, identity, resolve
 from swiftqueue.laboratory.runs.results import COMPLETE, KEY, load
-from swiftqueue.laboratory.scenarios.controls import CONTROLS, ControlSettings
+from swiftqueue.laboratory.scenarios.controls import ControlSettings
 from swiftqueue.laboratory.scenarios.files import environment_at, names, path_of
 from swiftqueue.laboratory.scenarios.files import load as load_scenario
 from swiftqueue.laboratory.scenarios.schema import PROFILES, Scenario
@@ -103,7 +103,7 @@ def test_what_users_noticed_is_of_runs_that_are_known_and_of_one_length(project:
 
 def test_the_list_of_equals_is_whole(tmp_path: Path) -> None:
     equals = Equals.load()
-    every = len(CONTROLS) + 1  # the model's by a second kernel
+    every = len(load_scenario(SCENARIO).controls) + 1  # the model's by a second kernel
     one = len(RUNGS) + len(INSTEAD) + 2 + 2  # guarded, with another response; the events by two kernels
     assert len(equals.canaries) == 2 * 2 * every + 2 * one + len(ROUTERS)  # points, profiles
     assert len(set(equals.programs)) == len(equals.programs)

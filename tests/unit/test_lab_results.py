@@ -22,7 +22,7 @@ from swiftqueue.laboratory.report.page import make_report
 from swiftqueue.laboratory.report.tables import brief, cell, chance, markdown, verdict
 from swiftqueue.laboratory.report.targets import targets as judged
 from swiftqueue.laboratory.runs import results
-from swiftqueue.laboratory.runs.resolve import Asked, Cell
+from swiftqueue.laboratory.runs.resolve import Cell, PlannedRun
 from swiftqueue.laboratory.runs.results import LATER, NOT_RUN, SCHEMA, forget, load, merge
 from swiftqueue.laboratory.runs.rows import complete, not_run
 from swiftqueue.laboratory.scenarios.files import load as load_scenario
@@ -57,7 +57,7 @@ def test_a_row_has_what_the_report_says_of_its_scenario(tmp_path: Path) -> None:
     scenario = load_scenario(path_of("sweep-rtt"))
     described = {"about": scenario.about, "figure": "11", "axis_log": False}
     described["axis_label"] = "propagation one way, ms"
-    asked = Asked(Cell("mine", "20 ms", 20.0, "uncoupled", "model", 1), run={})
+    asked = PlannedRun(Cell("mine", "20 ms", 20.0, "uncoupled", "model", 1), run={})
     assert described.items() <= not_run(asked, scenario, "no model").items()
 
     quantiles = dict.fromkeys(("count", "mean", "p50", "p90", "p99", "p999", "max", "cdf"))

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import polars as pl
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,7 +18,7 @@ from sklearn.metrics import (
     precision_recall_fscore_support,
 )
 
-from swiftqueue.models.scoring import choice, metrics
+from swiftqueue.models.scoring import metrics
 from swiftqueue.models.sharp import PAPERS, change_direction, change_of, sharp_changes
 
 latencies = st.sampled_from([1_000.0, 9_000.0, 20_000.0, 30_000.0, 40_000.0, 48_000.0, 120_000.0, 145_000.0])
@@ -291,66 +290,3 @@ def test_the_thresholds_are_parameters_and_one_definition_serves_loss_and_scores
     path.write_text("change: {least_ms: 0, least_share: 0.5}\n")
     with pytest.raises(ValueError, match=r"change\.least_ms is 0; it must be a number above 0"):
         change_of(path)
-
-
-def two_queues(seed: int) -> dict[str, Any]:
-    """Waits of packets in either queue, in episodes; batches moved at random; a choice that is half right."""
-    rng = np.random.default_rng(seed)
-    batches = 60 * 25
-    longer = np.repeat(rng.random(batches // 25) < 0.4, 25)  # seconds: the L4S queue is the longer one
-    l4s = rng.exponential(np.where(longer, 12e3, 3e3)[:, None], (batches, 8))
-    classic = rng.exponential(np.where(longer, 4e3, 9e3)[:, None], (batches, 8))
-    moved = np.repeat(rng.random(batches) < 0.05, 8)
-    chosen = np.repeat(longer ^ (rng.random(batches) < 0.3), 8)
-    came = np.where(moved, classic.ravel(), l4s.ravel())
-    came[rng.random(came.size) < 0.02] = np.nan
-    time_ns = np.repeat(np.arange(batches, dtype=np.int64) * 40_000_000, 8)
-    return {"classic": classic.ravel(), "l4s": l4s.ravel(), "moved": moved, "chosen": chosen} | {
-        "came": came,
-        "time_ns": time_ns,
-    }
-
-
-def test_what_explored_packets_tell_is_what_both_waits_say() -> None:
-    """Over forty senders the interval holds the known gain as often as it should, without bias."""
-    inside, off, unweighted = 0, [], []
-    for seed in range(40):
-        w = two_queues(seed)
-        known, _ = choice.score_choice(w["chosen"], w["classic"], w["l4s"], w["time_ns"], 1)
-        gain = known["never_ms"] - known["regret_ms"]
-        found = choice.score_explored(w["chosen"], w["moved"], w["came"], 0.05, w["time_ns"], 1)
-        low, high = found["gain_ms_95"]
-        inside += low <= gain <= high
-        off.append(found["gain_ms"] - gain)
-        assert found["n_told"] < 0.05 * found["n"]
-        ms, told = w["came"] / 1e3, w["moved"] == w["chosen"]
-        unweighted.append(np.nanmean(ms[~w["moved"]]) - np.nanmean(ms[told]) - gain)
-    assert inside >= 34
-    assert abs(np.mean(off)) < 3 * np.std(off) / len(off) ** 0.5
-    # Without weights the choice's moves count a twentieth of what they are.
-    assert abs(np.mean(unweighted)) > 5 * np.std(unweighted) / len(off) ** 0.5
-
-
-def test_a_choice_that_never_moves_gains_nothing_and_without_exploration_nothing_is_said() -> None:
-    w = two_queues(1)
-    never = np.zeros_like(w["moved"])
-    assert choice.score_explored(never, w["moved"], w["came"], 0.05, w["time_ns"], 1)["gain_ms"] == 0
-    unknown = choice.score_explored(w["chosen"], never, w["came"], 0.05, w["time_ns"], 1)
-    assert (unknown["gain_ms"], unknown["gain_ms_95"], unknown["n_told"]) == (None, None, 0)
-    nothing = choice.score_explored(never[:0], never[:0], w["came"][:0], 0.05, w["time_ns"][:0], 1)
-    assert nothing["gain_ms"] is None
-    with pytest.raises(ValueError, match="share of explored packets is 1; it must be above 0, below 1"):
-        choice.score_explored(never, w["moved"], w["came"], 1.0, w["time_ns"], 1)
-
-
-def test_what_was_moved_is_read_from_where_the_packets_of_a_flow_mostly_went() -> None:
-    queues = pl.Enum(["classic", "l4s"])
-    table = pl.DataFrame(
-        {
-            "flow_id": [1, 2, 1, 1, 2, 1],
-            "queue": pl.Series(["l4s", "classic", "classic", "l4s", "classic", "l4s"], dtype=queues),
-        }
-    )
-    movable, moved = choice.movable_and_moved(table)
-    assert movable.tolist() == [True, False, True, True, False, True]
-    assert moved.tolist() == [False, False, True, False, False, False]

@@ -88,13 +88,13 @@ class BatchMove : public QueueControl {
   std::vector<double> m_levels;
   agent::Sender m_sender;
   std::vector<float> m_x_BWF;
-  std::shared_ptr<Batch> m_batch;  // of the packet that leaves
+  std::shared_ptr<Batch> m_batch;  // batch of the packet that leaves
   struct Last {
     uint8_t queue;
     agent::Arm arm;
   };
   std::unordered_map<int32_t, Last> m_last;  // each flow's last decision
-  agent::Arm m_arm{0};                       // of the decision that the packet at hand follows
+  agent::Arm m_arm{0};                       // arm of the decision that the packet at hand follows
   std::unordered_map<uint16_t, int32_t> m_flowIds;  // by first appearance, as in a packet table
   std::unordered_map<uint32_t, int32_t> m_receiverIds;
   std::vector<uint16_t> m_flows;  // by flow id

@@ -37,8 +37,8 @@ class ClassWatch {
 
   ns3::Ptr<ConfuciusQueueDisc> m_disc;
   const std::vector<std::shared_ptr<SenderWatch>>& m_senders;
-  std::vector<std::optional<uint32_t>> m_buckets;  // of each flow, once a packet has come
-  std::vector<std::vector<uint32_t>> m_classes;    // of each flow
+  std::vector<std::optional<uint32_t>> m_buckets;  // bucket of each flow, once a packet has come
+  std::vector<std::vector<uint32_t>> m_classes;    // classes of each flow
 };
 
 }  // namespace swiftqueue::lab

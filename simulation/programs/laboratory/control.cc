@@ -21,6 +21,8 @@ std::unique_ptr<QueueControl> MakeControl(const Run& run, const Network& network
           return std::make_unique<OracleMove>(params, run, network);
         } else if constexpr (std::is_same_v<Params, LastLatencyControl>) {
           return std::make_unique<LastLatencyMove>(params);
+        } else if constexpr (std::is_same_v<Params, VirtualQueueControl>) {
+          return std::make_unique<VirtualQueueMove>(params);
         } else if constexpr (std::is_same_v<Params, ModelControl>) {
           return ModelMove::Make(params, run.questions);
         } else if constexpr (std::is_same_v<Params, FlowSplitControl>) {

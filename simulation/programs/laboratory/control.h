@@ -18,7 +18,7 @@ namespace swiftqueue::lab {
 /** A data packet as the sender knows it. */
 struct DataPacket {
   int64_t number;  // in send order, all flows together
-  uint16_t flow;   // of the run
+  uint16_t flow;   // number of the flow in the run
   uint32_t receiver;
   uint32_t sizeBytes;    // IP length
   uint8_t defaultQueue;  // kL4sQueue: it may be moved

@@ -27,7 +27,7 @@ class Experience {
   struct Object {
     double startS;
     uint64_t bytes;
-    std::size_t page;  // of the group
+    std::size_t page;  // number of the page in the group
   };
   static Object ObjectOf(const Pages& pages, uint32_t index);
 
@@ -46,7 +46,7 @@ class Experience {
     double startS;
     uint32_t objects{0};
     uint32_t loaded{0};
-    double endS{0};  // of the last that was loaded
+    double endS{0};  // end of the last page that was loaded
   };
   struct Call {
     uint16_t flow;

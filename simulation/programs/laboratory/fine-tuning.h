@@ -39,7 +39,7 @@ class FineTuner {
   void Apply(std::size_t round);
 
   FineTuning m_params;
-  ns3::Time m_end;  // of the run
+  ns3::Time m_end;  // end of the run
   int64_t m_firstVersion;
   std::string m_folder;
   std::function<void()> m_writePackets;

@@ -14,7 +14,7 @@
 
 namespace swiftqueue::lab {
 
-inline constexpr uint16_t kFirstPort = 5000;  // of a receiver; flow n has port 5000 + n
+inline constexpr uint16_t kFirstPort = 5000;  // first port of a receiver; flow n has port 5000 + n
 
 struct Flow {
   uint16_t number;

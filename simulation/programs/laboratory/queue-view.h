@@ -52,15 +52,15 @@ class QueueView {
   struct State {  // by Queue
     std::array<double, 2> bytes{};
     std::array<BytesPerUs, 2> arrivals{};  // smoothed
-    double classicWeight{0};               // of the scheduler, which may follow the flows' ages
-    BytesPerUs rate{0};                    // of the link, which may vary
+    double classicWeight{0};               // in the scheduler, which may follow flows' ages
+    BytesPerUs rate{0};                    // rate of the link, which may vary
   };
   struct Seen {
     ns3::Ptr<Disc> disc;
     const Bottleneck* link;
     std::array<BytesPerUs, 2> arrivals{};
     std::array<uint64_t, 2> arrivedBytes{};
-    std::deque<State> past;  // of the last ageUs, the oldest first
+    std::deque<State> past;  // states of the last ageUs, the oldest first
   };
 
   void Measure();
@@ -70,7 +70,7 @@ class QueueView {
   double m_rateUs;
   std::size_t m_ageTicks;
   uint32_t m_firstBottleneck;
-  std::vector<uint32_t> m_lastBottleneck;  // of each receiver; exclusive
+  std::vector<uint32_t> m_lastBottleneck;  // last bottleneck of each receiver; exclusive
   std::vector<Seen> m_seen;
 };
 

@@ -15,7 +15,7 @@ namespace {
 
 namespace json = engine::json;
 
-constexpr std::size_t kMaxFlows = 20'000;  // of a run: each has a port of its own
+constexpr std::size_t kMaxFlows = 20'000;  // flows of a run: each has a port of its own
 constexpr double kLStepMs = 20;            // where the run does not say
 const std::string kFile = "run file";
 
@@ -217,6 +217,8 @@ BatchedControl ReadBatched(const Node& node) {
     control.by = ForecastByChance{by["share"].Number(), by["seed"].Count()};
   } else if (kind == "last_latency") {
     control.by = ForecastByLastLatency{by["threshold_us"].Number(), by["stale_us"].Number()};
+  } else if (kind == "virtual_queue") {
+    control.by = ForecastByVirtualQueue{};
   } else if (kind == "view") {
     control.by = ForecastByView{by["rate_us"].Number(), by["age_us"].Number()};
   } else if (kind == "record") {
@@ -239,6 +241,9 @@ Control ReadControl(const Node& node) {
   }
   if (kind == "last_latency") {
     return LastLatencyControl{node["threshold_us"].Number(), node["stale_us"].Number()};
+  }
+  if (kind == "virtual_queue") {
+    return VirtualQueueControl{node["margin_us"].Number()};
   }
   if (kind == "model") {
     return ModelControl{node["artifact"].Text(), node["version"].Count(), ReadBatching(node)};

@@ -40,7 +40,7 @@ struct Replay {
 /** Of a web page, which is asked for at one moment; a flow of the group for each. */
 struct WebPage {
   double startS;
-  std::vector<uint64_t> bytes;  // of its objects
+  std::vector<uint64_t> bytes;  // bytes of its objects
 };
 using Pages = std::vector<WebPage>;
 /** A call: frames as large as the congestion control allows, between two rates. */
@@ -48,7 +48,7 @@ struct RealTime {
   double framesPerS;
   double leastBps;
   double mostBps;
-  double startBps;  // of tcp `gcc`
+  double startBps;  // first rate of tcp `gcc`
 };
 using Traffic = std::variant<Messages, Greedy, Video, ConstantRate, Replay, Pages, RealTime>;
 
@@ -80,7 +80,7 @@ struct Bottleneck {
   double rateBps;
   double delayMs;
   uint32_t bufferBytes;
-  double lStepMs;                                // of profile uncoupled
+  double lStepMs;                                // step of profile uncoupled
   std::optional<DiscOfType> disc;                // none: the profile's
   std::vector<std::pair<double, double>> rates;  // from a second on, bit/s; none: rateBps always
 };
@@ -114,6 +114,9 @@ struct LastLatencyControl {
   double thresholdUs;
   double staleUs;
 };
+struct VirtualQueueControl {
+  double marginUs;
+};
 /** How forecasts for a batch become queues: the agent's controller, and when its answer exists. */
 struct Batching {
   double inferenceUs;
@@ -121,7 +124,7 @@ struct Batching {
   double marginUs;
   double marginShare;
   int32_t maxMovedUnacked;
-  double maxMovedShare;  // of what is in flight, where that is more
+  double maxMovedShare;  // share of the packets in flight, where that is more
   bool guard;
 };
 struct ModelControl {
@@ -139,6 +142,7 @@ struct ForecastByChance {
   uint32_t seed;
 };
 using ForecastByLastLatency = LastLatencyControl;
+struct ForecastByVirtualQueue {};
 struct ForecastByView {
   double rateUs;
   double ageUs;  // how old what it sees is
@@ -149,13 +153,14 @@ struct ForecastByRecord {
 };
 /** Decides as the model does, by batches, delay and limit, on what something else says. */
 struct BatchedControl {
-  std::variant<ForecastAlways, ForecastByChance, ForecastByLastLatency, ForecastByView,
-               ForecastByRecord>
+  std::variant<ForecastAlways, ForecastByChance, ForecastByLastLatency, ForecastByVirtualQueue,
+               ForecastByView, ForecastByRecord>
       by;
   Batching batching;
 };
-using Control = std::variant<DefaultControl, NoL4sControl, RandomControl, OracleControl,
-                             LastLatencyControl, ModelControl, FlowSplitControl, BatchedControl>;
+using Control =
+    std::variant<DefaultControl, NoL4sControl, RandomControl, OracleControl, LastLatencyControl,
+                 VirtualQueueControl, ModelControl, FlowSplitControl, BatchedControl>;
 
 struct FineTuning {
   double everyS;
@@ -166,7 +171,7 @@ struct FineTuning {
 
 /** What the ACK of a moved packet says to S1's DCTCP. */
 enum class MovedResponse {
-  kScalable,  // what that of any other says
+  kScalable,  // the same as any other packet's ACK says
   kClassic    // its mark is a loss
 };
 
@@ -191,7 +196,7 @@ struct Run {
   bool questions;  // only with ModelControl
   bool waits;      // each packet's queues as they were when it came
   bool decisions;  // only with ModelControl and BatchedControl
-  bool classes;    // of Confucius' disc, in which each flow is
+  bool classes;    // whether Confucius' class of each flow is logged
 };
 
 /** A link's rate at a time of the run, bit/s. */

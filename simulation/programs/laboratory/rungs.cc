@@ -90,6 +90,36 @@ class LastLatencyRung : public Rung {
   LastLatency m_last;
 };
 
+class VirtualQueueRung : public Rung {
+ public:
+  VirtualQueueRung(const ForecastByVirtualQueue&, const Batching& params) : Rung(params) {}
+
+  void Sent(const DataPacket& packet, uint8_t queue) override {
+    Rung::Sent(packet, queue);
+    m_queues.Sent(packet, queue);
+  }
+  void Acked(int64_t packet, uint16_t flow, uint8_t queue, float latencyUs) override {
+    Rung::Acked(packet, flow, queue, latencyUs);
+    m_queues.Acked(packet, latencyUs);
+  }
+
+ protected:
+  void Forecast(const agent::Question& question, const float*, float* y_BH) override {
+    double classicBytes = 0, l4sBytes = 0;  // of the batch, before the packet
+    Fill(question, y_BH, [&](const Candidate& candidate) {
+      const uint32_t receiver = ReceiverOf(candidate);
+      const double classicUs = m_queues.ForecastUs(receiver, kClassicQueue, classicBytes);
+      const double l4sUs = m_queues.ForecastUs(receiver, kL4sQueue, l4sBytes);
+      classicBytes += candidate.size_bytes;
+      l4sBytes += candidate.queue == kL4sQueue ? candidate.size_bytes : 0;
+      return std::pair{static_cast<float>(classicUs), static_cast<float>(l4sUs)};
+    });
+  }
+
+ private:
+  OwnQueues m_queues;
+};
+
 class ViewRung : public Rung {
  public:
   ViewRung(const ForecastByView& by, const Batching& params, const Run& run, const Network& network)
@@ -165,6 +195,8 @@ std::unique_ptr<BatchMove> MakeRung(const BatchedControl& params, const Run& run
           return std::make_unique<ChanceRung>(by, params.batching);
         } else if constexpr (std::is_same_v<By, ForecastByLastLatency>) {
           return std::make_unique<LastLatencyRung>(by, params.batching);
+        } else if constexpr (std::is_same_v<By, ForecastByVirtualQueue>) {
+          return std::make_unique<VirtualQueueRung>(by, params.batching);
         } else if constexpr (std::is_same_v<By, ForecastByView>) {
           return std::make_unique<ViewRung>(by, params.batching, run, network);
         } else if constexpr (std::is_same_v<By, ForecastByRecord>) {

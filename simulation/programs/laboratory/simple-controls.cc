@@ -75,4 +75,32 @@ void LastLatency::Acked(uint16_t flow, uint8_t queue, float latencyUs) {
   }
 }
 
+double OwnQueues::ForecastUs(uint32_t receiver, uint8_t queue, double aheadBytes) const {
+  const VirtualQueueRow row = m_queues.query(Simulator::Now().GetNanoSeconds(),
+                                             static_cast<int32_t>(receiver), queue, aheadBytes);
+  const double us = virtual_queue_us(row, VirtualQueueRule::online());
+  return std::isnan(us) ? 0 : us;
+}
+
+void OwnQueues::Sent(const DataPacket& packet, uint8_t queue) {
+  m_queues.sent(packet.number, Simulator::Now().GetNanoSeconds(),
+                {.size_bytes = static_cast<int32_t>(packet.sizeBytes),
+                 .flow_id = packet.flow,
+                 .receiver_id = static_cast<int32_t>(packet.receiver),
+                 .queue = queue});
+}
+
+void OwnQueues::Acked(int64_t packet, float latencyUs) {
+  m_queues.acked(packet, Simulator::Now().GetNanoSeconds(), latencyUs);
+}
+
+bool VirtualQueueMove::Move(const DataPacket& packet, const Waiting&) {
+  if (packet.defaultQueue == kClassicQueue) {
+    return false;
+  }
+  const double l4sUs = m_queues.ForecastUs(packet.receiver, kL4sQueue, 0);
+  const double classicUs = m_queues.ForecastUs(packet.receiver, kClassicQueue, 0);
+  return l4sUs - classicUs > m_params.marginUs;
+}
+
 }  // namespace swiftqueue::lab

@@ -9,6 +9,7 @@
 #include <unordered_map>
 
 #include "control.h"
+#include "feature_store/events/virtual_queue.h"
 #include "ns3/nstime.h"
 #include "queue-view.h"
 
@@ -46,7 +47,7 @@ class OracleMove : public QueueControl {
 
   OracleControl m_params;
   QueueView m_view;
-  std::unordered_map<uint16_t, Last> m_last;  // of each flow
+  std::unordered_map<uint16_t, Last> m_last;  // last latency of each flow
 };
 
 /** A fixed share of the flows, in the order in which they first send: none changes its queue. */
@@ -57,7 +58,7 @@ class FlowSplitMove : public QueueControl {
 
  private:
   double m_share;
-  std::unordered_map<uint16_t, bool> m_moved;  // of each L4S flow
+  std::unordered_map<uint16_t, bool> m_moved;  // whether each L4S flow was moved
 };
 
 /** A threshold on what each flow saw last in the L4S queue. */
@@ -75,7 +76,7 @@ class LastLatency {
   };
 
   LastLatencyControl m_params;
-  std::unordered_map<uint16_t, Seen> m_seen;  // of each flow
+  std::unordered_map<uint16_t, Seen> m_seen;  // newest packet of each flow
 };
 
 class LastLatencyMove : public QueueControl {
@@ -90,6 +91,33 @@ class LastLatencyMove : public QueueControl {
 
  private:
   LastLatency m_last;
+};
+
+/** The virtual queue of feature_store/events/virtual_queue.h, with rates estimated online. */
+class OwnQueues {
+ public:
+  /** Latency of a packet that leaves now in `queue`; 0 while none is known. */
+  double ForecastUs(uint32_t receiver, uint8_t queue, double aheadBytes) const;
+  void Sent(const DataPacket& packet, uint8_t queue);
+  void Acked(int64_t packet, float latencyUs);
+
+ private:
+  VirtualQueue m_queues;
+};
+
+/** Takes the queue with the lower forecast, by a margin. */
+class VirtualQueueMove : public QueueControl {
+ public:
+  explicit VirtualQueueMove(const VirtualQueueControl& params) : m_params(params) {}
+  bool Move(const DataPacket& packet, const Waiting& behind) override;
+  void Sent(const DataPacket& packet, uint8_t queue) override { m_queues.Sent(packet, queue); }
+  void Acked(int64_t packet, uint16_t, uint8_t, float latencyUs) override {
+    m_queues.Acked(packet, latencyUs);
+  }
+
+ private:
+  VirtualQueueControl m_params;
+  OwnQueues m_queues;
 };
 
 }  // namespace swiftqueue::lab

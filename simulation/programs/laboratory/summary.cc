@@ -15,7 +15,7 @@ namespace swiftqueue::lab {
 
 namespace {
 
-constexpr int kQuantileSteps = 100;  // of "cdf"
+constexpr int kQuantileSteps = 100;  // steps of "cdf"
 constexpr double kPacketBits = 12'000;
 
 /** Sorts `values`, those of one group of packets. */

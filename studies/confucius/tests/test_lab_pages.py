@@ -53,7 +53,7 @@ def test_pages_are_drawn_as_the_papers_are_and_the_same_for_the_same_seed() -> N
     counts = np.array([len(page["bytes"]) for page in pages])
     assert counts.min() >= 1
     assert counts.max() == 50
-    # of 2000 draws: three standard errors of the quantiles
+    # Three standard errors of the quantiles of 2000 draws
     assert abs(np.median(counts) - 8) <= 1
     assert abs(np.quantile(counts, 0.9) - 19) <= 2
     sizes = np.concatenate([page["bytes"] for page in pages])
@@ -83,7 +83,7 @@ def test_pages_of_more_flows_than_a_run_can_have_are_refused_before_it(tmp_path:
 
 
 def test_each_group_of_pages_has_pages_of_its_own() -> None:
-    """What the others load must not be what S1 loads; the first group's draw on the seed alone."""
+    """The others must not load what S1 loads; the first group draws by the seed alone."""
     scenario = load(path_of("pages-and-video"))
     run = resolve(scenario, next(cells("pages-and-video", scenario)), {"kind": "default"}, [])
     groups = [group for sender in run["senders"] for group in sender["groups"]]
@@ -198,7 +198,7 @@ def test_rates_of_a_trace(tmp_path: Path) -> None:
 
 
 def summary(**changes: Any) -> dict[str, Any]:
-    """Of a run of 20 s: pages at 6, 10 and 30 s, and a frame each second."""
+    """A run of 20 s has pages at 6, 10 and 30 s, and a frame each second."""
     packets = {"packets": 10, "arrived": 8, "reordered": 2, "goodput_bps": 3e6}
     quantiles = {"count": 100_000, "mean": 5e3, "p99": 1e4, "p999": 2e4}
     some = packets | {"queueing_us": quantiles, "latency_us": quantiles}
@@ -308,11 +308,11 @@ def test_whole_runs_of_a_scenario_are_published_beside_the_others(tmp_path: Path
         output, [key | {"scenario": "new", "profile": "uncoupled", "artifact": "of another profile"}]
     )
     lab_results.merge(output, [key | {"scenario": "new", "seed": 3, "seconds": 40.0}])
-    lab_results.publish(source, "new", output)  # what was published of the place goes
+    lab_results.publish(source, "new", output)  # The rows that were published for the place go
     found = lab_results.load(output).filter(scenario="new").select("profile", "seed").rows()
     assert found == [(KEYS["profile"], 1), ("uncoupled", 1)]
     lab_results.merge(output, [key | {"scenario": "new", "point": "far", "seconds": 40.0}])
-    with pytest.raises(ValueError, match="has runs of new with another seconds that would stay"):
+    with pytest.raises(ValueError, match="would keep runs of new with another seconds: run all"):
         lab_results.publish(source, "new", output)
     with pytest.raises(ValueError, match="has no whole run of absent; `swiftqueue lab run absent`"):
         lab_results.publish(source, "absent", output)

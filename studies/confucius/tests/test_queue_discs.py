@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +12,10 @@ import pytest
 import yaml
 from cpp_suite import passed
 
-from swiftqueue.benchmarks import queues
 from swiftqueue.laboratory.command import Request, run_lab
 from swiftqueue.laboratory.runs import execution, experience, programs
 from swiftqueue.laboratory.runs.resolve import Cell, cells, resolve
 from swiftqueue.laboratory.scenarios.files import load, path_of
-from swiftqueue.pipelines.simulators import build_simulator
 
 pytestmark = pytest.mark.slow  # ns-3 programs are compiled and run
 
@@ -64,27 +61,6 @@ def a_run(folder: Path) -> dict[str, Any]:
     short = load(scenario(folder))
     cell: Cell = next(cells("mine", short))
     return resolve(short, cell, {"kind": "default"}, [])
-
-
-def test_what_a_packet_costs_can_be_measured() -> None:
-    """A figure for each disc; how large it is, is the benchmark's."""
-    program = build_simulator(program="disc-cost")
-    for disc, attributes in queues.DISCS.values():
-        assert queues.cost_ns(program, disc, attributes, flows=10, packets=1000) > 0
-    with pytest.raises(ValueError, match="type: there is no queue disc swiftqueue::None"):
-        queues.cost_ns(program, "swiftqueue::None", "", flows=10)
-
-
-def test_attributes_of_a_measured_disc_are_read() -> None:
-    program = build_simulator(program="disc-cost")
-    assert queues.cost_ns(program, *queues.DISCS[queues.LFQ], flows=10, packets=1000, of="mean_ns") > 0
-    command = [program, "--type=x", "--attributes=y"]
-    refused = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert (refused.returncode, refused.stderr) == (1, "attributes: 'y' is no NAME=VALUE\n")
-    command = [program, f"--type={queues.DISCS[queues.LFQ][0]}", "--attributes=Weights=/none"]
-    refused = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert refused.returncode == 1
-    assert refused.stderr.startswith("attributes.Weights: ")
 
 
 @pytest.mark.long

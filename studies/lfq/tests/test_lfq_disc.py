@@ -21,7 +21,7 @@ from swiftqueue.laboratory.report import verdict
 from swiftqueue.models.limit import network as limit_network
 from swiftqueue.pipelines.simulators import build_simulator
 from swiftqueue.studies.lfq import judged, learning, table, verdicts
-from swiftqueue.studies.lfq.flows import LFQ, NO_LIMIT, Disc, Environment, Flow, Simulator
+from swiftqueue.studies.lfq.flows import LFQ, NO_LIMIT, Flow, FlowDisc, FlowPath, Simulator
 
 pytestmark = pytest.mark.slow  # ns-3 programs are compiled and run
 
@@ -145,12 +145,12 @@ def test_scaling_is_folded_into_the_first_layer() -> None:
     torch.testing.assert_close(network(x_BF), before, rtol=1e-4, atol=1e-5)
 
 
-def environment(tcp: str = "new_reno", **changes: float) -> Environment:
-    return replace(Environment(tcp, 15, 15, 4, 1), **changes)  # type: ignore[arg-type]
+def environment(tcp: str = "new_reno", **changes: float) -> FlowPath:
+    return replace(FlowPath(tcp, 15, 15, 4, 1), **changes)  # type: ignore[arg-type]
 
 
-def static(limit: int) -> Disc:
-    return Disc("swiftqueue::FairQueueDisc", {"MaxSize": NO_LIMIT, "FlowLimit": str(limit)})
+def static(limit: int) -> FlowDisc:
+    return FlowDisc("swiftqueue::FairQueueDisc", {"MaxSize": NO_LIMIT, "FlowLimit": str(limit)})
 
 
 @pytest.fixture(scope="module")
@@ -179,7 +179,7 @@ def test_full_use_needs_one_bdp_of_reno_and_less_of_bic(simulator: Simulator) ->
 
 def test_arms_of_a_fork_share_what_was_before(simulator: Simulator, tmp_path: Path) -> None:
     """And the same line gives the same row; what is kept is read again."""
-    lfq = Disc(LFQ, {"MaxSize": NO_LIMIT, "FlowLimit": "30"}, a_network(tmp_path, answer=0.12))
+    lfq = FlowDisc(LFQ, {"MaxSize": NO_LIMIT, "FlowLimit": "30"}, a_network(tmp_path, answer=0.12))
     flows = [Flow(environment(), lfq, 2.0, change=change, times_s=(2.0, 3.0)) for change in (-1, 1)]
     found = simulator.run([*flows, flows[0]], "arms")
     less, more, again = found.inputs
@@ -274,7 +274,10 @@ def test_what_is_judged_is_what_the_rows_say() -> None:
     ("flow", "says"),
     [
         (Flow(environment("vegas"), static(5)), "there is no TCP vegas"),
-        (Flow(environment(), Disc(LFQ, {"Alpha": "1"})), "attributes.Alpha: swiftqueue::LfqQueueDisc has no"),
+        (
+            Flow(environment(), FlowDisc(LFQ, {"Alpha": "1"})),
+            "attributes.Alpha: swiftqueue::LfqQueueDisc has no",
+        ),
         (Flow(environment(mbps=0.0), static(5)), "a number cannot be"),
     ],
 )
@@ -292,4 +295,4 @@ def test_weights_of_another_shape_are_one_line(simulator: Simulator, tmp_path: P
     save_file(tensors, path)
     says = f"{path}: tensor 'layers.1.weight' has the shape (100, 256), expected (256, 256)"
     with pytest.raises(ValueError, match=f"line 1: attributes.Weights: {re.escape(says)}$"):
-        simulator.run([Flow(environment(), Disc(LFQ, {}, path))], "wrong")
+        simulator.run([Flow(environment(), FlowDisc(LFQ, {}, path))], "wrong")

@@ -44,7 +44,7 @@ def test_many_flows_of_lfq_share_by_jains_index() -> None:
 
 
 def truth(*packets: tuple[float, float | None, bool]) -> pl.DataFrame:
-    """Of packets: when they came, in ms; how long they waited, in ms, None if unknown; whether dropped."""
+    """Return the truth of packets: when they came and how long they waited (ms; None: unknown), and drops."""
     return pl.DataFrame(
         {
             "sent_ns": [round(come * 1e6) for come, _, _ in packets],

@@ -21,8 +21,6 @@ from numpy.typing import NDArray
 
 from swiftqueue.feature_store.events.event_stream import INPUTS, replay_events
 from swiftqueue.feature_store.packets.schema import HORIZON, QUEUES
-from swiftqueue.feature_store.rate.definition import HORIZONS
-from swiftqueue.feature_store.rate.tables import FLOW_SCHEMA, write_path
 from swiftqueue.models.forecasters.queries import QUERY_INPUTS, column
 from swiftqueue.models.scoring.intervals import LEVEL, Estimate, corrected, estimate
 from swiftqueue.models.scoring.metrics import score_predictions
@@ -32,6 +30,8 @@ from swiftqueue.studies.rate.experiments.exchange_runs import STATE, Traffic
 from swiftqueue.studies.rate.model import flows as rate_flows
 from swiftqueue.studies.rate.model.flows import Flows
 from swiftqueue.studies.rate.model.predictors import Fit, derived, log_mlp, mlp, xgboost
+from swiftqueue.studies.rate.samples.definition import HORIZONS
+from swiftqueue.studies.rate.samples.tables import FLOW_SCHEMA, write_path
 
 Floats = NDArray[np.float64]
 OWN, EXCHANGED, PLACEBO = "own", "exchanged", "placebo"

@@ -20,7 +20,6 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from swiftqueue.feature_store.rate.definition import HORIZONS, PREFIXES
 from swiftqueue.models.registry import bars
 from swiftqueue.models.registry.bars import Floats, Gain, Verdict
 from swiftqueue.models.scoring.metrics import SECOND_NS, Ints, block_draws
@@ -29,6 +28,7 @@ from swiftqueue.studies.rate.model.network import RateNetwork
 from swiftqueue.studies.rate.model.networks import load, predict_all
 from swiftqueue.studies.rate.model.predictors import baselines
 from swiftqueue.studies.rate.model.study import BEATEN, HEADLINE
+from swiftqueue.studies.rate.samples.definition import HORIZONS, PREFIXES
 
 MARGIN: Final = 0.02  # relative, of either error
 REFERENCE_MARGIN: Final = 0.01

@@ -22,7 +22,13 @@ from torch import Tensor, nn
 from swiftqueue.common.atomic import new_folder
 from swiftqueue.common.json_file import read_object
 from swiftqueue.common.section import near
-from swiftqueue.feature_store.rate.definition import (
+from swiftqueue.models.networks.files import DESCRIPTION_FILE, WEIGHTS_FILE, check_finite, write_onnx
+from swiftqueue.models.networks.scaling import ScaledFeature
+from swiftqueue.studies.rate.model.flows import Flows
+from swiftqueue.studies.rate.model.lstm import RateLstm
+from swiftqueue.studies.rate.model.network import RateNetwork, fit_scaling
+from swiftqueue.studies.rate.model.transformer import RateTransformer
+from swiftqueue.studies.rate.samples.definition import (
     HORIZONS,
     LARGEST_RATE,
     MOST_SAMPLES,
@@ -31,12 +37,6 @@ from swiftqueue.feature_store.rate.definition import (
     inputs,
     schema_hash,
 )
-from swiftqueue.models.networks.files import DESCRIPTION_FILE, WEIGHTS_FILE, check_finite, write_onnx
-from swiftqueue.models.networks.scaling import ScaledFeature
-from swiftqueue.studies.rate.model.flows import Flows
-from swiftqueue.studies.rate.model.lstm import RateLstm
-from swiftqueue.studies.rate.model.network import RateNetwork, fit_scaling
-from swiftqueue.studies.rate.model.transformer import RateTransformer
 
 FORMAT: Final = "swiftqueue-rate/2"
 OUTPUT: Final = "rate_bytes_per_s"

@@ -10,11 +10,11 @@ from typing import Any, Final
 from swiftqueue.benchmarks.published import check, entries_of, origin
 from swiftqueue.common.atomic import write_file
 from swiftqueue.common.json_file import read_object
-from swiftqueue.feature_store.rate.tables import KERNEL, NS3
 from swiftqueue.laboratory.report import tables as lab
 from swiftqueue.studies.rate.model.plain import LAST
 from swiftqueue.studies.rate.results import exchange as rate_exchange
 from swiftqueue.studies.rate.results import feedback as rate_feedback
+from swiftqueue.studies.rate.samples.tables import KERNEL, NS3
 
 FILE: Final = Path("studies/rate/results/rate.json")
 FIELDS_FILE: Final = Path("studies/rate/results/rate-fields.json")  # of networks that see some fields alone

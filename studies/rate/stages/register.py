@@ -59,7 +59,6 @@ def register(
     """
     import torch
 
-    from swiftqueue.feature_store.rate.tables import paths_in
     from swiftqueue.models.registry.entering import enter
     from swiftqueue.models.registry.lineage import folder_set
     from swiftqueue.models.registry.registry import Registry
@@ -68,6 +67,7 @@ def register(
     from swiftqueue.studies.rate.model.flows import load, split
     from swiftqueue.studies.rate.model.networks import export_onnx
     from swiftqueue.studies.rate.model.networks import load as load_network
+    from swiftqueue.studies.rate.samples.tables import paths_in
 
     torch.set_num_threads(1)
     source = models / f"{params.network}-{params.seed}"
@@ -130,7 +130,7 @@ def _champions_paths(registry: Registry) -> set[str]:
 
 def main(params: Given, flows: Given, models: Given, study: Given, output: Given) -> None:
     """Read `rate_register` of the params file; write the version and how it was judged."""
-    from swiftqueue.models.registry.entering import told
+    from swiftqueue.models.registry.entering import outcome_line
 
     private_files()  # what the local registry gets is its owner's alone
     section = read(params, RateRegisterParams)
@@ -146,7 +146,7 @@ def main(params: Given, flows: Given, models: Given, study: Given, output: Given
             lock=params.with_name("dvc.lock"),
         )
     write_file(output, json.dumps(result, indent=1) + "\n")
-    print(result.get("why") or told(result))
+    print(result.get("why") or outcome_line(result))
 
 
 if __name__ == "__main__":

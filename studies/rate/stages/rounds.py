@@ -16,7 +16,6 @@ import torch
 
 from swiftqueue.common.say import say
 from swiftqueue.common.section import read
-from swiftqueue.feature_store.rate.tables import paths_in
 from swiftqueue.models.registry.entering import enter
 from swiftqueue.models.registry.registry import LIVE, Registry
 from swiftqueue.models.registry.store import texts
@@ -38,6 +37,7 @@ from swiftqueue.studies.rate.model.tuning import (
     trained_on,
     tune_head,
 )
+from swiftqueue.studies.rate.samples.tables import paths_in
 from swiftqueue.studies.rate.stages.register import RateRegisterParams
 
 FIRST: Final = "`dvc repro studies/rate/dvc.yaml` and `swiftqueue deploy --model rate` make the first one"

@@ -12,8 +12,8 @@ from pydantic import AfterValidator, Field
 
 from swiftqueue.common.import_closure import code_hash
 from swiftqueue.common.section import Above0, Count, Section, read
-from swiftqueue.feature_store.rate.definition import HORIZONS, PREFIXES
 from swiftqueue.pipelines.stage import Given, run_stage
+from swiftqueue.studies.rate.samples.definition import HORIZONS, PREFIXES
 
 Seed = Annotated[int, Field(ge=1, le=2**31)]
 
@@ -77,9 +77,9 @@ def train_all(params: RateTrainParams, flows: Path, output: Path, say: Callable[
     """
     import torch
 
-    from swiftqueue.feature_store.rate.tables import paths_in
     from swiftqueue.studies.rate.model.flows import load, split
     from swiftqueue.studies.rate.model.networks import EVERY_PAIR, KINDS, save, train
+    from swiftqueue.studies.rate.samples.tables import paths_in
 
     torch.set_num_threads(1)
     every = load(flows)

@@ -9,10 +9,10 @@ import numpy as np
 import polars as pl
 import torch
 
-from swiftqueue.feature_store.rate.definition import HORIZONS, MOST_SAMPLES, NAMES, inputs
-from swiftqueue.feature_store.rate.tables import write_path
 from swiftqueue.studies.rate.model import networks
 from swiftqueue.studies.rate.model.network import RateNetwork, fit_scaling
+from swiftqueue.studies.rate.samples.definition import HORIZONS, MOST_SAMPLES, NAMES, inputs
+from swiftqueue.studies.rate.samples.tables import write_path
 
 SIZE = 1440
 

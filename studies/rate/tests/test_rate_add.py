@@ -13,10 +13,10 @@ from typer.testing import CliRunner, Result
 
 from swiftqueue.cli.app import app
 from swiftqueue.common.section import read
-from swiftqueue.feature_store.rate.definition import NAMES
-from swiftqueue.feature_store.rate.tables import paths_in, read_path
 from swiftqueue.pipelines.stage import StageError
 from swiftqueue.studies.rate.commands import PARAMS_FILE
+from swiftqueue.studies.rate.samples.definition import NAMES
+from swiftqueue.studies.rate.samples.tables import paths_in, read_path
 from swiftqueue.studies.rate.stages.simulate import RateSimulateParams, simulate
 
 CUT = Path(__file__).resolve().parents[3] / "tests" / "data" / "captures" / "broken_gzip.pcap.gz"

@@ -14,7 +14,6 @@ from typer.testing import CliRunner
 
 from swiftqueue.cli.app import app
 from swiftqueue.feature_store.packets.schema import HORIZON
-from swiftqueue.feature_store.rate.tables import SAMPLE_SCHEMA
 from swiftqueue.pipelines.simulators import build_simulator
 from swiftqueue.studies.rate.experiments.exchange import (
     EXCHANGED,
@@ -31,6 +30,7 @@ from swiftqueue.studies.rate.experiments.exchange import (
     with_forecasts,
 )  # fmt: skip
 from swiftqueue.studies.rate.experiments.exchange_runs import DOWNLOADS, PACKETS, STATE, Traffic, make
+from swiftqueue.studies.rate.samples.tables import SAMPLE_SCHEMA
 
 N = 64
 

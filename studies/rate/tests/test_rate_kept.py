@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from rate_flows import samples_of
 
 from swiftqueue.common.lock import LockHeldError
-from swiftqueue.feature_store.rate.definition import HORIZONS, LARGEST_RATE, MOST_SAMPLES, NAMES
-from swiftqueue.feature_store.rate.tables import KERNEL, paths_in, read_path, source_of
+from swiftqueue.studies.rate.samples.definition import HORIZONS, LARGEST_RATE, MOST_SAMPLES, NAMES
+from swiftqueue.studies.rate.samples.tables import KERNEL, paths_in, read_path, source_of
 from swiftqueue.studies.rate.testbed import kept as rate_kept
 from swiftqueue.studies.rate.testbed.flows import RECORD
 from swiftqueue.studies.rate.testbed.kept import Keeper, keeping

@@ -11,9 +11,9 @@ import numpy as np
 import polars as pl
 import pytest
 
-from swiftqueue.feature_store.rate.tables import paths_in, read_path
 from swiftqueue.pipelines.simulators import build_simulator
 from swiftqueue.pipelines.stage import StageError
+from swiftqueue.studies.rate.samples.tables import paths_in, read_path
 from swiftqueue.studies.rate.stages.simulate import RateSimulateParams, simulate
 
 pytestmark = pytest.mark.slow

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from rate_flows import write_flows
 
-from swiftqueue.feature_store.rate.definition import HORIZONS, PREFIXES, schema_hash
 from swiftqueue.models.registry.bars import NO_CHAMPION
 from swiftqueue.studies.rate.model import gate
 from swiftqueue.studies.rate.model.flows import Flows, load
+from swiftqueue.studies.rate.samples.definition import HORIZONS, PREFIXES, schema_hash
 from swiftqueue.studies.rate.stages.register import RateRegisterParams
 from swiftqueue.studies.rate.stages.train import RateTrainParams, train_all
 

@@ -14,7 +14,6 @@ import pytest
 import torch
 from rate_flows import untrained, write_flows
 
-from swiftqueue.feature_store.rate.tables import FLOWS, SAMPLES, paths_in, read_path, write_path
 from swiftqueue.models.registry.registry import CHALLENGER, CHAMPION, GateDecision, Registry
 from swiftqueue.pipelines.live import runner
 from swiftqueue.pipelines.live.scheduler import line
@@ -30,6 +29,7 @@ from swiftqueue.studies.rate.model.tuning import (
     trained_on,
     tune_head,
 )
+from swiftqueue.studies.rate.samples.tables import FLOWS, SAMPLES, paths_in, read_path, write_path
 from swiftqueue.studies.rate.stages import register as rate_register
 from swiftqueue.studies.rate.stages import rounds as rate_rounds
 from swiftqueue.studies.rate.stages.rounds import RateRecord, RateRounds

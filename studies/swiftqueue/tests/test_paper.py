@@ -17,7 +17,7 @@ from swiftqueue.cli.app import app
 from swiftqueue.models.forecasters.forecaster import variants
 from swiftqueue.studies.swiftqueue import paper
 from swiftqueue.studies.swiftqueue.answers import MEDIAN_MS, Rows, answers
-from swiftqueue.studies.swiftqueue.asked import LSTM, OURS, PREVIOUS, SHOWN, Asked
+from swiftqueue.studies.swiftqueue.asked import LSTM, OURS, PREVIOUS, SHOWN, RowRequest
 from swiftqueue.studies.swiftqueue.exhibits import EXHIBITS, FULL, PLAIN, SMALL, TREES, Exhibit, Form, chosen
 from swiftqueue.studies.swiftqueue.pictures import pictures
 from swiftqueue.studies.swiftqueue.verdicts import NOT_RUN, NOT_SETTLED, REFUTED, REPRODUCED, answer, verdict
@@ -63,7 +63,7 @@ def test_all_questions_must_hold_and_one_refutes_only_after_correction() -> None
     assert answer("", [], 1.0) is None
 
 
-def row(asked: Asked, **other: Any) -> dict[str, Any]:
+def row(asked: RowRequest, **other: Any) -> dict[str, Any]:
     """A row of made-up figures that favour the paper; all seeds differ a little."""
     f1 = SCORE.get(asked.method, 0.2) + 0.002 * asked.seed
     scored = {"n": 100, "n_sharp": 10, "f1_prediction_change": f1, "f1_truth_change": f1, "mae_ms": 1 / f1}
@@ -139,7 +139,7 @@ def test_exhibits_are_drawn_with_verdict_picture_questions_and_command() -> None
     for exhibit in EXHIBITS:
         assert f"    swiftqueue paper forecasts {exhibit.name} --small" in page
     [line] = [line for line in lines if line.startswith("| Figure 9: flows |")]
-    assert "figure 10" in line  # of the later version
+    assert "figure 10" in line  # figure 12 of the later version
     assert "**reproduced**" in line
 
 
@@ -158,7 +158,7 @@ def test_with_one_form_the_other_is_said_to_be_missing_and_nothing_is_invented()
     assert paper.sections({}) == []
     assert pictures({}) == {}
     (exhibit,) = chosen(["figure-15"])
-    rows = list(map(row, exhibit.rows(replace(SMALL, seeds=5))))  # of the last two nothing is said
+    rows = list(map(row, exhibit.rows(replace(SMALL, seeds=5))))  # the last two have no verdict
     assert "- **full**: not run." in paper.origins(published(rows))
     assert "  Training took 24 minutes of a core in seeds 1 to 3." in paper.origins(published(rows))
 
@@ -223,7 +223,7 @@ def test_the_small_form_leaves_out_in_four_figures_what_trains_longest() -> None
 def test_an_exhibit_alone_asks_for_the_rows_that_all_ask_for(form: Form) -> None:
     """To the letter, of which a row's key is the hash: 1 and 1.0 are equal, and two texts."""
 
-    def texts(asked: Iterable[Asked]) -> set[str]:
+    def texts(asked: Iterable[RowRequest]) -> set[str]:
         return {json.dumps(asdict(one)) for one in asked}
 
     every = texts(dict.fromkeys(one for exhibit in EXHIBITS for one in exhibit.rows(form)))

@@ -63,7 +63,7 @@ def test_the_rows_are_there_with_what_the_exhibits_draw(folder: Path) -> None:
     assert 0 < ours["tune_s"]["cached"] < ours["tune_s"]["uncached"]
     for row in rows:
         assert row["tuned"]["n"] > 0
-        if row["method"] == "last-flow":  # which has nothing to tune
+        if row["method"] == "last-flow":  # it has nothing to tune
             assert row["tuned"] == row["pretrained"]
 
 

@@ -47,7 +47,7 @@ def test_few_seeds_settle_nothing() -> None:
 
 
 def test_what_the_paper_does_not_claim_is_not_refuted() -> None:
-    """Of figure 12 it says that P99 was not evaluated."""
+    """The paper says that P99 was not evaluated in figure 12."""
     lines = waits.table(table(rows({"DCTCP": 0.5, "BBR": 1.2}, scenario="paper-tcp")))
     said = [line.split(" | ")[-2:] for line in lines[-3:]]
     assert said[:2] == [["no claim", "none |"], ["no claim", "P99 +20 % |"]]  # its harm is
@@ -81,7 +81,7 @@ def test_the_table_has_a_command_beside_each_verdict() -> None:
 
 
 def test_the_small_form_runs_two_points_of_each_axis(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """What is asked of the laboratory: each scenario once, `default` and the model."""
+    """The laboratory gets each scenario once, with `default` and the model."""
     asked: list[Request] = []
     monkeypatch.setattr(waits, "run_lab", lambda request, output: asked.append(request) or 0)
     assert waits.run_waits([], "models", tmp_path, small=True) == 0

@@ -70,7 +70,7 @@ def test_the_worst_cheat_is_named() -> None:
         for cheat, web in (("honest", 40.0), ("churn", 30.0), ("mislabelled", 10.0))
         for seed in range(1, 6)
     ]
-    rows += [row | {"control": "random", "web_mbps": 1.0} for row in rows]  # of no rule
+    rows += [row | {"control": "random", "web_mbps": 1.0} for row in rows]  # rows without a rule
     runs = pl.DataFrame(rows, schema=experience.SCHEMA)
     line = "| label: priority | 5 | 80 (80 to 80) | 75 (75 to 75) | 50 (50 to 50) | churn, 75 |"
     assert queues.cheats(runs)[-1] == line

@@ -1,4 +1,4 @@
-"""Write the tiny captures of this folder: one conversation in every container and link; and broken ones.
+"""Write the tiny captures of this folder: one conversation in every container and link, and broken ones.
 
 python tests/data/captures/make_captures.py
 
@@ -97,7 +97,7 @@ def block(kind: int, body: bytes, order: str = "<") -> bytes:
 def pcapng(
     packets: Iterable[tuple[int, int, bytes]], links: list[tuple[int, int]], *, order: str = "<"
 ) -> bytes:
-    """Return a pcapng of records (interface, time in ns, bytes); `links`: type and if_tsresol exponent."""
+    """Return a pcapng of records (interface, time in ns, bytes); `links` has type and if_tsresol exponent."""
     out = block(0x0A0D0D0A, struct.pack(order + "IHHq", 0x1A2B3C4D, 1, 0, -1), order)
     for link, digits in links:
         option = struct.pack(order + "HHB3x", 9, 1, digits) + struct.pack(order + "HH", 0, 0)

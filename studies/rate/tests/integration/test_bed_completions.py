@@ -21,13 +21,13 @@ from typer.testing import CliRunner
 from waiting import wait_until
 
 from swiftqueue.cli.app import app
-from swiftqueue.feature_store.rate.definition import NAMES
 from swiftqueue.studies.rate.experiments.feedback import WINDOWS, Run
+from swiftqueue.studies.rate.programs import SAMPLER, SAMPLER_OBJECT
+from swiftqueue.studies.rate.samples.definition import NAMES
 from swiftqueue.studies.rate.testbed import completions as fct
 from swiftqueue.studies.rate.testbed.flows import CONTROL, RECORD, why_not
 from swiftqueue.testbed.host import tcp_traffic
 from swiftqueue.testbed.host.hosts import ADDRESS_B, Bed
-from swiftqueue.testbed.host.programs import SAMPLER, SAMPLER_OBJECT
 from swiftqueue.testbed.host.selfcheck import NO_AQM
 from swiftqueue.testbed.host.tcp import PORT, running, summary
 
