@@ -186,7 +186,7 @@ def without_studies(project: Path, folder: Path) -> None:
         if name.parts[0] != "studies":
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(path, folder / name)
-    for link in filter(Path.is_symlink, (project / "swiftqueue").iterdir()):  # that to the studies leads nowhere
+    for link in filter(Path.is_symlink, (project / "swiftqueue").iterdir()):  # one leads nowhere
         shutil.copy2(link, folder / "swiftqueue", follow_symlinks=False)
 
 
