@@ -325,10 +325,9 @@ def _late(data: Data, name: str) -> str:
     one = data.evaluation(name)
     ours, trees = (one["methods"][method]["average_precision"] for method in (FINETUNED, TREES))
     low, high = one["methods"][FINETUNED]["average_precision_95"]
-    said = f"average precision {ours:.2f} ({low:.2f}–{high:.2f}); boosted trees {trees:.2f}"
+    said = f"average precision {ours:.2f} ({low:.2f}–{high:.2f}); trees {trees:.2f}"
     if rule := one["methods"].get(VIRTUAL_QUEUE):  # not yet known to every evaluation
-        last = one["methods"]["last_queue"]
-        return f"{said}, rule {rule['average_precision']:.2f}, last latency {last['average_precision']:.2f}"
+        return f"{said}, virtual queue {rule['average_precision']:.2f}"
     return f"{said}, chance {one['base_rate']:.2f}"
 
 
