@@ -84,6 +84,76 @@ std::unique_ptr<Engine> Engine::share() const {
 
 std::int64_t Engine::version() const { return SharedHead::Reader(*head_)->version; }
 
+std::unique_ptr<Session> Engine::open_session() const {
+  const auto floats = static_cast<std::size_t>(reach()) * kFeatures;
+  return std::unique_ptr<Session>(new Session(head_->encoder_hash(), floats));
+}
+
+bool Engine::take(Session& session, std::uint64_t first, const float* rows, int count) {
+  if (session.encoder_hash_ != head_->encoder_hash() || first > session.next_) return false;
+  const std::uint64_t known = session.next_ - first;
+  if (count <= 0 || known >= static_cast<std::uint64_t>(count)) return true;
+  const auto skipped = static_cast<int>(known);
+  require_finite_rows(rows + skipped * kFeatures, count - skipped, "event", session.next_);
+  for (int i = skipped; i < count; ++i) {
+    const auto slot = session.next_++ % static_cast<std::uint64_t>(reach());
+    std::copy_n(rows + i * kFeatures, kFeatures, session.rows_.data() + slot * kFeatures);
+  }
+  return true;
+}
+
+std::int64_t Engine::answer(const Session& session, const float* queries, int count, float* y,
+                            float* feature, int outputs) {
+  if (outputs != description_.outputs()) {
+    throw InvalidError("one answer has " + std::to_string(description_.outputs()) +
+                       " values of each latency, and there is room for " + std::to_string(outputs));
+  }
+  if (count < 1 || count > kMostQueries) {
+    throw InvalidError(std::to_string(count) + " queries: a call answers 1 to " +
+                       std::to_string(kMostQueries));
+  }
+  if (session.encoder_hash_ != head_->encoder_hash()) {
+    throw InvalidError("the session belongs to another encoder");
+  }
+  require_finite_rows(queries, count, "query", 0);
+  const auto most = static_cast<std::uint64_t>(reach());
+  const int events = static_cast<int>(std::min(most, session.next_ - session.first_));
+  for (int i = 0; i < events; ++i) {
+    const std::uint64_t number = session.next_ - static_cast<std::uint64_t>(events - i);
+    scratch_.rows()[i] = session.rows_.data() + number % most * kFeatures;
+  }
+  const SharedHead::Reader head(*head_);
+  alignas(64) float feature_HD[kHorizon * kWidth];
+  alignas(64) float scaled_L[kMaxLevels];
+  for (int from = 0; from < count; from += kHorizon) {
+    for (int h = 0; h < kHorizon; ++h) {
+      scratch_.rows()[events + h] = queries + std::min(from + h, count - 1) * kFeatures;
+    }
+    const KeptEvents kept = event_logs_.take(scratch_.rows(), events);
+    kernel_.encode(encoder_->view(), scratch_.rows(), events + kHorizon, kept, scratch_.view(),
+                   feature_HD);
+    for (int h = 0; h < std::min(kHorizon, count - from); ++h) {
+      const float* feature_D = feature_HD + h * kWidth;
+      if (!kernel_.all_finite(feature_D, kWidth)) {
+        throw InvalidError("query " + std::to_string(from + h) +
+                           ": its values, or those of the events, are too large to predict from");
+      }
+      if (feature != nullptr) std::copy_n(feature_D, kWidth, feature + (from + h) * kWidth);
+      kernel_.head(head->weights.first(), head->weights.second(), feature_D, scaled_L);
+      const float known = anchor(queries + (from + h) * kFeatures);
+      float* y_L = y + (from + h) * outputs;
+      for (int l = 0; l < outputs; ++l) {
+        y_L[l] = to_us(scaled_L[l] + known);
+        if (std::isnan(y_L[l])) {
+          throw InvalidError("query " + std::to_string(from + h) + ": the head overflows");
+        }
+      }
+      std::sort(y_L, y_L + outputs);  // prediction.py: levels that cross change places
+    }
+  }
+  return head->version;
+}
+
 std::int64_t Engine::forward(const float* x_BWF, std::int64_t windows, int tokens, float* y_BHL,
                              float* feature_BHD, int outputs) {
   if (outputs != description_.outputs()) {
@@ -158,6 +228,21 @@ void Engine::require_finite(const float* x_WF, int tokens, std::int64_t window) 
           std::string(kEventWindowFeatures[static_cast<std::size_t>(i % kFeatures)]) +
           " of token " + std::to_string(i / kFeatures) + " is NaN or infinite");
     }
+  }
+}
+
+// Throws, naming the first value of rows[count][F] that is NaN or infinite; `number` is the first
+// row's.
+void Engine::require_finite_rows(const float* rows, int count, const char* what,
+                                 std::uint64_t number) const {
+  if (kernel_.all_finite(rows, static_cast<std::size_t>(count) * kFeatures)) return;
+  for (int i = 0; i < count * kFeatures; ++i) {
+    if (std::isfinite(rows[i])) continue;
+    throw InvalidError(
+        std::string(what) + " " +
+        std::to_string(number + static_cast<std::uint64_t>(i / kFeatures)) + ": " +
+        std::string(kEventWindowFeatures[static_cast<std::size_t>(i % kFeatures)]) +
+        " is NaN or infinite");
   }
 }
 

@@ -15,6 +15,7 @@
 #include "serving/engine/error.h"
 #include "serving/engine/event_log.h"
 #include "serving/engine/kernel.h"
+#include "serving/engine/session.h"
 #include "serving/engine/weights.h"
 
 namespace swiftqueue::engine {
@@ -41,6 +42,25 @@ class Engine {
 
   std::unique_ptr<Engine> share() const;
 
+  // Returns a session without events, for this engine and all that have the same encoder.
+  std::unique_ptr<Session> open_session() const;
+
+  // Takes events numbered first, first + 1, ... with rows[count][F]; those that the session has
+  // already are skipped. Returns false, and changes nothing, if the session lacks events before
+  // `first` or belongs to another encoder: the caller must have the last `reach` events resent.
+  // Throws InvalidError, naming the event, if a value is NaN or infinite; nothing is taken then.
+  bool take(Session& session, std::uint64_t first, const float* rows, int count);
+
+  // Answers queries[count][F], 1 to 16 of them, as they stand after the session's last event:
+  // latencies y[count][outputs] in us, and the encoder's outputs feature[count][D] unless that is
+  // null. The session stays as it is. Returns the version of the head that answered. Throws
+  // InvalidError for a query that is NaN or infinite, and for a session of another encoder.
+  std::int64_t answer(const Session& session, const float* queries, int count, float* y,
+                      float* feature, int outputs = 1);
+
+  // Returns the number of last events whose resending restores a session exactly.
+  int reach() const { return description_.layers * description_.band; }
+
   // Computes latencies in us of the next H packets, y_BHL, for event windows x_BWF of `tokens` (W,
   // at most the artifact's; fewer means less history) rows each; the encoder's outputs too unless
   // feature_BHD is null. For each latency y_BHL has room for `outputs` (L) values:
@@ -64,6 +84,8 @@ class Engine {
   Engine(const Engine& other, int);
   int attended_rows(const float* x_WF, int tokens, std::int64_t window);
   void require_finite(const float* x_WF, int tokens, std::int64_t window) const;
+  void require_finite_rows(const float* rows, int count, const char* what,
+                           std::uint64_t number) const;
   float anchor(const float* row) const;
   float to_us(float scaled) const;
 
