@@ -65,12 +65,14 @@ class Version {
   ~Version() {
     model_.reset();  // and perhaps its encoder, if no other version uses it
     backend_.metrics.encoders.set(static_cast<double>(backend_.encoders.size()));
+    report_sessions();
   }
   Version(const Version&) = delete;
   Version& operator=(const Version&) = delete;
 
   const AnyModel& model() const { return *model_; }
   VersionMetrics& metrics() { return metrics_; }
+  void report_sessions() { backend_.metrics.report(backend_.encoders.sessions()); }
 
  private:
   static std::string hexadecimal(std::uint64_t hash) {
@@ -87,7 +89,7 @@ class Version {
 // One of a version's instances: Triton gives it one batch at a time.
 class Instance {
  public:
-  explicit Instance(Version& version) : version_(version), session_(version.model().session()) {}
+  explicit Instance(Version& version) : version_(version), worker_(version.model().worker()) {}
 
   void execute(TRITONBACKEND_ModelInstance* instance, TRITONBACKEND_Request** requests,
                std::uint32_t count) noexcept {
@@ -102,6 +104,7 @@ class Instance {
       if (compute_start_ns == 0) compute_start_ns = answer.compute_start_ns;
       compute_end_ns = answer.compute_end_ns;
     }
+    version_.report_sessions();
     if (windows == 0) return;  // all were refused: no batch was computed
     version_.metrics().windows.add(static_cast<double>(windows));
     logged(TRITONBACKEND_ModelInstanceReportBatchStatistics(
@@ -123,14 +126,21 @@ class Instance {
     TRITONBACKEND_Response* response = nullptr;
     OwnedError error(guarded([&] {
       require(TRITONBACKEND_ResponseNew(&response, request));
-      const std::span<const std::int64_t> shape = read_windows(request, pieces_);
-      answer.compute_start_ns = now_ns();
-      const std::span<const float> y_BH = session_->predict(shape, pieces_);
-      answer.compute_end_ns = now_ns();
-      const auto horizon = static_cast<std::int64_t>(y_BH.size()) / shape[0];
-      std::memcpy(answers(response, version_.model().output(), shape[0], horizon), y_BH.data(),
-                  y_BH.size_bytes());
-      answer.windows = static_cast<std::uint64_t>(shape[0]);
+      read_input(request, "window", kFp32, windows_);
+      if (windows_.shape.empty()) {
+        read_message(request, message_);
+        answer.compute_start_ns = now_ns();
+        const SessionReply reply = worker_->converse(message_);
+        answer.compute_end_ns = now_ns();
+        *place_for<std::int64_t>(response, "resend", 1, 1) = reply.resend;
+        answer.windows = put(response, reply.y_BH, kHorizon);
+      } else {
+        answer.compute_start_ns = now_ns();
+        const std::span<const float> y_BH = worker_->predict(windows_.shape, windows_.pieces);
+        answer.compute_end_ns = now_ns();
+        const auto horizon = static_cast<std::int64_t>(y_BH.size()) / windows_.shape[0];
+        answer.windows = put(response, y_BH, horizon);
+      }
     }));
     if (error != nullptr) version_.metrics().refused.add(1);
     if (response != nullptr) {
@@ -144,9 +154,20 @@ class Instance {
     return answer;
   }
 
+  // Puts the answers into the response, if there are any; returns their number.
+  std::uint64_t put(TRITONBACKEND_Response* response, std::span<const float> y_BH,
+                    std::int64_t horizon) const {
+    const auto windows = static_cast<std::int64_t>(y_BH.size()) / horizon;
+    if (windows == 0) return 0;
+    std::memcpy(place_for<float>(response, version_.model().output(), windows, horizon),
+                y_BH.data(), y_BH.size_bytes());
+    return static_cast<std::uint64_t>(windows);
+  }
+
   Version& version_;
-  std::unique_ptr<AnySession> session_;
-  std::vector<Piece> pieces_;
+  std::unique_ptr<AnyWorker> worker_;
+  Tensor windows_;
+  SessionMessage message_;
 };
 
 template <typename State, typename Object>

@@ -28,15 +28,17 @@ Rates::Rates(const std::string& folder)
           engine::read_file(folder + "/model.safetensors", engine::kMaxWeightBytes))) {}
 
 void Rates::check_config(std::string_view json) const {
-  check_promised(json, {kSamples, kFields, output(),
-                        static_cast<std::int64_t>(rate::kHorizons.size()), model_.schema_hash()});
+  check_promised(json,
+                 {kSamples, kFields, output(), static_cast<std::int64_t>(rate::kHorizons.size()),
+                  model_.schema_hash(), false});
 }
 
-std::unique_ptr<AnySession> Rates::session() const { return std::make_unique<RateSession>(*this); }
+std::unique_ptr<AnyWorker> Rates::worker() const { return std::make_unique<RateWorker>(*this); }
 
-std::span<const float> RateSession::predict(std::span<const std::int64_t> shape,
-                                            std::span<const Piece> pieces) {
-  const float* x_SF = gather(pieces, bytes_of(shape, pieces, kSamples, kFields));
+std::span<const float> RateWorker::predict(std::span<const std::int64_t> shape,
+                                           std::span<const Piece> pieces) {
+  require_windows(shape, pieces, kSamples, kFields);
+  const float* x_SF = x_BWF_.of(pieces);
   served_.limits().check(x_SF, shape[0], kSamples);
   y_BH_.clear();
   for (std::int64_t flow = 0; flow < shape[0]; ++flow, x_SF += kSamples * kFields) {

@@ -25,7 +25,7 @@ class Rates final : public AnyModel {
   explicit Rates(const std::string& folder);
 
   void check_config(std::string_view json) const override;
-  std::unique_ptr<AnySession> session() const override;
+  std::unique_ptr<AnyWorker> worker() const override;
   std::uint64_t encoder_hash() const override { return hash_; }
   const engine::Kernel& kernel() const override { return model_.kernel(); }
   const char* output() const override { return "rate_bytes_per_s"; }
@@ -39,9 +39,9 @@ class Rates final : public AnyModel {
   std::uint64_t hash_;  // of the weights, which no other version shares
 };
 
-class RateSession final : public AnySession {
+class RateWorker final : public AnyWorker {
  public:
-  explicit RateSession(const Rates& served) : served_(served), flow_(served.model()) {}
+  explicit RateWorker(const Rates& served) : served_(served), flow_(served.model()) {}
 
   // Rates in bytes/s after each flow's last sample, y_BH.
   std::span<const float> predict(std::span<const std::int64_t> shape,
