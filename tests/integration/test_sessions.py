@@ -301,11 +301,13 @@ def test_any_number_of_sessions_costs_their_cap(native: Native, folder: Path) ->
     header = tensor("session", np.array([[0, 8, 8]], np.int64))
     events, queries = tensor("events", kept.x_EF[None, :8]), tensor("queries", kept.x_QF[None, :8])
     held: list[int] = []
-    answers = threading.Semaphore(64)
+    answers, errors = threading.Semaphore(64), list[str]()
     with grpc.InferenceServerClient(native.triton.address) as client:
-        client.start_stream(lambda _, error: answers.release() if error is None else None)
+        client.start_stream(
+            lambda result, error: (errors.append(str(error)) if error else None, answers.release())
+        )
         for i in range(SESSIONS):
-            answers.acquire()
+            assert answers.acquire(timeout=20), errors
             client.async_stream_infer(
                 MODEL, [header, events, queries], sequence_id=(1 << 50) + i, sequence_start=True
             )
@@ -313,6 +315,7 @@ def test_any_number_of_sessions_costs_their_cap(native: Native, folder: Path) ->
                 held.append(process.memory_info().rss)
                 assert native.metric("swiftqueue_sessions")[0] <= 256
         client.stop_stream()
+    assert errors == []
     assert held[-1] - held[0] < 32 << 20
     assert kept.say(50, (0, 16)) == 0, "it was evicted, and is not mixed up with another"
 
