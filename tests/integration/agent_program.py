@@ -42,10 +42,12 @@ GONE_S = 60.0 if FULL else 5.0  # how long a server stays away
 class AgentProgram:
     """`swiftqueue-agent`, started; its last words are read by `end`."""
 
+    binary = agent_process.BINARY
+
     def __init__(self, *arguments: object, preload: Path | None = None) -> None:
         environment = os.environ | ({"LD_PRELOAD": str(preload)} if preload else {})
         self.process = subprocess.Popen(
-            [str(agent_process.BINARY), *map(str, arguments)],
+            [str(self.binary), *map(str, arguments)],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

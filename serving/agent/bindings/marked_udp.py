@@ -39,14 +39,13 @@ FOLDER: Final = Path(__file__).resolve().parents[1]
 LIBRARY: Final = FOLDER / "_build" / "libswiftqueue_udp.so"
 BINARY: Final = FOLDER / "_build" / "swiftqueue-udp"  # `swiftqueue udp send|echo`
 HEADERS: Final = (
-    *("marking/marked_udp", "marking/agent_link", "io/clock", "io/frames"),
-    *("decision/sender", "decision/controller", "decision/guard", "rate_watch"),
+    *("marking/marked_udp", "marking/agent_link", "io/agent_socket", "io/clock", "io/frames"),
+    *("decision/sender", "decision/controller", "decision/guard", "decision/growth_watch"),
 )
 SOURCES: Final = (
     FOLDER / "bindings" / "marked_udp_capi.cc",
     *(FOLDER / f"{name}.h" for name in HEADERS),
     *(feature_store.FOLDER / "events" / f"{name}.h" for name in ("sizes", "event_stream", "event_window")),
-    feature_store.FOLDER / "rate" / "tcp_sample.h",
 )
 NOT_ECT: Final = 0
 ECT1: Final = 1

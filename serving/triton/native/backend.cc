@@ -55,7 +55,7 @@ class Version {
   Version(const std::string& name, std::int64_t version, const std::string& folder,
           std::string_view config, Backend& backend)
       : backend_(backend),
-        model_(load_model(folder, version, backend.encoders)),
+        model_(std::make_unique<Model>(folder, version, backend.encoders)),
         metrics_(backend.metrics, name, version, hexadecimal(model_->encoder_hash())) {
     model_->check_config(config);
     backend_.metrics.encoders.set(static_cast<double>(backend_.encoders.size()));
@@ -70,7 +70,7 @@ class Version {
   Version(const Version&) = delete;
   Version& operator=(const Version&) = delete;
 
-  const AnyModel& model() const { return *model_; }
+  const Model& model() const { return *model_; }
   VersionMetrics& metrics() { return metrics_; }
   void report_sessions() { backend_.metrics.report(backend_.encoders.sessions()); }
 
@@ -82,14 +82,14 @@ class Version {
   }
 
   Backend& backend_;
-  std::unique_ptr<AnyModel> model_;
+  std::unique_ptr<Model> model_;
   VersionMetrics metrics_;
 };
 
 // One of a version's instances: Triton gives it one batch at a time.
 class Instance {
  public:
-  explicit Instance(Version& version) : version_(version), worker_(version.model().worker()) {}
+  explicit Instance(Version& version) : version_(version), worker_(version.model()) {}
 
   void execute(TRITONBACKEND_ModelInstance* instance, TRITONBACKEND_Request** requests,
                std::uint32_t count) noexcept {
@@ -127,20 +127,24 @@ class Instance {
     OwnedError error(guarded([&] {
       require(TRITONBACKEND_ResponseNew(&response, request));
       read_input(request, "window", kFp32, windows_);
+      std::span<const float> y_BH;
       if (windows_.shape.empty()) {
         read_message(request, message_);
         answer.compute_start_ns = now_ns();
-        const SessionReply reply = worker_->converse(message_);
+        const SessionReply reply = worker_.converse(message_);
         answer.compute_end_ns = now_ns();
         *place_for<std::int64_t>(response, "resend", 1, 1) = reply.resend;
-        answer.windows = put(response, reply.y_BH, kHorizon);
+        y_BH = reply.y_BH;
       } else {
         answer.compute_start_ns = now_ns();
-        const std::span<const float> y_BH = worker_->predict(windows_.shape, windows_.pieces);
+        y_BH = worker_.predict(windows_);
         answer.compute_end_ns = now_ns();
-        const auto horizon = static_cast<std::int64_t>(y_BH.size()) / windows_.shape[0];
-        answer.windows = put(response, y_BH, horizon);
       }
+      const auto windows = static_cast<std::int64_t>(y_BH.size()) / kHorizon;
+      if (windows == 0) return;
+      std::memcpy(place_for<float>(response, kOutput, windows, kHorizon), y_BH.data(),
+                  y_BH.size_bytes());
+      answer.windows = static_cast<std::uint64_t>(windows);
     }));
     if (error != nullptr) version_.metrics().refused.add(1);
     if (response != nullptr) {
@@ -154,18 +158,8 @@ class Instance {
     return answer;
   }
 
-  // Puts the answers into the response, if there are any; returns their number.
-  std::uint64_t put(TRITONBACKEND_Response* response, std::span<const float> y_BH,
-                    std::int64_t horizon) const {
-    const auto windows = static_cast<std::int64_t>(y_BH.size()) / horizon;
-    if (windows == 0) return 0;
-    std::memcpy(place_for<float>(response, version_.model().output(), windows, horizon),
-                y_BH.data(), y_BH.size_bytes());
-    return static_cast<std::uint64_t>(windows);
-  }
-
   Version& version_;
-  std::unique_ptr<AnyWorker> worker_;
+  Worker worker_;
   Tensor windows_;
   SessionMessage message_;
 };
@@ -222,8 +216,8 @@ std::unique_ptr<Version> load_version(TRITONBACKEND_Model* model) {
   });
   log_line(kInfo, (std::string("swiftqueue: ") + name + " version " + std::to_string(version) +
                    " loaded in " + std::to_string((now_ns() - start_ns) / 1000) + " us (" +
-                   loaded->model().kernel().name + ", " + std::to_string(encoders) + " -> " +
-                   std::to_string(shared.encoders.size()) + " encoders)")
+                   loaded->model().engine().kernel().name + ", " + std::to_string(encoders) +
+                   " -> " + std::to_string(shared.encoders.size()) + " encoders)")
                       .c_str());
   return loaded;
 }

@@ -14,7 +14,6 @@
 #include "serving/engine/json.h"
 #include "serving/engine/reading.h"
 #include "serving/engine/safetensors.h"
-#include "serving/triton/native/rate_model.h"
 
 namespace swiftqueue::backend {
 namespace {
@@ -23,7 +22,6 @@ using engine::InvalidError;
 using engine::json::Value;
 
 constexpr std::size_t kMaxLimitsBytes = std::size_t{1} << 20;
-constexpr std::string_view kRateFormat = "swiftqueue-rate/";
 constexpr std::size_t kMost = 1'000'000;  // a limit of sessions
 constexpr std::int64_t kMostEvent = std::int64_t{1} << 62;
 constexpr std::int64_t kMostOfOne = 16;  // queries of a question
@@ -164,6 +162,16 @@ void set_limit(const Value& config, const std::string& name, Limit& limit, std::
   limit = Limit(number * unit);
 }
 
+// Reads `limits.json` of rows with the features `names`; errors name the file.
+Limits read_limits(const std::string& path, std::vector<std::string> names) {
+  const std::string text = engine::read_file(path, kMaxLimitsBytes);
+  try {
+    return {text, std::move(names)};
+  } catch (const InvalidError& error) {
+    throw InvalidError(path + ": " + error.what());
+  }
+}
+
 }  // namespace
 
 Model::Model(const std::string& folder, std::int64_t version, EncoderCache& encoders)
@@ -182,9 +190,23 @@ Model::Model(const std::string& folder, const engine::Artifact& artifact, std::i
 
 void Model::check_config(std::string_view json) const {
   const engine::Description& description = engine_->description();
-  check_promised(json, {description.tokens, kEventWindowFeatureCount, output(), kHorizon,
-                        description.schema_hash, true});
   const Value config = engine::json::parse(json);
+  check_tensors(config, "input",
+                {{"window", "TYPE_FP32", {description.tokens, kEventWindowFeatureCount}},
+                 {"session", "TYPE_INT64", {-1}},
+                 {"events", "TYPE_FP32", {-1, kEventWindowFeatureCount}},
+                 {"queries", "TYPE_FP32", {-1, kEventWindowFeatureCount}}});
+  check_tensors(config, "output",
+                {{kOutput, "TYPE_FP32", {kHorizon}}, {"resend", "TYPE_INT64", {1}}});
+  const Value* most = member(config, "max_batch_size");
+  if (most == nullptr || !(most->number("max_batch_size") >= 1)) {
+    throw InvalidError("config: max_batch_size must be at least 1, a request has B windows");
+  }
+  const std::string hash = parameter(config, "schema_hash");
+  if (!hash.empty() && hash != description.schema_hash) {
+    throw InvalidError("config: made for features of another schema_hash than the artifact's " +
+                       description.schema_hash);
+  }
   SessionLimits limits;
   set_limit(config, "sessions", limits.sessions, 1);
   set_limit(config, "session_mib", limits.bytes, std::size_t{1} << 20);
@@ -192,74 +214,17 @@ void Model::check_config(std::string_view json) const {
   encoder_->sessions.limit(limits);
 }
 
-std::unique_ptr<AnyWorker> Model::worker() const { return std::make_unique<Worker>(*this); }
-
-void check_promised(std::string_view json, const VersionPromise& promised) {
-  const Value config = engine::json::parse(json);
-  std::vector<TensorPromise> inputs{{"window", "TYPE_FP32", {promised.tokens, promised.features}}};
-  std::vector<TensorPromise> outputs{{promised.output, "TYPE_FP32", {promised.horizon}}};
-  if (promised.sessions) {
-    inputs.push_back({"session", "TYPE_INT64", {-1}});
-    inputs.push_back({"events", "TYPE_FP32", {-1, promised.features}});
-    inputs.push_back({"queries", "TYPE_FP32", {-1, promised.features}});
-    outputs.push_back({"resend", "TYPE_INT64", {1}});
-  }
-  check_tensors(config, "input", inputs);
-  check_tensors(config, "output", outputs);
-  const Value* most = member(config, "max_batch_size");
-  if (most == nullptr || !(most->number("max_batch_size") >= 1)) {
-    throw InvalidError("config: max_batch_size must be at least 1, a request has B windows");
-  }
-  const std::string hash = parameter(config, "schema_hash");
-  if (!hash.empty() && hash != promised.schema_hash) {
-    throw InvalidError("config: made for features of another schema_hash than the artifact's " +
-                       std::string(promised.schema_hash));
-  }
-}
-
-Limits read_limits(const std::string& path, std::vector<std::string> names) {
-  const std::string text = engine::read_file(path, kMaxLimitsBytes);
-  try {
-    return {text, std::move(names)};
-  } catch (const InvalidError& error) {
-    throw InvalidError(path + ": " + error.what());
-  }
-}
-
-std::unique_ptr<AnyModel> load_model(const std::string& folder, std::int64_t version,
-                                     EncoderCache& encoders) {
-  const std::string path = folder + "/model.json";
-  bool rates = false;
-  try {
-    const Value described =
-        engine::json::parse(engine::read_file(path, engine::kMaxDescriptionBytes));
-    const Value* format = member(described, "format");
-    rates = format != nullptr && format->string("format").starts_with(kRateFormat);
-  } catch (const InvalidError&) {  // `Model` reports its fault in its own words
-  }
-  if (rates) return std::make_unique<Rates>(folder);
-  return std::make_unique<Model>(folder, version, encoders);
-}
-
-void AnyWorker::require_windows(std::span<const std::int64_t> shape, std::span<const Piece> pieces,
-                                std::int64_t tokens, std::int64_t features) {
-  if (shape.size() != 3 || shape[0] < 1 || shape[1] != tokens || shape[2] != features) {
-    throw InvalidError("window has shape " + shape_text(shape) + ", this version takes " +
-                       shape_text(std::vector<std::int64_t>{-1, tokens, features}));
-  }
-  require_bytes("window", shape, pieces, shape[0],
-                static_cast<std::size_t>(tokens * features) * sizeof(float));
-}
-
-SessionReply AnyWorker::converse(const SessionMessage&) {
-  throw InvalidError("this model has no sessions; ask it with a window");
-}
-
-std::span<const float> Worker::predict(std::span<const std::int64_t> shape,
-                                       std::span<const Piece> pieces) {
+std::span<const float> Worker::predict(const Tensor& windows) {
+  const std::span<const std::int64_t> shape = windows.shape;
   const int tokens = engine_->description().tokens;
-  require_windows(shape, pieces, tokens, kEventWindowFeatureCount);
-  const float* x_BWF = x_BWF_.of(pieces);
+  if (shape.size() != 3 || shape[0] < 1 || shape[1] != tokens ||
+      shape[2] != kEventWindowFeatureCount) {
+    throw InvalidError("window has shape " + shape_text(shape) + ", this version takes " +
+                       shape_text(std::vector<std::int64_t>{-1, tokens, kEventWindowFeatureCount}));
+  }
+  require_bytes("window", shape, windows.pieces, shape[0],
+                static_cast<std::size_t>(tokens) * kEventWindowFeatureCount * sizeof(float));
+  const float* x_BWF = x_BWF_.of(windows.pieces);
   model_.limits().check(x_BWF, shape[0], tokens);
   y_BH_.resize(static_cast<std::size_t>(shape[0] * kHorizon));
   engine_->forward(x_BWF, shape[0], tokens, y_BH_.data(), nullptr);
