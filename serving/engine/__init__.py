@@ -1,7 +1,7 @@
 """The inference engine from Python: a thin binding of its C interface (docs/ENGINE.md).
 
 Shapes: B windows, W window rows, F features of a row, D model width, H horizon (8 packets), L levels of
-quantiles.
+quantiles, N events, Q queries.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ def _load() -> ctypes.CDLL:
         raise ImportError(f"{LIBRARY} is not built; run `make -C {LIBRARY.parent.parent}`")
     library = ctypes.CDLL(str(LIBRARY))
     pointer, text, i64, size = ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int64, ctypes.c_size_t
+    u64 = ctypes.c_uint64
     error = [text, size]
     signatures: dict[str, tuple[Any, list[Any]]] = {
         "create": (ctypes.c_int, [text, text, i64, ctypes.POINTER(pointer), *error]),
@@ -47,6 +48,25 @@ def _load() -> ctypes.CDLL:
         "width": (ctypes.c_int, [pointer]),
         "levels": (ctypes.c_int, [pointer, ctypes.POINTER(ctypes.POINTER(ctypes.c_double))]),
         "time": (ctypes.c_int, [pointer, pointer, i64, i64, i64, pointer, *error]),
+        "reach": (ctypes.c_int, [pointer]),
+        "open_session": (ctypes.c_int, [pointer, ctypes.POINTER(pointer), *error]),
+        "close_session": (None, [pointer]),
+        "session_next": (u64, [pointer]),
+        "session_first": (u64, [pointer]),
+        "session_bytes": (size, [pointer]),
+        "session_begin": (None, [pointer, u64]),
+        "take": (
+            ctypes.c_int,
+            [pointer, pointer, u64, pointer, i64, ctypes.POINTER(ctypes.c_int), *error],
+        ),
+        "answer": (
+            ctypes.c_int,
+            [pointer, pointer, pointer, i64, pointer, ctypes.POINTER(i64), *error],
+        ),
+        "time_session": (
+            ctypes.c_int,
+            [pointer, pointer, pointer, i64, i64, pointer, i64, i64, pointer, *error],
+        ),
     }
     for name, (result, arguments) in signatures.items():
         function = getattr(library, f"swiftqueue_engine_{name}")
@@ -63,6 +83,35 @@ def call(name: str, *arguments: object) -> None:
     status = getattr(NATIVE, f"swiftqueue_engine_{name}")(*arguments, error, _ERROR_BYTES)
     if status:
         raise _STATUS_ERRORS[status](error.value.decode(errors="replace"))
+
+
+class Session:
+    """A sender's last events as engines of one encoder keep them; `Engine.open_session` makes it."""
+
+    def __init__(self, handle: ctypes.c_void_p) -> None:
+        self._handle = handle
+
+    def __del__(self) -> None:
+        NATIVE.swiftqueue_engine_close_session(self._handle)
+
+    @property
+    def next(self) -> int:
+        """Return the number of the event that it wants next."""
+        return int(NATIVE.swiftqueue_engine_session_next(self._handle))
+
+    @property
+    def first(self) -> int:
+        """Return the number of the first event since the last `begin`."""
+        return int(NATIVE.swiftqueue_engine_session_first(self._handle))
+
+    @property
+    def bytes(self) -> int:
+        """Return the memory that it takes."""
+        return int(NATIVE.swiftqueue_engine_session_bytes(self._handle))
+
+    def begin(self, first: int) -> None:
+        """Forget all events; the log, as far as this session knows, begins at event `first`."""
+        NATIVE.swiftqueue_engine_session_begin(self._handle, first)
 
 
 class Engine:
@@ -149,6 +198,64 @@ class Engine:
         y_BHL, version = self._run(x_BWF, None)
         return self._latencies(y_BHL), version
 
+    @property
+    def reach(self) -> int:
+        """Return the number of last events whose resending restores a session exactly."""
+        return int(NATIVE.swiftqueue_engine_reach(self._handle))
+
+    def open_session(self) -> Session:
+        """Return a session without events, for this engine and all with the same encoder."""
+        handle = ctypes.c_void_p()
+        call("open_session", self._handle, ctypes.byref(handle))
+        return Session(handle)
+
+    def take(self, session: Session, first: int, x_NF: npt.NDArray[Any]) -> bool:
+        """Add events numbered first, first + 1, … to a session; those that it has are skipped.
+
+        Returns:
+            False, and nothing has changed, if the session lacks events before `first` or belongs to another
+            encoder.
+
+        Raises:
+            ValueError: the shape does not fit, a value is NaN or infinite, or values are too large.
+        """
+        x_NF = self._rows(x_NF)
+        taken = ctypes.c_int()
+        with self._lock:
+            call(
+                "take",
+                self._handle,
+                session._handle,
+                first,
+                x_NF.ctypes.data,
+                len(x_NF),
+                ctypes.byref(taken),
+            )
+        return bool(taken)
+
+    def answer(self, session: Session, x_QF: npt.NDArray[Any]) -> tuple[FloatArray, int]:
+        """Return y_QL in µs for 1 to 16 queries after a session's last event, and the head's version.
+
+        The values of a query are its quantiles, ascending; without levels L is 1: the latency.
+
+        Raises:
+            ValueError: as `take`, or the session belongs to another encoder.
+        """
+        x_QF = self._rows(x_QF)
+        y_QL = np.empty((len(x_QF), len(self.levels) or 1), np.float32)
+        version = ctypes.c_int64()
+        with self._lock:
+            call(
+                "answer",
+                self._handle,
+                session._handle,
+                x_QF.ctypes.data,
+                len(x_QF),
+                y_QL.ctypes.data,
+                ctypes.byref(version),
+            )
+        return y_QL, version.value
+
     def swap_head(self, folder: Path | str, version: int = 0) -> None:
         """Put the head of another artifact in place; calls under way end with the head they began with.
 
@@ -164,6 +271,29 @@ class Engine:
         with self._lock:
             call("time", self._handle, x_BWF.ctypes.data, *x_BWF.shape[:2], repeats, us.ctypes.data)
         return us
+
+    def time_session_us(
+        self, x_NF: npt.NDArray[Any], events: int, x_QF: npt.NDArray[Any], repeats: int
+    ) -> npt.NDArray[np.float64]:
+        """Return the times in µs of `repeats` calls, each of which takes events and answers the queries.
+
+        A call takes the next `events` of x_NF, which has a multiple of them; at the end it begins anew.
+        """
+        x_NF, x_QF = self._rows(x_NF), self._rows(x_QF)
+        if events < 1 or len(x_NF) % events or not len(x_NF):
+            raise ValueError(f"{len(x_NF)} events are not a multiple of {events}")
+        us = np.empty(repeats)
+        session = self.open_session()
+        given = x_NF.ctypes.data, len(x_NF), events, x_QF.ctypes.data, len(x_QF)
+        with self._lock:
+            call("time_session", self._handle, session._handle, *given, repeats, us.ctypes.data)
+        return us
+
+    def _rows(self, x_NF: npt.NDArray[Any]) -> FloatArray:
+        x_NF = np.ascontiguousarray(x_NF, np.float32)
+        if x_NF.ndim != 2 or x_NF.shape[1] != self.shape[1]:
+            raise ValueError(f"rows of shape {x_NF.shape}: this model takes (…, {self.shape[1]})")
+        return x_NF
 
     def _windows(self, x_BWF: npt.NDArray[Any]) -> FloatArray:
         x_BWF = np.ascontiguousarray(x_BWF, np.float32)

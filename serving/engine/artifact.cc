@@ -147,16 +147,31 @@ Shapes expected_shapes(const Description& description) {
   return shapes;
 }
 
-// FNV-1a of every weight but the head's, in order of their names: it identifies an encoder.
-std::uint64_t hash_encoder(const Tensors& tensors) {
+// FNV-1a of all that an event's keys and values depend on: every weight but the head's, in order of
+// their names, and how inputs are scaled. It identifies an encoder.
+std::uint64_t hash_encoder(const Description& description, const Tensors& tensors) {
   std::uint64_t hash = 0xcbf29ce484222325U;
+  const auto add = [&](std::uint32_t word) { hash = (hash ^ word) * 0x100000001b3U; };
+  const auto add_float = [&](float value) {
+    std::uint32_t bits = 0;
+    std::memcpy(&bits, &value, sizeof bits);
+    add(bits);
+  };
   for (const auto& [name, tensor] : tensors) {
     if (name.starts_with("head.")) continue;
-    for (const float value : tensor.values) {
-      std::uint32_t bits = 0;
-      std::memcpy(&bits, &value, sizeof bits);
-      hash = (hash ^ bits) * 0x100000001b3U;
+    for (const float value : tensor.values) add_float(value);
+  }
+  for (const Inputs* inputs : {&description.events, &description.queries}) {
+    for (std::size_t k = 0; k < inputs->columns.size(); ++k) {
+      const Scaling& scaling = inputs->scaling[k];
+      add(static_cast<std::uint32_t>(inputs->columns[k]));
+      add(scaling.logarithm ? 1 : 0);
+      add_float(scaling.shift);
+      add_float(scaling.scale);
     }
+  }
+  for (const int size : {description.layers, description.band, description.feed_forward}) {
+    add(static_cast<std::uint32_t>(size));
   }
   return hash;
 }
@@ -283,7 +298,7 @@ void require_one_latency(const Description& description) {
 Artifact parse_artifact(Description description, std::string_view safetensors) {
   Tensors tensors = parse_safetensors(safetensors);
   require_shapes(tensors, expected_shapes(description));
-  const std::uint64_t hash = hash_encoder(tensors);
+  const std::uint64_t hash = hash_encoder(description, tensors);
   return {std::move(description), std::move(tensors), hash};
 }
 

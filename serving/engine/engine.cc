@@ -4,7 +4,8 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <iterator>
+#include <cstddef>
+#include <cstring>
 #include <string>
 #include <utility>
 
@@ -42,6 +43,11 @@ auto kernels() {
 #endif
 }
 
+// Returns the name of the feature at a place of rows[...][F].
+std::string feature_at(std::ptrdiff_t at) {
+  return std::string(kEventWindowFeatures[static_cast<std::size_t>(at % kFeatures)]);
+}
+
 }  // namespace
 
 const Kernel& select_kernel(std::string_view isa) {
@@ -66,7 +72,7 @@ Engine::Engine(const Artifact& artifact, std::shared_ptr<const EncoderWeights> e
                                   : std::make_shared<const EncoderWeights>(artifact)),
       head_(std::make_shared<SharedHead>(artifact, version)),
       scratch_(description_),
-      event_logs_(description_) {}
+      windows_(open_session()) {}
 
 Engine::Engine(const Engine& other, int)
     : kernel_(other.kernel_),
@@ -74,7 +80,7 @@ Engine::Engine(const Engine& other, int)
       encoder_(other.encoder_),
       head_(other.head_),
       scratch_(description_),
-      event_logs_(description_) {}
+      windows_(open_session()) {}
 
 Engine::~Engine() = default;
 
@@ -85,165 +91,157 @@ std::unique_ptr<Engine> Engine::share() const {
 std::int64_t Engine::version() const { return SharedHead::Reader(*head_)->version; }
 
 std::unique_ptr<Session> Engine::open_session() const {
-  const auto floats = static_cast<std::size_t>(reach()) * kFeatures;
-  return std::unique_ptr<Session>(new Session(head_->encoder_hash(), floats));
+  return std::unique_ptr<Session>(
+      new Session(head_->encoder_hash(), description_.layers, description_.band));
 }
 
 bool Engine::take(Session& session, std::uint64_t first, const float* rows, int count) {
   if (session.encoder_hash_ != head_->encoder_hash() || first > session.next_) return false;
   const std::uint64_t known = session.next_ - first;
   if (count <= 0 || known >= static_cast<std::uint64_t>(count)) return true;
-  const auto skipped = static_cast<int>(known);
-  require_finite_rows(rows + skipped * kFeatures, count - skipped, "event", session.next_);
-  for (int i = skipped; i < count; ++i) {
-    const auto slot = session.next_++ % static_cast<std::uint64_t>(reach());
-    std::copy_n(rows + i * kFeatures, kFeatures, session.rows_.data() + slot * kFeatures);
+  rows += static_cast<std::ptrdiff_t>(known) * kFeatures;
+  count -= static_cast<int>(known);
+  if (const std::ptrdiff_t at = not_finite(rows, count); at >= 0) {
+    const std::uint64_t number = session.next_ + static_cast<std::uint64_t>(at / kFeatures);
+    throw InvalidError("event " + std::to_string(number) + ": " + feature_at(at) +
+                       " is NaN or infinite");
+  }
+  if (!add(session, rows, count)) {
+    throw InvalidError("events from " + std::to_string(session.next_) +
+                       " on: their values are too large to predict from");
+  }
+  return true;
+}
+
+// Adds events to a session. It forgets all, and the return value is false, if their values are too
+// large.
+bool Engine::add(Session& session, const float* rows, int count) {
+  const std::uint64_t before = session.next_;
+  while (count > 0) {
+    const Ring ring = session.ring();
+    const int tile = std::min({kTile, count, ring.band - ring.slot});
+    count -= tile;
+    // A layer needs so many bands of events before the end: later layers see no further back.
+    const int layers = description_.layers - std::min(description_.layers, count / ring.band);
+    if (layers > 0 && !kernel_.take(encoder_->view(), rows, tile, layers, ring, scratch_.view())) {
+      session.begin(before);
+      return false;
+    }
+    rows += std::ptrdiff_t{tile} * kFeatures;
+    session.next_ += static_cast<std::uint64_t>(tile);
   }
   return true;
 }
 
 std::int64_t Engine::answer(const Session& session, const float* queries, int count, float* y,
                             float* feature, int outputs) {
-  if (outputs != description_.outputs()) {
-    throw InvalidError("one answer has " + std::to_string(description_.outputs()) +
-                       " values of each latency, and there is room for " + std::to_string(outputs));
-  }
   if (count < 1 || count > kMostQueries) {
     throw InvalidError(std::to_string(count) + " queries: a call answers 1 to " +
                        std::to_string(kMostQueries));
   }
+  require_outputs(outputs);
   if (session.encoder_hash_ != head_->encoder_hash()) {
     throw InvalidError("the session belongs to another encoder");
   }
-  require_finite_rows(queries, count, "query", 0);
-  const auto most = static_cast<std::uint64_t>(reach());
-  const int events = static_cast<int>(std::min(most, session.next_ - session.first_));
-  for (int i = 0; i < events; ++i) {
-    const std::uint64_t number = session.next_ - static_cast<std::uint64_t>(events - i);
-    scratch_.rows()[i] = session.rows_.data() + number % most * kFeatures;
+  const auto name = [](int row) { return "query " + std::to_string(row) + ": "; };
+  if (const std::ptrdiff_t at = not_finite(queries, count); at >= 0) {
+    throw InvalidError(name(static_cast<int>(at / kFeatures)) + feature_at(at) +
+                       " is NaN or infinite");
   }
   const SharedHead::Reader head(*head_);
-  alignas(64) float feature_HD[kHorizon * kWidth];
-  alignas(64) float scaled_L[kMaxLevels];
-  for (int from = 0; from < count; from += kHorizon) {
-    for (int h = 0; h < kHorizon; ++h) {
-      scratch_.rows()[events + h] = queries + std::min(from + h, count - 1) * kFeatures;
-    }
-    const KeptEvents kept = event_logs_.take(scratch_.rows(), events);
-    kernel_.encode(encoder_->view(), scratch_.rows(), events + kHorizon, kept, scratch_.view(),
-                   feature_HD);
-    for (int h = 0; h < std::min(kHorizon, count - from); ++h) {
-      const float* feature_D = feature_HD + h * kWidth;
-      if (!kernel_.all_finite(feature_D, kWidth)) {
-        throw InvalidError("query " + std::to_string(from + h) +
-                           ": its values, or those of the events, are too large to predict from");
-      }
-      if (feature != nullptr) std::copy_n(feature_D, kWidth, feature + (from + h) * kWidth);
-      kernel_.head(head->weights.first(), head->weights.second(), feature_D, scaled_L);
-      const float known = anchor(queries + (from + h) * kFeatures);
-      float* y_L = y + (from + h) * outputs;
-      for (int l = 0; l < outputs; ++l) {
-        y_L[l] = to_us(scaled_L[l] + known);
-        if (std::isnan(y_L[l])) {
-          throw InvalidError("query " + std::to_string(from + h) + ": the head overflows");
-        }
-      }
-      std::sort(y_L, y_L + outputs);  // prediction.py: levels that cross change places
-    }
-  }
+  answer_with(head->weights.view(), session, queries, count, y, feature, name);
   return head->version;
+}
+
+template <typename Name>
+void Engine::answer_with(const Head& head, const Session& session, const float* queries, int count,
+                         float* y, float* feature, Name name) {
+  alignas(64) float features[kTile * kWidth];
+  alignas(64) float scaled[kTile * kMaxLevels];
+  const int outputs = description_.outputs();
+  kernel_.answer(encoder_->view(), queries, count, session.ring(), scratch_.view(), features);
+  // The head's ReLU would swallow a NaN, so it is looked for before.
+  if (!kernel_.all_finite(features, static_cast<std::size_t>(count) * kWidth)) {
+    int q = 0;
+    while (kernel_.all_finite(features + q * kWidth, kWidth)) ++q;
+    throw InvalidError(name(q) + "its values are too large to predict from");
+  }
+  kernel_.head(head, features, count, outputs, scratch_.view(), scaled);
+  for (int q = 0; q < count; ++q) {
+    const float known = anchor(queries + q * kFeatures);
+    float* y_L = y + q * outputs;
+    for (int l = 0; l < outputs; ++l) {
+      y_L[l] = to_us(scaled[q * outputs + l] + known);
+      if (std::isnan(y_L[l])) throw InvalidError(name(q) + "the head overflows");
+    }
+    std::sort(y_L, y_L + outputs);  // prediction.py: levels that cross change places
+  }
+  if (feature != nullptr) std::copy_n(features, count * kWidth, feature);
 }
 
 std::int64_t Engine::forward(const float* x_BWF, std::int64_t windows, int tokens, float* y_BHL,
                              float* feature_BHD, int outputs) {
-  if (outputs != description_.outputs()) {
-    throw InvalidError("one answer has " + std::to_string(description_.outputs()) +
-                       " values of each latency, and there is room for " + std::to_string(outputs));
-  }
+  require_outputs(outputs);
   if (tokens < kHorizon || tokens > description_.tokens) {
     throw InvalidError("windows of " + std::to_string(tokens) + " tokens: this model takes " +
                        std::to_string(kHorizon) + ".." + std::to_string(description_.tokens));
   }
   const SharedHead::Reader head(*head_);
-  const std::int64_t stride = std::int64_t{tokens} * kFeatures;
-  alignas(64) float feature_HD[kHorizon * kWidth];
-  alignas(64) float scaled_L[kMaxLevels];
+  const std::ptrdiff_t stride = std::ptrdiff_t{tokens} * kFeatures;
+  const std::ptrdiff_t history = std::ptrdiff_t{tokens - kHorizon} * kFeatures;
   for (std::int64_t window = 0; window < windows; ++window) {
     const float* x_WF = x_BWF + window * stride;
-    if (!kernel_.all_finite(x_WF, static_cast<std::size_t>(stride))) {
-      require_finite(x_WF, tokens, window);
+    const auto name = [&](int) { return "window " + std::to_string(window) + ": "; };
+    if (const std::ptrdiff_t at = not_finite(x_WF, tokens); at >= 0) {
+      throw InvalidError(name(0) + feature_at(at) + " of token " + std::to_string(at / kFeatures) +
+                         " is NaN or infinite");
     }
-    const int rows = attended_rows(x_WF, tokens, window);
-    const KeptEvents kept = event_logs_.take(scratch_.rows(), rows - kHorizon);
-    kernel_.encode(encoder_->view(), scratch_.rows(), rows, kept, scratch_.view(), feature_HD);
-    // The head's ReLU would swallow a NaN, so it is looked for before.
-    if (!kernel_.all_finite(feature_HD, std::size(feature_HD))) {
-      throw InvalidError("window " + std::to_string(window) +
-                         ": its values are too large to predict from");
-    }
-    const float* queries = x_WF + (tokens - kHorizon) * kFeatures;
-    for (int h = 0; h < kHorizon; ++h) {
-      kernel_.head(head->weights.first(), head->weights.second(), feature_HD + h * kWidth,
-                   scaled_L);
-      const float known = anchor(queries + h * kFeatures);
-      float* y_L = y_BHL + (window * kHorizon + h) * outputs;
-      for (int l = 0; l < outputs; ++l) {
-        y_L[l] = to_us(scaled_L[l] + known);
-        if (std::isnan(y_L[l])) {
-          throw InvalidError("window " + std::to_string(window) + ": the head overflows");
-        }
+    // The two queues of a batch are asked about after the same events.
+    if (window == 0 ||
+        std::memcmp(x_WF, x_WF - stride, static_cast<std::size_t>(history) * sizeof(float)) != 0) {
+      const int padding = padding_of(x_WF, tokens, window);
+      windows_->begin(0);
+      if (!add(*windows_, x_WF + std::ptrdiff_t{padding} * kFeatures,
+               tokens - kHorizon - padding)) {
+        throw InvalidError(name(0) + "its values are too large to predict from");
       }
-      std::sort(y_L, y_L + outputs);  // prediction.py: levels that cross change places
     }
-    if (feature_BHD != nullptr) {
-      std::copy_n(feature_HD, std::size(feature_HD), feature_BHD + window * std::ssize(feature_HD));
-    }
+    answer_with(head->weights.view(), *windows_, x_WF + history, kHorizon,
+                y_BHL + window * kHorizon * outputs,
+                feature_BHD == nullptr ? nullptr : feature_BHD + window * kHorizon * kWidth, name);
   }
   return head->version;
 }
 
-// Lists the rows that are attended to: all but padding, and always the packets about to be sent.
-// Other rows need not be computed.
-int Engine::attended_rows(const float* x_WF, int tokens, std::int64_t window) {
-  int count = 0;
-  for (int token = 0; token < tokens; ++token) {
-    const float* row = x_WF + std::ptrdiff_t{token} * kFeatures;
-    scratch_.rows()[count] = row;
-    if (row[event_input("size_bytes")] > 0 || token >= tokens - kHorizon) {
-      ++count;
-    } else if (count > 0) {  // a band would have other events than a whole log
+void Engine::require_outputs(int outputs) const {
+  if (outputs != description_.outputs()) {
+    throw InvalidError("one answer has " + std::to_string(description_.outputs()) +
+                       " values of each latency, and there is room for " + std::to_string(outputs));
+  }
+}
+
+// Returns the number of rows of padding, which are before a window's events.
+int Engine::padding_of(const float* x_WF, int tokens, std::int64_t window) const {
+  int padding = 0;
+  bool events = false;
+  for (int token = 0; token < tokens - kHorizon; ++token) {
+    if (x_WF[std::ptrdiff_t{token} * kFeatures + event_input("size_bytes")] > 0) {
+      events = true;
+    } else if (events) {  // a band would have other events than a whole log
       throw InvalidError("window " + std::to_string(window) + ": token " + std::to_string(token) +
                          " is padding, and events are before it");
+    } else {
+      ++padding;
     }
   }
-  return count;
+  return padding;
 }
 
-// Throws, naming the first value of a window that is NaN or infinite.
-void Engine::require_finite(const float* x_WF, int tokens, std::int64_t window) const {
-  for (int i = 0; i < tokens * kFeatures; ++i) {
-    if (!std::isfinite(x_WF[i])) {
-      throw InvalidError(
-          "window " + std::to_string(window) + ": " +
-          std::string(kEventWindowFeatures[static_cast<std::size_t>(i % kFeatures)]) +
-          " of token " + std::to_string(i / kFeatures) + " is NaN or infinite");
-    }
-  }
-}
-
-// Throws, naming the first value of rows[count][F] that is NaN or infinite; `number` is the first
-// row's.
-void Engine::require_finite_rows(const float* rows, int count, const char* what,
-                                 std::uint64_t number) const {
-  if (kernel_.all_finite(rows, static_cast<std::size_t>(count) * kFeatures)) return;
-  for (int i = 0; i < count * kFeatures; ++i) {
-    if (std::isfinite(rows[i])) continue;
-    throw InvalidError(
-        std::string(what) + " " +
-        std::to_string(number + static_cast<std::uint64_t>(i / kFeatures)) + ": " +
-        std::string(kEventWindowFeatures[static_cast<std::size_t>(i % kFeatures)]) +
-        " is NaN or infinite");
-  }
+// Returns the place of the first value of rows[count][F] that is NaN or infinite; -1: none is.
+std::ptrdiff_t Engine::not_finite(const float* rows, int count) const {
+  const std::ptrdiff_t values = std::ptrdiff_t{count} * kFeatures;
+  if (kernel_.all_finite(rows, static_cast<std::size_t>(values))) return -1;
+  return std::find_if(rows, rows + values, [](float x) { return !std::isfinite(x); }) - rows;
 }
 
 // Returns one query row's anchor, as window_network.py does.

@@ -5,6 +5,7 @@
 #ifndef SWIFTQUEUE_SERVING_ENGINE_ENGINE_H_
 #define SWIFTQUEUE_SERVING_ENGINE_ENGINE_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -13,7 +14,6 @@
 
 #include "serving/engine/artifact.h"
 #include "serving/engine/error.h"
-#include "serving/engine/event_log.h"
 #include "serving/engine/kernel.h"
 #include "serving/engine/session.h"
 #include "serving/engine/weights.h"
@@ -23,6 +23,9 @@ namespace swiftqueue::engine {
 // Returns the forward pass for `isa`: "avx512", "avx2", "portable", or "auto" for the CPU's best.
 // Throws InvalidError for another name, or an instruction set that this CPU lacks.
 const Kernel& select_kernel(std::string_view isa);
+
+inline constexpr int kMostQueries = 16;  // of one call: 8 packets in both queues
+static_assert(kMostQueries <= kTile);
 
 class SharedHead;
 
@@ -48,7 +51,8 @@ class Engine {
   // Takes events numbered first, first + 1, ... with rows[count][F]; those that the session has
   // already are skipped. Returns false, and changes nothing, if the session lacks events before
   // `first` or belongs to another encoder: the caller must have the last `reach` events resent.
-  // Throws InvalidError, naming the event, if a value is NaN or infinite; nothing is taken then.
+  // Throws InvalidError, naming the event, if a value is NaN or infinite; nothing is taken then. It
+  // also does if values are too large to predict from; the session then has forgotten all.
   bool take(Session& session, std::uint64_t first, const float* rows, int count);
 
   // Answers queries[count][F], 1 to 16 of them, as they stand after the session's last event:
@@ -82,10 +86,14 @@ class Engine {
 
  private:
   Engine(const Engine& other, int);
-  int attended_rows(const float* x_WF, int tokens, std::int64_t window);
-  void require_finite(const float* x_WF, int tokens, std::int64_t window) const;
-  void require_finite_rows(const float* rows, int count, const char* what,
-                           std::uint64_t number) const;
+  void require_outputs(int outputs) const;
+  std::ptrdiff_t not_finite(const float* rows, int count) const;
+  int padding_of(const float* x_WF, int tokens, std::int64_t window) const;
+  bool add(Session& session, const float* rows, int count);
+  // Answers queries; name(row) begins an error's line.
+  template <typename Name>
+  void answer_with(const Head& head, const Session& session, const float* queries, int count,
+                   float* y, float* feature, Name name);
   float anchor(const float* row) const;
   float to_us(float scaled) const;
 
@@ -94,7 +102,7 @@ class Engine {
   std::shared_ptr<const EncoderWeights> encoder_;
   std::shared_ptr<SharedHead> head_;
   Scratch scratch_;
-  EventLogs event_logs_;
+  std::unique_ptr<Session> windows_;  // of `forward`: numbers its windows' events from 0
 };
 
 }  // namespace swiftqueue::engine

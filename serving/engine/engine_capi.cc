@@ -18,13 +18,25 @@ struct swiftqueue_engine {
   std::unique_ptr<swiftqueue::engine::Engine> engine;
 };
 
+struct swiftqueue_session {
+  std::unique_ptr<swiftqueue::engine::Session> session;
+};
+
 namespace {
 
 using swiftqueue::engine::guarded;
 using Clock = std::chrono::steady_clock;
 
-int checked_tokens(int64_t tokens) {
-  return static_cast<int>(std::clamp<int64_t>(tokens, -1, std::numeric_limits<int>::max()));
+int checked(int64_t count) {
+  return static_cast<int>(std::clamp<int64_t>(count, -1, std::numeric_limits<int>::max()));
+}
+
+// Returns the time of `action` in us.
+template <typename Action>
+double timed_us(Action action) {
+  const Clock::time_point start = Clock::now();
+  action();
+  return std::chrono::duration<double, std::micro>(Clock::now() - start).count();
 }
 
 }  // namespace
@@ -52,8 +64,8 @@ int swiftqueue_engine_forward(swiftqueue_engine* engine, const float* x_BWF, int
                               char* error, size_t error_size) {
   return guarded(error, error_size, [&] {
     swiftqueue::engine::Engine& asked = *engine->engine;
-    const std::int64_t answered = asked.forward(x_BWF, windows, checked_tokens(tokens), y_BHL,
-                                                feature_BHD, asked.description().outputs());
+    const std::int64_t answered = asked.forward(x_BWF, windows, checked(tokens), y_BHL, feature_BHD,
+                                                asked.description().outputs());
     if (version != nullptr) *version = answered;
   });
 }
@@ -93,6 +105,71 @@ int swiftqueue_engine_levels(const swiftqueue_engine* engine, const double** lev
   return static_cast<int>(of.size());
 }
 
+int swiftqueue_engine_reach(const swiftqueue_engine* engine) { return engine->engine->reach(); }
+
+int swiftqueue_engine_open_session(const swiftqueue_engine* engine, swiftqueue_session** session,
+                                   char* error, size_t error_size) {
+  *session = nullptr;
+  return guarded(error, error_size,
+                 [&] { *session = new swiftqueue_session{engine->engine->open_session()}; });
+}
+
+void swiftqueue_engine_close_session(swiftqueue_session* session) { delete session; }
+
+uint64_t swiftqueue_engine_session_next(const swiftqueue_session* session) {
+  return session->session->next();
+}
+
+uint64_t swiftqueue_engine_session_first(const swiftqueue_session* session) {
+  return session->session->first();
+}
+
+size_t swiftqueue_engine_session_bytes(const swiftqueue_session* session) {
+  return session->session->bytes();
+}
+
+void swiftqueue_engine_session_begin(swiftqueue_session* session, uint64_t first) {
+  session->session->begin(first);
+}
+
+int swiftqueue_engine_take(swiftqueue_engine* engine, swiftqueue_session* session, uint64_t first,
+                           const float* rows, int64_t count, int* taken, char* error,
+                           size_t error_size) {
+  return guarded(error, error_size, [&] {
+    *taken = engine->engine->take(*session->session, first, rows, checked(count)) ? 1 : 0;
+  });
+}
+
+int swiftqueue_engine_answer(swiftqueue_engine* engine, const swiftqueue_session* session,
+                             const float* queries, int64_t count, float* y, int64_t* version,
+                             char* error, size_t error_size) {
+  return guarded(error, error_size, [&] {
+    swiftqueue::engine::Engine& asked = *engine->engine;
+    const std::int64_t answered = asked.answer(*session->session, queries, checked(count), y,
+                                               nullptr, asked.description().outputs());
+    if (version != nullptr) *version = answered;
+  });
+}
+
+int swiftqueue_engine_time_session(swiftqueue_engine* engine, swiftqueue_session* session,
+                                   const float* rows, int64_t count, int64_t events,
+                                   const float* queries, int64_t asked, int64_t repeats, double* us,
+                                   char* error, size_t error_size) {
+  return guarded(error, error_size, [&] {
+    using swiftqueue::engine::kMostQueries;
+    float y[kMostQueries * swiftqueue::engine::kMaxLevels];
+    swiftqueue::engine::Engine& answering = *engine->engine;
+    for (int64_t i = 0; i < repeats; ++i) {
+      const float* next = rows + i * events % count * swiftqueue_engine_features(engine);
+      us[i] = timed_us([&] {
+        answering.take(*session->session, session->session->next(), next, checked(events));
+        answering.answer(*session->session, queries, checked(asked), y, nullptr,
+                         answering.description().outputs());
+      });
+    }
+  });
+}
+
 int swiftqueue_engine_time(swiftqueue_engine* engine, const float* x_BWF, int64_t windows,
                            int64_t tokens, int64_t repeats, double* us, char* error,
                            size_t error_size) {
@@ -100,10 +177,10 @@ int swiftqueue_engine_time(swiftqueue_engine* engine, const float* x_BWF, int64_
     float y_HL[swiftqueue::kHorizon * swiftqueue::engine::kMaxLevels];
     const int64_t stride = tokens * swiftqueue_engine_features(engine);
     for (int64_t i = 0; i < repeats; ++i) {
-      const Clock::time_point start = Clock::now();
-      engine->engine->forward(x_BWF + i % windows * stride, 1, checked_tokens(tokens), y_HL,
-                              nullptr, engine->engine->description().outputs());
-      us[i] = std::chrono::duration<double, std::micro>(Clock::now() - start).count();
+      us[i] = timed_us([&] {
+        engine->engine->forward(x_BWF + i % windows * stride, 1, checked(tokens), y_HL, nullptr,
+                                engine->engine->description().outputs());
+      });
     }
   });
 }

@@ -16,6 +16,7 @@ extern "C" {
 #endif
 
 typedef struct swiftqueue_engine swiftqueue_engine;
+typedef struct swiftqueue_session swiftqueue_session; /* session.h */
 
 enum swiftqueue_status {
   SWIFTQUEUE_OK = 0,
@@ -62,6 +63,41 @@ SWIFTQUEUE_API int swiftqueue_engine_width(const swiftqueue_engine* engine);
 /* Number of levels of the quantiles that it gives of each latency, and the levels; 0: it gives one
  * latency. They live as long as the engine. */
 SWIFTQUEUE_API int swiftqueue_engine_levels(const swiftqueue_engine* engine, const double** levels);
+
+/* Number of last events whose resending restores a session. */
+SWIFTQUEUE_API int swiftqueue_engine_reach(const swiftqueue_engine* engine);
+
+/* Opens a session for this engine and all with the same encoder. */
+SWIFTQUEUE_API int swiftqueue_engine_open_session(const swiftqueue_engine* engine,
+                                                  swiftqueue_session** session, char* error,
+                                                  size_t error_size);
+SWIFTQUEUE_API void swiftqueue_engine_close_session(swiftqueue_session* session);
+SWIFTQUEUE_API uint64_t swiftqueue_engine_session_next(const swiftqueue_session* session);
+SWIFTQUEUE_API uint64_t swiftqueue_engine_session_first(const swiftqueue_session* session);
+SWIFTQUEUE_API size_t swiftqueue_engine_session_bytes(const swiftqueue_session* session);
+SWIFTQUEUE_API void swiftqueue_engine_session_begin(swiftqueue_session* session, uint64_t first);
+
+/* Takes events rows[count][F] numbered from `first`. *taken is 0, and nothing changed, where the
+ * session lacks earlier events or belongs to another encoder. */
+SWIFTQUEUE_API int swiftqueue_engine_take(swiftqueue_engine* engine, swiftqueue_session* session,
+                                          uint64_t first, const float* rows, int64_t count,
+                                          int* taken, char* error, size_t error_size);
+
+/* Answers 1 to 16 queries[count][F] after the session's last event: y[count][L], in us. *version
+ * (may be null) becomes that of the head that answered. */
+SWIFTQUEUE_API int swiftqueue_engine_answer(swiftqueue_engine* engine,
+                                            const swiftqueue_session* session, const float* queries,
+                                            int64_t count, float* y, int64_t* version, char* error,
+                                            size_t error_size);
+
+/* Times `repeats` calls that each take the next `events` of rows[count][F], in turn, and answer
+ * queries[asked][F]: us[i] is call i's time. `events` must divide `count`. */
+SWIFTQUEUE_API int swiftqueue_engine_time_session(swiftqueue_engine* engine,
+                                                  swiftqueue_session* session, const float* rows,
+                                                  int64_t count, int64_t events,
+                                                  const float* queries, int64_t asked,
+                                                  int64_t repeats, double* us, char* error,
+                                                  size_t error_size);
 
 /* Times `repeats` calls of one window each, taking the windows in turn: us[i] is call i's time. */
 SWIFTQUEUE_API int swiftqueue_engine_time(swiftqueue_engine* engine, const float* x_BWF,

@@ -1,14 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
 //
-// The event stream's forward pass (event_window.py), once for every instruction set: included by
-// kernel_*.cc with SWIFTQUEUE_ISA (a namespace), SWIFTQUEUE_LANES and SWIFTQUEUE_TILE_VECTORS set.
+// The event stream's forward pass (models/event_stream/network.py), once for every instruction set:
+// included by kernel_*.cc with SWIFTQUEUE_ISA (a namespace), SWIFTQUEUE_LANES, SWIFTQUEUE_TILE_ROWS
+// and SWIFTQUEUE_TILE_PANELS set.
+//
+// A call works on a tile: up to 16 rows, one for each event or query. A matrix product reads each
+// weight once for a tile. A row's sums have the same order wherever the row stands in a tile, so an
+// answer does not depend on how events were cut into tiles.
 #if SWIFTQUEUE_LANES > 4
 #include <immintrin.h>
 #endif
 
 #include <cstddef>
 #include <cstdint>
-#include <type_traits>
 #include <utility>  // integer_sequence: types only
 
 #include "serving/engine/kernel.h"
@@ -18,428 +22,404 @@ namespace {
 
 #include "serving/engine/vector.h"
 
-constexpr int kTileVectors = SWIFTQUEUE_TILE_VECTORS;
-constexpr int kBlockVectors = kBlock / kLanes;
+constexpr int kTileRows = SWIFTQUEUE_TILE_ROWS;      // rows whose sums are in registers at once
+constexpr int kTilePanels = SWIFTQUEUE_TILE_PANELS;  // panels of columns, likewise
+constexpr int kPanelVectors = kPanel / kLanes;
+constexpr float kHidden = -1e30F;  // score of a key that is not seen
 
-// The end of a tile of a matrix product.
+// The end of a matrix product.
 enum class Finish { kStore, kRelu };
 
-// y[r][token] = bias[r] + start[r][token] + sum_k a[r * kRow + k * kColumn] * x[k][token], for R
-// rows and V vectors of tokens, all sums in registers. `bias` and `start` may be null.
-template <int R, int V, int kRow, int kColumn, Finish kFinish>
-SWIFTQUEUE_INLINE void tile(const float* a, const float* bias, const float* start, const float* x,
-                            int depth, float* y) {
-  Vec sum[R][V];
-#pragma GCC unroll 16
-  for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 4
-    for (int v = 0; v < V; ++v) {
-      sum[r][v] = bias != nullptr ? splat(bias[r]) : Vec{};
-      if (start != nullptr) sum[r][v] += load(start + r * kBlock + v * kLanes);
-    }
-  }
+// A matrix in panels of 16 columns: element (k, 16 * p + c) is at data[p * panel + k * row + c].
+struct Matrix {
+  const float* data;
+  std::ptrdiff_t panel;
+  std::ptrdiff_t row;
+
+  Matrix from_panel(int number) const { return {data + number * panel, panel, row}; }
+};
+
+// The sums of R rows and P panels of columns, which the compiler keeps in registers.
+template <int R, int P>
+using Sums = Vec[R][P * kPanelVectors];
+
+// Adds x[r][k] * matrix[k][...] for `depth` values of k, in their order.
+template <int R, int P>
+SWIFTQUEUE_INLINE void accumulate(Sums<R, P>& sums, const float* x, std::ptrdiff_t x_row,
+                                  const Matrix& matrix, int depth) {
 #pragma GCC unroll 4
   for (int k = 0; k < depth; ++k) {
-    Vec token[V];
-#pragma GCC unroll 4
-    for (int v = 0; v < V; ++v) token[v] = load(x + k * kBlock + v * kLanes);
+    Vec column[P * kPanelVectors];
+#pragma GCC unroll 16
+    for (int v = 0; v < P * kPanelVectors; ++v) {
+      column[v] = load(matrix.data + v / kPanelVectors * matrix.panel + k * matrix.row +
+                       v % kPanelVectors * kLanes);
+    }
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r) {
-      const Vec weight = splat(a[r * kRow + k * kColumn]);
-#pragma GCC unroll 4
-      for (int v = 0; v < V; ++v) sum[r][v] += weight * token[v];
+      const Vec value = splat(x[r * x_row + k]);
+#pragma GCC unroll 16
+      for (int v = 0; v < P * kPanelVectors; ++v) sums[r][v] += value * column[v];
     }
   }
+}
+
+// Sets the sums to begin(row, column), lets `add` add to them, and hands each to end(row, column,
+// sum).
+template <int R, int P, typename Begin, typename Add, typename End>
+SWIFTQUEUE_INLINE void tile(Begin begin, Add add, End end) {
+  Sums<R, P> sums;
 #pragma GCC unroll 16
   for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 4
-    for (int v = 0; v < V; ++v) {
-      store(y + r * kBlock + v * kLanes,
-            kFinish == Finish::kRelu ? max(sum[r][v], Vec{}) : sum[r][v]);
-    }
+#pragma GCC unroll 16
+    for (int v = 0; v < P * kPanelVectors; ++v) sums[r][v] = begin(r, v * kLanes);
+  }
+  add(sums);
+#pragma GCC unroll 16
+  for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 16
+    for (int v = 0; v < P * kPanelVectors; ++v) end(r, v * kLanes, sums[r][v]);
   }
 }
 
-// Rows of a tile of V vectors: enough sums to hide the latency of a multiply-add, few enough for
-// the registers. A panel's 16 rows are a multiple of each.
-constexpr int tile_rows(int vectors) {
-  if (kLanes == 16) return vectors >= 3 ? 4 : vectors == 2 ? 8 : 16;
-  return vectors >= 2 ? 4 : 8;
-}
-
-template <int V, int kRow, int kColumn, Finish kFinish>
-SWIFTQUEUE_INLINE void panel_tile(const float* a, const float* bias, const float* start,
-                                  const float* x, int depth, float* y) {
-  constexpr int kRows = tile_rows(V);
-  for (int r = 0; r < kPanel; r += kRows) {
-    tile<kRows, V, kRow, kColumn, kFinish>(a + r * kRow, bias == nullptr ? nullptr : bias + r,
-                                           start == nullptr ? nullptr : start + r * kBlock, x,
-                                           depth, y + r * kBlock);
-  }
-}
-
-// Multiplies `panels` panels of 16 rows, `panel_stride` floats apart, with a block's first
-// `vectors` vectors of tokens.
-template <int kRow, int kColumn, Finish kFinish = Finish::kStore>
-SWIFTQUEUE_INLINE void product(const float* a, std::ptrdiff_t panel_stride, int panels,
-                               const float* bias, const float* start, const float* x, int depth,
-                               int vectors, float* y) {
-  for (int panel = 0; panel < panels; ++panel) {
-    const float* rows = a + panel * panel_stride;
-    const float* row_bias = bias == nullptr ? nullptr : bias + panel * kPanel;
-    const float* from = start == nullptr ? nullptr : start + panel * kPanel * kBlock;
-    float* to = y + panel * kPanel * kBlock;
-    int v = 0;
-    const auto at = [&](const float* p) { return p == nullptr ? nullptr : p + v * kLanes; };
-    for (; v + kTileVectors <= vectors; v += kTileVectors) {
-      panel_tile<kTileVectors, kRow, kColumn, kFinish>(rows, row_bias, at(from), x + v * kLanes,
-                                                       depth, to + v * kLanes);
-    }
-    if constexpr (kTileVectors > 2) {
-      if (vectors - v == 3) {
-        panel_tile<3, kRow, kColumn, kFinish>(rows, row_bias, at(from), x + v * kLanes, depth,
-                                              to + v * kLanes);
-      } else if (vectors - v == 2) {
-        panel_tile<2, kRow, kColumn, kFinish>(rows, row_bias, at(from), x + v * kLanes, depth,
-                                              to + v * kLanes);
-      }
-    }
-    if (vectors - v == 1) {
-      panel_tile<1, kRow, kColumn, kFinish>(rows, row_bias, at(from), x + v * kLanes, depth,
-                                            to + v * kLanes);
-    }
-  }
-}
-
-template <int N, int K, Finish kFinish = Finish::kStore>
-SWIFTQUEUE_INLINE void linear(const Linear& layer, const float* start, const float* x, int vectors,
-                              float* y) {
-  product<1, kPanel, kFinish>(layer.weight, K * kPanel, N / kPanel, layer.bias, start, x, K,
-                              vectors, y);
-}
-
-// y = LayerNorm(x) over features, of every token of a block. Two passes: E[x^2] - E[x]^2 would
-// cancel.
-void normalise(const Norm& norm, const float* x, int vectors, float* y) {
-  for (int v = 0; v < vectors; ++v) {
-    Vec sum[4] = {};
-    for (int d = 0; d < kWidth; d += 4) {
-      for (int i = 0; i < 4; ++i) sum[i] += load(x + (d + i) * kBlock + v * kLanes);
-    }
-    const Vec mean = (sum[0] + sum[1] + (sum[2] + sum[3])) * (1.0F / kWidth);
-    Vec square[4] = {};
-    for (int d = 0; d < kWidth; d += 4) {
-      for (int i = 0; i < 4; ++i) {
-        const Vec apart = load(x + (d + i) * kBlock + v * kLanes) - mean;
-        square[i] += apart * apart;
-      }
-    }
-    const Vec variance = (square[0] + square[1] + (square[2] + square[3])) * (1.0F / kWidth);
-    const Vec inverse = inverse_sqrt(variance + kNormEpsilon);
-    for (int d = 0; d < kWidth; ++d) {
-      const Vec apart = (load(x + d * kBlock + v * kLanes) - mean) * inverse;
-      store(y + d * kBlock + v * kLanes, apart * norm.gain[d] + norm.bias[d]);
-    }
-  }
-}
-
-// Returns the number of vectors that hold a block's tokens when `tokens` are left.
-SWIFTQUEUE_INLINE int vectors_for(int tokens) {
-  return tokens >= kBlock ? kBlockVectors : (tokens + kLanes - 1) / kLanes;
-}
-
-// Transforms, shifts and scales the seen columns of a block's rows.
-void scale(const SeenInputs& seen, const float* const* rows, int tokens, float* scaled) {
-  const int vectors = vectors_for(tokens);
-  const Scales& scales = seen.scales;
-  for (int k = 0; k < seen.count; ++k) {
-    float* input = scaled + k * kBlock;
-    const int column = seen.columns[k];
-    for (int t = 0; t < tokens; ++t) input[t] = rows[t][column];
-    for (int t = tokens; t < vectors * kLanes; ++t) input[t] = 0;
-    for (int v = 0; v < vectors; ++v) {
-      Vec value = load(input + v * kLanes);
-      if (scales.log1p[k] != 0) value = log1p_positive(max(value, Vec{}));
-      store(input + v * kLanes, (value - scales.shift[k]) * scales.inverse_scale[k]);
-    }
-  }
-}
-
-// Embeds a block's scaled inputs.
-SWIFTQUEUE_INLINE void embed(const Linear& embedding, int inputs, const float* scaled, int vectors,
-                             float* x) {
-  product<1, kPanel>(embedding.weight, inputs * kPanel, kWidth / kPanel, embedding.bias, nullptr,
-                     scaled, inputs, vectors, x);
-}
-
-// Computes the softmax over keys of scores[key][query] in place, but for the division:
-// inverse_sum[query]. The sum has `S` parts: with one, hidden keys at the ends change no bit of it.
-template <int S>
-SWIFTQUEUE_INLINE void softmax(float* scores, int keys, int vectors, float* inverse_sum) {
-  for (int v = 0; v < vectors; ++v) {
-    float* column = scores + v * kLanes;
-    Vec most[4];
-    for (Vec& m : most) m = load(column);
-    int key = 0;
-    for (; key + 4 <= keys; key += 4) {
-      for (int i = 0; i < 4; ++i) most[i] = max(most[i], load(column + (key + i) * kBlock));
-    }
-    for (; key < keys; ++key) most[0] = max(most[0], load(column + key * kBlock));
-    const Vec top = max(max(most[0], most[1]), max(most[2], most[3]));
-    Vec sum[4] = {};
-    for (key = 0; key + 4 <= keys; key += 4) {
-#pragma GCC unroll 4
-      for (int i = 0; i < 4; ++i) {
-        float* at = column + (key + i) * kBlock;
-        const Vec power = exp2_negative(load(at) - top);
-        sum[i % S] += power;
-        store(at, power);
-      }
-    }
-    for (; key < keys; ++key) {
-      const Vec power = exp2_negative(load(column + key * kBlock) - top);
-      sum[0] += power;
-      store(column + key * kBlock, power);
-    }
-    store(inverse_sum + v * kLanes, 1.0F / (sum[0] + sum[1] + (sum[2] + sum[3])));
-  }
-}
-
-// Tokens [first, end) to attend to: their keys and values, and perhaps a sink.
-struct SeenTokens {
-  const float* keys;      // [slots / 64][stride][64], a head's rows 16 apart
-  const float* values;    // likewise
-  std::ptrdiff_t stride;  // rows from one block to the next
-  int slots;              // a token's slot is its number modulo this
-  int first;
-  int end;
-  const float* sink_key = nullptr;
-  const float* sink_value = nullptr;
-};
-
-// Calls part(offset in its block's memory, number of the first key, keys) for each block of `seen`.
+// Calls part(first row) for the rows of one panel, in tiles of twice as many rows as usual: one
+// panel has too few sums to hide the latency of a multiply-add. `part` has R as template argument.
 template <typename Part>
-SWIFTQUEUE_INLINE void by_blocks(const SeenTokens& seen, Part part) {
-  for (int key = seen.first; key < seen.end;) {
-    const int slot = key % seen.slots;
-    const int at = slot % kBlock;
-    const int keys = kBlock - at < seen.end - key ? kBlock - at : seen.end - key;
-    part(slot / kBlock * seen.stride * kBlock + at, key - seen.first, keys);
-    key += keys;
+SWIFTQUEUE_INLINE void by_narrow_tiles(int rows, Part part) {
+  constexpr int kRows = kTilePanels > 1 ? 2 * kTileRows : kTileRows;
+  int row = 0;
+  for (; row + kRows <= rows; row += kRows) part.template operator()<kRows>(row);
+  if constexpr (kRows > kTileRows) {
+    for (; row < rows; row += kTileRows) part.template operator()<kTileRows>(row);
   }
 }
 
-// Hides no score.
-struct NoMask {
-  void operator()(float* /*scores*/) const {}
-};
+// y[r][n] = finish(bias[n] + start[r][n] + sum_k x[r][k] * weight[k][n]) for `panels` panels of
+// columns n, a multiple of 4, beginning at `first`. `start`, if not null, has the rows of y.
+template <Finish kFinish = Finish::kStore>
+void linear(const Linear& layer, int first, int panels, int depth, const float* x, int x_row,
+            int rows, const float* start, float* y, int y_row) {
+  const Matrix weight = {layer.weight, static_cast<std::ptrdiff_t>(depth) * kPanel, kPanel};
+  for (int panel = 0; panel < panels; panel += kTilePanels) {
+    const Matrix part = weight.from_panel(first + panel);
+    const float* bias = layer.bias + (first + panel) * kPanel;
+    for (int row = 0; row < rows; row += kTileRows) {
+      const std::ptrdiff_t at = static_cast<std::ptrdiff_t>(row) * y_row + panel * kPanel;
+      tile<kTileRows, kTilePanels>(
+          [&](int r, int c) {
+            return start == nullptr ? load(bias + c)
+                                    : load(bias + c) + load(start + at + r * y_row + c);
+          },
+          [&](Sums<kTileRows, kTilePanels>& sums) {
+            accumulate<kTileRows, kTilePanels>(sums, x + static_cast<std::ptrdiff_t>(row) * x_row,
+                                               x_row, part, depth);
+          },
+          [&](int r, int c, Vec sum) {
+            store(y + at + r * y_row + c, kFinish == Finish::kRelu ? max(sum, Vec{}) : sum);
+          });
+    }
+  }
+}
 
-// Attention of a block's queries[D][64] to the seen tokens: work.mixed, heads side by side. `hide`
-// may lower scores[key][query] before the softmax.
-template <typename Hide = NoMask>
-void attend(const Workspace& work, const SeenTokens& seen, const float* queries, int vectors,
-            Hide hide = {}) {
-  alignas(64) float inverse_sum[kBlock];
-  const int count = seen.end - seen.first;
-  for (int head = 0; head < kHeads; ++head) {
-    const std::ptrdiff_t row = static_cast<std::ptrdiff_t>(head) * kHeadWidth * kBlock;
-    const float* query = queries + row;
-    float* mixed = work.mixed + row;
-    by_blocks(seen, [&](std::ptrdiff_t offset, int number, int keys) {
-      product<1, kBlock>(seen.keys + row + offset, kPanel, (keys + kPanel - 1) / kPanel, nullptr,
-                         nullptr, query, kHeadWidth, vectors, work.scores + number * kBlock);
-    });
-    hide(work.scores);
-    if (seen.sink_key != nullptr) {  // the last score; 15 unused rows follow
-      product<1, kPanel>(seen.sink_key + head * kPanel * kHeadWidth, 0, 1, nullptr, nullptr, query,
-                         kHeadWidth, vectors, work.scores + count * kBlock);
+SWIFTQUEUE_INLINE Vec sum_each(Vec (&rows)[kLanes]) {
+  return total_each(rows, [](Vec a, Vec b) { return a + b; });
+}
+
+// y = LayerNorm(x), of each row. Two passes: E[x^2] - E[x]^2 would cancel.
+void normalise(const Norm& norm, const float* x, int rows, float* y) {
+  for (int from = 0; from < rows; from += kLanes) {
+    alignas(64) float mean[kLanes];
+    alignas(64) float inverse[kLanes];
+    Vec part[kLanes];
+    for (int r = 0; r < kLanes; ++r) {
+      const float* row = x + (from + r) * kWidth;
+      part[r] = load(row);
+      for (int d = kLanes; d < kWidth; d += kLanes) part[r] += load(row + d);
     }
-    constexpr int kSums = std::is_same_v<Hide, NoMask> ? 4 : 1;
-    softmax<kSums>(work.scores, count + (seen.sink_key != nullptr ? 1 : 0), vectors, inverse_sum);
-    const float* start = nullptr;
-    if (seen.sink_value != nullptr) {
-      product<1, kPanel>(seen.sink_value + head * kHeadWidth, 0, 1, nullptr, nullptr,
-                         work.scores + count * kBlock, 1, vectors, mixed);
-      start = mixed;
+    store(mean, sum_each(part) * (1.0F / kWidth));
+    for (int r = 0; r < kLanes; ++r) {
+      const float* row = x + (from + r) * kWidth;
+      part[r] = Vec{};
+      for (int d = 0; d < kWidth; d += kLanes) {
+        const Vec apart = load(row + d) - mean[r];
+        part[r] += apart * apart;
+      }
     }
-    by_blocks(seen, [&](std::ptrdiff_t offset, int number, int keys) {
-      product<kBlock, 1>(seen.values + row + offset, 0, 1, nullptr, start,
-                         work.scores + number * kBlock, keys, vectors, mixed);
-      start = mixed;
-    });
-    for (int d = 0; d < kHeadWidth; ++d) {
-      for (int v = 0; v < vectors; ++v) {
-        float* at = mixed + d * kBlock + v * kLanes;
-        store(at, load(at) * load(inverse_sum + v * kLanes));
+    store(inverse, inverse_sqrt(sum_each(part) * (1.0F / kWidth) + kNormEpsilon));
+    for (int r = 0; r < kLanes; ++r) {
+      const std::ptrdiff_t row = static_cast<std::ptrdiff_t>(from + r) * kWidth;
+      for (int d = 0; d < kWidth; d += kLanes) {
+        const Vec apart = (load(x + row + d) - mean[r]) * inverse[r];
+        store(y + row + d, apart * load(norm.gain + d) + load(norm.bias + d));
       }
     }
   }
 }
 
-SWIFTQUEUE_INLINE float* block_of(float* x, int block) {
-  return x + static_cast<std::ptrdiff_t>(block) * kWidth * kBlock;
+// Transforms, shifts and scales a row's seen columns.
+void scale(const SeenInputs& seen, const float* row, float* scaled) {
+  for (int k = 0; k < seen.count; ++k) scaled[k] = row[seen.columns[k]];
+  for (int k = 0; k < seen.padded; k += kLanes) {
+    const Vec raw = load(scaled + k);
+    const Vec logarithm = log1p_positive(max(raw, Vec{}));
+    const Vec value = load(seen.logarithm + k) > Vec{} ? logarithm : raw;
+    store(scaled + k, (value - load(seen.shift + k)) * load(seen.inverse_scale + k));
+  }
 }
 
-// y[N] = weight * x[K] + bias, for one token.
-template <int N, int K, Finish kFinish = Finish::kStore>
-SWIFTQUEUE_INLINE void linear_one(const Linear& layer, const float* x, float* y) {
-  constexpr int kPanelVectors = kPanel / kLanes;
-  constexpr int kPanels = N / kPanel < kLanes / 4 ? N / kPanel : kLanes / 4;
-  constexpr int kPhases = 2;  // separate sums of even and odd k, to hide latency
-  for (int panel = 0; panel < N / kPanel; panel += kPanels) {
-    const float* weight = layer.weight + panel * kPanel * K;
-    Vec sum[kPhases][kPanels * kPanelVectors] = {};
-    for (int k = 0; k < K; k += kPhases) {
-#pragma GCC unroll 2
-      for (int phase = 0; phase < kPhases; ++phase) {
-#pragma GCC unroll 4
-        for (int i = 0; i < kPanels * kPanelVectors; ++i) {
-          const float* at = weight + (i / kPanelVectors) * kPanel * K + (k + phase) * kPanel +
-                            i % kPanelVectors * kLanes;
-          sum[phase][i] += x[k + phase] * load(at);
+// Returns `rows` rounded up to whole register tiles.
+SWIFTQUEUE_INLINE int whole_tiles(int rows) {
+  return (rows + kTileRows - 1) / kTileRows * kTileRows;
+}
+
+// Embeds events as SENDs or as ACKs. Each kind's rows are scaled side by side, so that only its own
+// weights multiply them.
+void embed_events(const EventEncoder& encoder, const float* rows, int count,
+                  const Workspace& work) {
+  const SeenInputs& seen = encoder.events;
+  int place[kTile];
+  int sends = 0;
+  for (int t = 0; t < count; ++t) {
+    if (!(rows[t * encoder.row + encoder.ack] > 0)) place[t] = sends++;
+  }
+  const int acks_from = whole_tiles(sends);
+  int acks = 0;
+  for (int t = 0; t < count; ++t) {
+    if (rows[t * encoder.row + encoder.ack] > 0) place[t] = acks_from + acks++;
+    scale(seen, rows + t * encoder.row, work.scaled + place[t] * seen.padded);
+  }
+  linear(encoder.send, 0, kWidth / kPanel, seen.count, work.scaled, seen.padded, acks_from, nullptr,
+         work.embedded, kWidth);
+  linear(encoder.acknowledge, 0, kWidth / kPanel, seen.count, work.scaled + acks_from * seen.padded,
+         seen.padded, whole_tiles(acks), nullptr, work.embedded + acks_from * kWidth, kWidth);
+  for (int t = 0; t < count; ++t) {
+    for (int d = 0; d < kWidth; d += kLanes) {
+      store(work.x + t * kWidth + d, load(work.embedded + place[t] * kWidth + d));
+    }
+  }
+}
+
+// Computes the softmax over keys of scores[row][slot] in place, but for the division:
+// inverse_sum[row]. sink[row] is a score of its own, and becomes its weight. With kSomeHidden, keys
+// of score kHidden get weight 0.
+template <bool kSomeHidden>
+void softmax(float* scores, int slots, int rows, float* sink, float* inverse_sum) {
+  const int stride = slots + kPanel;
+  for (int from = 0; from < rows; from += kLanes) {
+    alignas(64) float top[kLanes];
+    Vec part[kLanes];
+    for (int r = 0; r < kLanes; ++r) {
+      const float* row = scores + (from + r) * stride;
+      part[r] = load(row);
+      for (int s = kLanes; s < slots; s += kLanes) part[r] = max(part[r], load(row + s));
+    }
+    const Vec sink_score = load(sink + from);
+    const Vec most = max(total_each(part, [](Vec a, Vec b) { return max(a, b); }), sink_score);
+    store(top, most);
+    for (int r = 0; r < kLanes; ++r) {
+      float* row = scores + (from + r) * stride;
+      part[r] = Vec{};
+      for (int s = 0; s < slots; s += kLanes) {
+        const Vec score = load(row + s);
+        Vec power = exp2_negative(score - top[r]);
+        if constexpr (kSomeHidden) power = score > kHidden ? power : Vec{};
+        part[r] += power;
+        store(row + s, power);
+      }
+    }
+    const Vec sink_weight = exp2_negative(sink_score - most);
+    store(sink + from, sink_weight);
+    store(inverse_sum + from, 1.0F / (sum_each(part) + sink_weight));
+  }
+}
+
+// Writes the scores of queries and 16 keys of each panel: scores[row][16 * panel + key].
+SWIFTQUEUE_INLINE void score(const float* query, int rows, const Matrix& keys, int panels,
+                             float* scores, int stride) {
+  int panel = 0;
+  if constexpr (kTilePanels > 1) {
+    for (; panel + kTilePanels <= panels; panel += kTilePanels) {
+      for (int row = 0; row < rows; row += kTileRows) {
+        float* to = scores + row * stride + panel * kPanel;
+        tile<kTileRows, kTilePanels>(
+            [](int, int) { return Vec{}; },
+            [&](Sums<kTileRows, kTilePanels>& sums) {
+              accumulate<kTileRows, kTilePanels>(sums, query + row * kWidth, kWidth,
+                                                 keys.from_panel(panel), kHeadWidth);
+            },
+            [&](int r, int c, Vec sum) { store(to + r * stride + c, sum); });
+      }
+    }
+  }
+  for (; panel < panels; ++panel) {
+    by_narrow_tiles(rows, [&]<int R>(int row) {
+      float* to = scores + row * stride + panel * kPanel;
+      tile<R, 1>([](int, int) { return Vec{}; },
+                 [&](Sums<R, 1>& sums) {
+                   accumulate<R, 1>(sums, query + row * kWidth, kWidth, keys.from_panel(panel),
+                                    kHeadWidth);
+                 },
+                 [&](int r, int c, Vec sum) { store(to + r * stride + c, sum); });
+    });
+  }
+}
+
+// Sets sink[row] to the score of a head's queries and the sink.
+SWIFTQUEUE_INLINE void score_sink(const float* query, int rows, const float* sink_key,
+                                  float* sink) {
+  for (int from = 0; from < rows; from += kLanes) {
+    Vec part[kLanes];
+    for (int r = 0; r < kLanes; ++r) {
+      const float* row = query + (from + r) * kWidth;
+      part[r] = load(row) * load(sink_key);
+      for (int d = kLanes; d < kHeadWidth; d += kLanes) {
+        part[r] += load(row + d) * load(sink_key + d);
+      }
+    }
+    store(sink + from, sum_each(part));
+  }
+}
+
+// The new events of a tile: event t of it sees the first t + 1 of them in place of the ring's.
+struct Fresh {
+  int count;            // 0: there are none
+  const float* keys;    // [D][16]
+  const float* values;  // [16][2 D], the values in the second half
+};
+
+// Puts scores of new events in place of those of the events that they displace.
+SWIFTQUEUE_INLINE void displace_scores(const float* fresh, int count, int slot, float* scores,
+                                       int stride) {
+  for (int t = 0; t < count; ++t) {
+    for (int f = 0; f < kPanel; f += kLanes) {
+      float* at = scores + t * stride + slot + f;
+      store_loose(at, lane_numbers(f) <= t ? load(fresh + t * kPanel + f) : load_loose(at));
+    }
+  }
+}
+
+// Moves the weights of new events out of the ring's row: the ring still has the displaced values.
+SWIFTQUEUE_INLINE void move_weights(int count, int slot, float* weights, int stride, float* fresh) {
+  for (int t = 0; t < count; ++t) {
+    for (int f = 0; f < kPanel; f += kLanes) {
+      float* at = weights + t * stride + slot + f;
+      const IntVec seen = lane_numbers(f) <= t;
+      const Vec both = load_loose(at);
+      store(fresh + t * kPanel + f, seen ? both : Vec{});
+      store_loose(at, seen ? Vec{} : both);
+    }
+  }
+}
+
+// Attention of a tile's queries to the ring, to new events and to the sink: work.mixed, heads side
+// by side. Values are added in the order of their slots, which depends on their numbers alone: new
+// events up to the row's own, then what the later ones are about to displace.
+void attend(const EventLayer& layer, const Ring& ring, int number, int rows, const Fresh& fresh,
+            const Workspace& work) {
+  alignas(64) float sink[kTile];
+  alignas(64) float inverse_sum[kTile];
+  const int stride = ring.slots + kPanel;
+  const float* keys = ring.keys(number);
+  const float* values = ring.values(number);
+  const bool hidden = ring.held < ring.slots;
+  for (int head = 0; head < kHeads; ++head) {
+    const int first = head * kHeadWidth;
+    const float* query = work.query + first;
+    score(query, rows, {keys + first * ring.slots, kPanel, ring.slots}, ring.slots / kPanel,
+          work.scores, stride);
+    score_sink(query, rows, layer.sink_key + first, sink);
+    if (hidden) {
+      for (int t = 0; t < rows; ++t) {
+        for (int s = 0; s < ring.slots; s += kLanes) {
+          float* at = work.scores + t * stride + s;
+          store(at, load(work.seen + s) > Vec{} ? load(at) : splat(kHidden));
         }
       }
     }
-    for (int i = 0; i < kPanels * kPanelVectors; ++i) {
-      const int n = panel * kPanel + i * kLanes;
-      const Vec total = sum[0][i] + sum[1][i] + load(layer.bias + n);
-      store(y + n, kFinish == Finish::kRelu ? max(total, Vec{}) : total);
+    if (fresh.count > 0) {
+      score(query, rows, {fresh.keys + first * kPanel, kPanel, kPanel}, 1, work.fresh_scores,
+            kPanel);
+      displace_scores(work.fresh_scores, fresh.count, ring.slot, work.scores, stride);
+    }
+    if (hidden) {
+      softmax<true>(work.scores, ring.slots, rows, sink, inverse_sum);
+    } else {
+      softmax<false>(work.scores, ring.slots, rows, sink, inverse_sum);
+    }
+    if (fresh.count > 0) {
+      move_weights(fresh.count, ring.slot, work.scores, stride, work.fresh_scores);
+    }
+    const int before = fresh.count > 0 ? ring.slot : 0;  // slots before those of the new events
+    by_narrow_tiles(rows, [&]<int R>(int row) {
+      const float* weights = work.scores + row * stride;
+      const Matrix kept = {values + first, 0, kWidth};
+      tile<R, 1>([&](int r, int c) { return sink[row + r] * load(layer.sink_value + first + c); },
+                 [&](Sums<R, 1>& sums) {
+                   if (fresh.count > 0) {
+                     accumulate<R, 1>(sums, weights, stride, kept, before);
+                     accumulate<R, 1>(sums, work.fresh_scores + row * kPanel, kPanel,
+                                      {fresh.values + first, 0, 2 * kWidth}, fresh.count);
+                   }
+                   accumulate<R, 1>(sums, weights + before, stride,
+                                    {kept.data + before * kWidth, 0, kWidth}, ring.slots - before);
+                 },
+                 [&](int r, int c, Vec sum) {
+                   store(work.mixed + (row + r) * kWidth + first + c, sum * inverse_sum[row + r]);
+                 });
+    });
+  }
+}
+
+// Applies the rest of a layer to work.x, in place, where work.query has its queries.
+SWIFTQUEUE_INLINE void finish_layer(const EventEncoder& encoder, const EventLayer& layer,
+                                    const Ring& ring, int number, int rows, const Fresh& fresh,
+                                    const Workspace& work) {
+  constexpr int kPanels = kWidth / kPanel;
+  attend(layer, ring, number, rows, fresh, work);
+  linear(layer.out, 0, kPanels, kWidth, work.mixed, kWidth, rows, work.x, work.x, kWidth);
+  normalise(layer.norm2, work.x, rows, work.normal);
+  const int inner = encoder.feed_forward;
+  linear<Finish::kRelu>(layer.expand, 0, inner / kPanel, kWidth, work.normal, kWidth, rows, nullptr,
+                        work.inner, inner);
+  linear(layer.contract, 0, kPanels, inner, work.inner, inner, rows, work.x, work.x, kWidth);
+}
+
+// Marks the slots that hold an event: work.seen.
+void mark_seen(const Ring& ring, const Workspace& work) {
+  for (int s = 0; s < ring.slots; ++s) {
+    const int age = s < ring.slot ? ring.slot - s : ring.slot - s + ring.band;
+    work.seen[s] = s < ring.band && age <= ring.held ? 1.0F : 0.0F;
+  }
+}
+
+// Sets fresh_keys[d][t] to fresh[t][d].
+void turn_keys(const float* fresh, float* fresh_keys) {
+  for (int t = 0; t < kTile; t += kLanes) {
+    for (int d = 0; d < kWidth; d += kLanes) {
+      Vec part[kLanes];
+      for (int r = 0; r < kLanes; ++r) part[r] = load(fresh + (t + r) * 2 * kWidth + d);
+      transpose(part);
+      for (int r = 0; r < kLanes; ++r) store(fresh_keys + (d + r) * kPanel + t, part[r]);
     }
   }
 }
 
-// Embeds a block's events as SENDs or as ACKs.
-void embed_events(const EventEncoder& encoder, const float* const* rows, int tokens,
-                  const Workspace& work, float* x) {
-  const int vectors = vectors_for(tokens);
-  scale(encoder.events, rows, tokens, work.scaled);
-  embed(encoder.send, encoder.events.count, work.scaled, vectors, x);
-  embed(encoder.acknowledge, encoder.events.count, work.scaled, vectors, work.sum);
-  alignas(64) float is_ack[kBlock] = {};
-  for (int t = 0; t < tokens; ++t) is_ack[t] = rows[t][encoder.ack];
-  for (int v = 0; v < vectors; ++v) {
-    const IntVec ack = load(is_ack + v * kLanes) > Vec{};
-    for (int d = 0; d < kWidth; ++d) {
-      const int at = d * kBlock + v * kLanes;
-      store(x + at, ack ? load(work.sum + at) : load(x + at));
+// Puts keys and values of new events into the ring, in place of the oldest.
+void keep(const Ring& ring, int number, const Fresh& fresh) {
+  float* keys = ring.keys(number) + ring.slot;
+  for (int d = 0; d < kWidth; ++d) {
+    for (int f = 0; f < kPanel; f += kLanes) {
+      float* at = keys + d * ring.slots + f;  // what lies after the last event is written unchanged
+      store_loose(
+          at, lane_numbers(f) < fresh.count ? load(fresh.keys + d * kPanel + f) : load_loose(at));
     }
   }
-}
-
-// Returns the first row of a layer's kept keys; values follow those of each block.
-SWIFTQUEUE_INLINE float* kept_rows(const KeptEvents& kept, int layer) {
-  return kept.states + static_cast<std::ptrdiff_t>(layer) * kept.slots * 2 * kWidth;
-}
-
-// Returns keys and values of events [first, end) in a layer.
-SWIFTQUEUE_INLINE SeenTokens kept_events(const KeptEvents& kept, const EventLayer& layer,
-                                         int number, int first, int end) {
-  const float* keys = kept_rows(kept, number);
-  return {keys, keys + kWidth * kBlock, 2 * kWidth,      kept.slots, first,
-          end,  layer.sink_key,         layer.sink_value};
-}
-
-// Applies a layer to a block x, in place, attending to the seen tokens.
-template <typename Hide = NoMask>
-void event_layer(const EventEncoder& encoder, const EventLayer& layer, const Workspace& work,
-                 const SeenTokens& seen, int vectors, float* x, Hide hide = {}) {
-  normalise(layer.norm1, x, vectors, work.hidden);
-  linear<kWidth, kWidth>(layer.query, nullptr, work.hidden, vectors, work.query);
-  attend(work, seen, work.query, vectors, hide);
-  linear<kWidth, kWidth>(layer.out, x, work.mixed, vectors, x);
-  normalise(layer.norm2, x, vectors, work.sum);
-  for (int from = 0; from < encoder.feed_forward; from += kWidth) {
-    const Linear expand = {layer.expand.weight + from * kWidth, layer.expand.bias + from};
-    linear<kWidth, kWidth, Finish::kRelu>(expand, nullptr, work.sum, vectors, work.hidden);
-    product<1, kPanel>(layer.contract.weight + from * kPanel, encoder.feed_forward * kPanel,
-                       kWidth / kPanel, from == 0 ? layer.contract.bias : nullptr, x, work.hidden,
-                       kWidth, vectors, x);
-  }
-}
-
-// Hides from each event of a block the later ones, and those a band or more before it.
-struct OutsideBand {
-  int own;   // number of the block's first event
-  int band;  // events
-  int first;
-  int end;  // end of the keys
-
-  void operator()(float* scores) const {
-    for (int key = first; key < end; ++key) {
-      float* score = scores + static_cast<std::ptrdiff_t>(key - first) * kBlock;
-      for (int event = 0; event < key - own && event < kBlock; ++event) score[event] = kHidden;
-      for (int event = key + band - own; event < kBlock; ++event) score[event] = kHidden;
+  float* values = ring.values(number) + ring.slot * kWidth;
+  for (int t = 0; t < fresh.count; ++t) {
+    for (int d = 0; d < kWidth; d += kLanes) {
+      store(values + t * kWidth + d, load(fresh.values + t * 2 * kWidth + d));
     }
   }
-
-  static constexpr float kHidden = -1e30F;
-};
-
-// Stores keys and values of new events from work.fresh; the first is event `own`.
-SWIFTQUEUE_INLINE void keep(const KeptEvents& kept, int layer, int own, int events,
-                            const Workspace& work) {
-  float* rows = kept_rows(kept, layer);
-  for (int event = 0; event < events; ++event) {
-    const int slot = (own + event) % kept.slots;
-    float* to = rows + slot / kBlock * (2 * kWidth * kBlock) + slot % kBlock;
-    for (int d = 0; d < 2 * kWidth; ++d) to[d * kBlock] = work.fresh[d * kBlock + event];
-  }
-}
-
-// Computes keys and values of the fresh events in all layers, block by block. A layer computes only
-// those that queries or the next layer may need: so many bands before the end.
-void keep_events(const EventEncoder& encoder, const float* const* rows, int events,
-                 const KeptEvents& kept, const Workspace& work) {
-  const int begin = kept.end - events;
-  const int fresh = kept.end - kept.fresh;
-  for (int number = 0; number < encoder.layer_count; ++number) {
-    const EventLayer& layer = encoder.layers[number];
-    const int bands = encoder.layer_count - number;
-    for (int own = fresh; own < kept.end; own += kBlock) {
-      const int count = kept.end - own < kBlock ? kept.end - own : kBlock;
-      if (own + count <= kept.end - bands * encoder.band) continue;
-      const int vectors = vectors_for(count);
-      float* x = block_of(work.x, (own - fresh) / kBlock);
-      if (number == 0) embed_events(encoder, rows + (own - begin), count, work, x);
-      normalise(layer.norm1, x, vectors, work.hidden);
-      linear<2 * kWidth, kWidth>(layer.key_value, nullptr, work.hidden, vectors, work.fresh);
-      keep(kept, number, own, count, work);
-    }
-    if (bands == 1) break;
-    for (int own = fresh; own < kept.end; own += kBlock) {
-      const int count = kept.end - own < kBlock ? kept.end - own : kBlock;
-      if (own + count <= kept.end - (bands - 1) * encoder.band) continue;
-      const int first = own - encoder.band + 1 < begin ? begin : own - encoder.band + 1;
-      event_layer(encoder, layer, work, kept_events(kept, layer, number, first, own + count),
-                  vectors_for(count), block_of(work.x, (own - fresh) / kBlock),
-                  OutsideBand{own, encoder.band, first, own + count});
-    }
-  }
-}
-
-void encode(const EventEncoder& encoder, const float* const* rows, int count,
-            const KeptEvents& kept, Workspace& work, float* feature_HD) {
-  const int events = count - kHorizon;
-  keep_events(encoder, rows, events, kept, work);
-  const int vectors = vectors_for(kHorizon);
-  scale(encoder.queries, rows + events, kHorizon, work.scaled);
-  embed(encoder.ask, encoder.queries.count, work.scaled, vectors, work.last);
-  const int first = kept.end - (events < encoder.band ? events : encoder.band);
-  for (int number = 0; number < encoder.layer_count; ++number) {
-    const EventLayer& layer = encoder.layers[number];
-    event_layer(encoder, layer, work, kept_events(kept, layer, number, first, kept.end), vectors,
-                work.last);
-  }
-  normalise(encoder.norm, work.last, vectors, work.sum);
-  for (int i = 0; i < kHorizon; ++i) {
-    for (int d = 0; d < kWidth; ++d) feature_HD[i * kWidth + d] = work.sum[d * kBlock + i];
-  }
-}
-
-void head(const Linear& first, const Linear& second, const float* feature_D, float* scaled_L) {
-  alignas(64) float hidden[kWidth];
-  linear_one<kWidth, kWidth, Finish::kRelu>(first, feature_D, hidden);
-  linear_one<kMaxLevels, kWidth>(second, hidden, scaled_L);
 }
 
 bool all_finite(const float* values, std::size_t count) {
@@ -451,6 +431,74 @@ bool all_finite(const float* values, std::size_t count) {
   float rest = 0;
   for (; i < count; ++i) rest += values[i] * 0.0F;
   return reduce_add(sum[0] + sum[1] + (sum[2] + sum[3])) + rest == 0.0F;
+}
+
+bool take(const EventEncoder& encoder, const float* rows, int count, int layers, const Ring& ring,
+          const Workspace& work) {
+  constexpr int kPanels = kWidth / kPanel;
+  const int whole = whole_tiles(count);
+  const Fresh fresh = {count, work.fresh_keys, work.fresh + kWidth};
+  if (ring.held < ring.slots) mark_seen(ring, work);
+  embed_events(encoder, rows, count, work);
+  for (int number = 0; number < layers; ++number) {
+    const EventLayer& layer = encoder.layers[number];
+    normalise(layer.norm1, work.x, whole, work.normal);
+    linear(layer.projection, kPanels, 2 * kPanels, kWidth, work.normal, kWidth, whole, nullptr,
+           work.fresh, 2 * kWidth);
+    if (!all_finite(work.fresh, static_cast<std::size_t>(count) * 2 * kWidth)) return false;
+    turn_keys(work.fresh, work.fresh_keys);
+    if (number + 1 < layers) {
+      linear(layer.projection, 0, kPanels, kWidth, work.normal, kWidth, whole, nullptr, work.query,
+             kWidth);
+      finish_layer(encoder, layer, ring, number, whole, fresh, work);
+    }
+    keep(ring, number, fresh);
+  }
+  return true;
+}
+
+void answer(const EventEncoder& encoder, const float* rows, int count, const Ring& ring,
+            const Workspace& work, float* features) {
+  constexpr int kPanels = kWidth / kPanel;
+  const SeenInputs& seen = encoder.queries;
+  const int whole = whole_tiles(count);
+  if (ring.held < ring.slots) mark_seen(ring, work);
+  for (int t = 0; t < count; ++t) {
+    scale(seen, rows + t * encoder.row, work.scaled + t * seen.padded);
+  }
+  linear(encoder.ask, 0, kPanels, seen.count, work.scaled, seen.padded, whole, nullptr, work.x,
+         kWidth);
+  for (int number = 0; number < encoder.layer_count; ++number) {
+    const EventLayer& layer = encoder.layers[number];
+    normalise(layer.norm1, work.x, whole, work.normal);
+    linear(layer.projection, 0, kPanels, kWidth, work.normal, kWidth, whole, nullptr, work.query,
+           kWidth);
+    finish_layer(encoder, layer, ring, number, whole, {0, nullptr, nullptr}, work);
+  }
+  normalise(encoder.norm, work.x, whole, features);
+}
+
+void head(const Head& weights, const float* features, int count, int outputs, const Workspace& work,
+          float* scaled) {
+  const int whole = whole_tiles(count);
+  linear<Finish::kRelu>(weights.first, 0, kWidth / kPanel, kWidth, features, kWidth, whole, nullptr,
+                        work.normal, kWidth);
+  for (int output = 0; output < outputs; ++output) {
+    const float* weight = weights.second.weight + output * kWidth;
+    for (int from = 0; from < whole; from += kLanes) {
+      alignas(64) float sums[kLanes];
+      Vec part[kLanes];
+      for (int r = 0; r < kLanes; ++r) {
+        const float* row = work.normal + (from + r) * kWidth;
+        part[r] = load(row) * load(weight);
+        for (int d = kLanes; d < kWidth; d += kLanes) part[r] += load(row + d) * load(weight + d);
+      }
+      store(sums, sum_each(part) + weights.second.bias[output]);
+      for (int r = 0; r < kLanes && from + r < count; ++r) {
+        scaled[(from + r) * outputs + output] = sums[r];
+      }
+    }
+  }
 }
 
 }  // namespace

@@ -4,8 +4,7 @@
 // and sizes. A kernel's source is compiled for its instruction set, so it must not instantiate
 // anything inline from the standard library: the linker might keep that copy for everyone.
 //
-// Shapes: W window rows, F features of a row, D model width (64), H horizon (8 packets), N rows of
-// a matrix, K columns of it.
+// Shapes: F features of a row, D model width (64), N rows of a matrix, K columns of it.
 #ifndef SWIFTQUEUE_SERVING_ENGINE_KERNEL_H_
 #define SWIFTQUEUE_SERVING_ENGINE_KERNEL_H_
 
@@ -26,11 +25,9 @@ inline constexpr int kMostQueries = 16;       // answered in one call: 8 packets
 inline constexpr int kMaxFeatures = 256;
 inline constexpr float kNormEpsilon = 1e-5F;  // torch.nn.LayerNorm's default
 
-// Activations are feature-major in blocks of 64 tokens, x[block][feature][token]: tokens lie in
-// vector lanes, so LayerNorm and softmax need no shuffle.
-inline constexpr int kBlock = 64;
-// Weights are cut into panels of 16 rows, w[panel][k][row]: a matrix product broadcasts from them
-// without a stride, and a product with one vector loads 16 outputs at once.
+// Rows that a kernel works on at once. Activations are x[row][feature].
+inline constexpr int kTile = 16;
+// Weights are cut into panels of 16 outputs, w[panel][k][output]: a product loads whole vectors.
 inline constexpr int kPanel = 16;
 
 struct Linear {
@@ -50,29 +47,34 @@ struct Scales {
   const float* inverse_scale;
 };
 
-// The inputs of a row that a network sees, and their scaling.
+// The inputs of a row that a network sees, and their scaling: (x - shift) * inverse_scale, of
+// log1p(x) where `logarithm` is 1. Arrays are filled up with zeros to a multiple of 16.
 struct SeenInputs {
   int count;           // K
+  int padded;          // K rounded up to a multiple of 16
   const int* columns;  // columns of the row
-  Scales scales;
+  const float* logarithm;
+  const float* shift;
+  const float* inverse_scale;
 };
 
 // A pre-norm layer of the event stream. Its sink is a key and a value that are always seen.
 struct EventLayer {
   Norm norm1;
   Norm norm2;
-  Linear query;  // scaled by log2(e) / sqrt(head width): the softmax is in base 2
-  Linear key_value;
+  Linear projection;  // queries, keys, values: 64 outputs each; queries are scaled by
+                      // log2(e) / sqrt(head width), for a softmax in base 2
   Linear out;
   Linear expand;  // D -> feed_forward
   Linear contract;
-  const float* sink_key;    // [heads][16][16]: the first row of a panel, the others are 0
+  const float* sink_key;    // [D]
   const float* sink_value;  // [D]
 };
 
-// The event stream (event_window.py): an event sees the `band` events that end with it, a query the
-// last `band`, and both the sink.
+// The event stream (models/event_stream/network.py): an event sees the `band` events that end with
+// it, a query the last `band`, and both the sink.
 struct EventEncoder {
+  int row;             // F
   int ack;             // column of a row: whether an event is an ACK
   Linear send;         // embedding of SENDs, K = events.count
   Linear acknowledge;  // embedding of ACKs, K = events.count
@@ -86,35 +88,55 @@ struct EventEncoder {
   int feed_forward;
 };
 
-// Scratch memory for windows of up to `64 * blocks` tokens; 64-byte aligned.
-struct Workspace {
-  float* scaled;  // [K][64]
-  float* x;       // [blocks][D][64]
-  float* fresh;   // [2 D][64]: keys and values of new events
-  float* scores;  // [blocks * 64 keys, and a panel][64 queries]
-  float* mixed;   // [D][64]
-  float* hidden;  // [64][64]: a part of the feed-forward layer
-  float* sum;     // [D][64]
-  float* last;    // [D][64]: the packets about to be sent
-  float* query;   // [D][64]: attention's queries
+// The two last linear layers.
+struct Head {
+  Linear first;
+  Linear second;  // its weight is [outputs][D], not in panels
 };
 
-// Keys and values of the events of a window (event_log.h), each at its number modulo `slots`.
-struct KeptEvents {
-  float* states;  // [layers][slots / 64][2 D][64]
-  int slots;      // a multiple of 64, the events of a window or more
-  int end;        // number after the last event
-  int fresh;      // number of the last events that are not kept yet
+// Scratch memory, 64-byte aligned.
+struct Workspace {
+  float* scaled;        // [20][K rounded up to 16]: each kind of event fills up a register tile
+  float* embedded;      // [20][D]
+  float* x;             // [16][D]
+  float* normal;        // [16][D]
+  float* query;         // [16][D]: attention's queries
+  float* fresh;         // [16][2 D]: keys and values of new events
+  float* fresh_keys;    // [D][16]
+  float* fresh_scores;  // [16][16]: scores, then weights, of new events
+  float* seen;          // [slots]: 1 where a slot holds an event, else 0
+  float* scores;        // [16][slots and a panel]
+  float* mixed;         // [16][D]
+  float* inner;         // [16][feed_forward]
+};
+
+// Keys and values of a sender's last events (session.h): an event lies at its number modulo `band`.
+struct Ring {
+  float* states;  // for each layer keys [D][slots], then values [slots][D]
+  int band;
+  int slots;  // band rounded up to a multiple of 16
+  int slot;   // of the next event
+  int held;   // events that it has, up to `band`
+
+  float* keys(int layer) const {
+    return states + static_cast<std::ptrdiff_t>(layer) * 2 * kWidth * slots;
+  }
+  float* values(int layer) const { return keys(layer) + kWidth * slots; }
 };
 
 struct Kernel {
   const char* name;
-  // Encodes an event window given by its rows: the last H are queries, those before them events.
-  // Only the fresh events are computed. feature_HD is the same, bit for bit, whatever was kept.
-  void (*encode)(const EventEncoder& encoder, const float* const* rows, int count,
-                 const KeptEvents& kept, Workspace& work, float* feature_HD);
-  // Computes scaled_L = second(relu(first(feature_D))); `second` is padded to 16 rows.
-  void (*head)(const Linear& first, const Linear& second, const float* feature_D, float* scaled_L);
+  // Computes keys and values of events rows[count][F] in the first `layers` layers and puts them
+  // into the ring: 16 at most, and none of them beyond the ring's end. Returns false, and the ring
+  // is not to be used, if one is NaN or infinite.
+  bool (*take)(const EventEncoder& encoder, const float* rows, int count, int layers,
+               const Ring& ring, const Workspace& work);
+  // Computes the encoder's outputs features[16][D] for 16 queries rows[count][F] at most.
+  void (*answer)(const EventEncoder& encoder, const float* rows, int count, const Ring& ring,
+                 const Workspace& work, float* features);
+  // Computes scaled[count][outputs] = second(relu(first(features[16][D]))).
+  void (*head)(const Head& weights, const float* features, int count, int outputs,
+               const Workspace& work, float* scaled);
   bool (*all_finite)(const float* values, std::size_t count);
 };
 

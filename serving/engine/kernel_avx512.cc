@@ -3,9 +3,11 @@
 // The forward pass for AVX-512: 16 lanes, 32 registers. Compiler flags: see the Makefile.
 #define SWIFTQUEUE_ISA avx512
 #define SWIFTQUEUE_LANES 16
-#define SWIFTQUEUE_TILE_VECTORS 4  // vectors of tokens in a register tile
+#define SWIFTQUEUE_TILE_ROWS 4
+#define SWIFTQUEUE_TILE_PANELS 4
 #include "serving/engine/forward.h"
 
 namespace swiftqueue::engine {
-extern const Kernel kAvx512Kernel = {"avx512", &avx512::encode, &avx512::head, &avx512::all_finite};
+extern const Kernel kAvx512Kernel = {"avx512", &avx512::take, &avx512::answer, &avx512::head,
+                                     &avx512::all_finite};
 }  // namespace swiftqueue::engine

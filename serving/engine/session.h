@@ -1,18 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
 //
-// A sender's last events as an engine keeps them, by sequence number.
+// Keys and values of a sender's last events, by sequence number.
 #ifndef SWIFTQUEUE_SERVING_ENGINE_SESSION_H_
 #define SWIFTQUEUE_SERVING_ENGINE_SESSION_H_
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 
 #include "serving/engine/aligned.h"
+#include "serving/engine/kernel.h"
 
 namespace swiftqueue::engine {
 
-// The events of one sender that an encoder has taken. `Engine::open_session` makes it, and every
-// engine with the same encoder may go on with it, whatever its head. One call at a time uses it.
+// A ring of `band` slots for each layer; an event lies at its number modulo `band`. At the default
+// sizes it takes 64 KB: 2 layers of 64 events of 128 floats. `Engine::open_session` makes it, and
+// every engine with the same encoder may go on with it, whatever its head. One call at a time uses
+// it.
 class Session {
  public:
   Session(const Session&) = delete;
@@ -25,17 +29,29 @@ class Session {
   // Forgets all events; the log, as far as this session knows, begins at event `first`.
   void begin(std::uint64_t first) { first_ = next_ = first; }
   // Returns the memory that it takes.
-  std::size_t bytes() const { return sizeof(*this) + rows_.size() * sizeof(float); }
+  std::size_t bytes() const { return sizeof(*this) + states_.size() * sizeof(float); }
 
  private:
   friend class Engine;
-  Session(std::uint64_t encoder_hash, std::size_t floats)
-      : encoder_hash_(encoder_hash), rows_(floats) {}
+
+  Session(std::uint64_t encoder_hash, int layers, int band)
+      : encoder_hash_(encoder_hash),
+        band_(band),
+        slots_((band + kPanel - 1) / kPanel * kPanel),
+        states_(static_cast<std::size_t>(layers) * 2 * kWidth * static_cast<std::size_t>(slots_)) {}
+
+  Ring ring() const {
+    const auto band = static_cast<std::uint64_t>(band_);
+    return {states_.data(), band_, slots_, static_cast<int>(next_ % band),
+            static_cast<int>(std::min(band, next_ - first_))};
+  }
 
   std::uint64_t encoder_hash_;
+  int band_;
+  int slots_;
   std::uint64_t first_ = 0;
   std::uint64_t next_ = 0;
-  AlignedFloats rows_;  // [reach][F], an event's row at its number modulo reach
+  AlignedFloats states_;  // kernel.h: Ring
 };
 
 }  // namespace swiftqueue::engine

@@ -10,12 +10,15 @@ constexpr int kLanes = SWIFTQUEUE_LANES;
 typedef float Vec __attribute__((vector_size(kLanes * 4), may_alias));
 typedef std::int32_t IntVec __attribute__((vector_size(kLanes * 4), may_alias));
 typedef std::uint32_t WordVec __attribute__((vector_size(kLanes * 4), may_alias));
+alignas(64) constexpr std::int32_t kLaneNumbers[16] = {0, 1, 2,  3,  4,  5,  6,  7,
+                                                       8, 9, 10, 11, 12, 13, 14, 15};
 // kLanes consecutive floats; no assumption on alignment.
 typedef float LooseVec __attribute__((vector_size(kLanes * 4), may_alias, aligned(4)));
 
 SWIFTQUEUE_INLINE Vec load(const float* p) { return *reinterpret_cast<const Vec*>(p); }
 SWIFTQUEUE_INLINE Vec load_loose(const float* p) { return *reinterpret_cast<const LooseVec*>(p); }
 SWIFTQUEUE_INLINE void store(float* p, Vec v) { *reinterpret_cast<Vec*>(p) = v; }
+SWIFTQUEUE_INLINE void store_loose(float* p, Vec v) { *reinterpret_cast<LooseVec*>(p) = v; }
 SWIFTQUEUE_INLINE Vec splat(float value) { return value - Vec{}; }
 // These are instructions, since the compiler makes two of the comparison; for a NaN all return b.
 SWIFTQUEUE_INLINE Vec max(Vec a, Vec b) {
@@ -44,6 +47,47 @@ struct Halves {
   }
 };
 
+// Exchanges blocks of kHalf lanes between rows that are kHalf apart, then smaller blocks.
+template <int kHalf>
+SWIFTQUEUE_INLINE void transpose_halves(Vec (&rows)[kLanes]) {
+  if constexpr (kHalf > 0) {
+#pragma GCC unroll 16
+    for (int i = 0; i < kLanes; ++i) {
+      if (i % (2 * kHalf) >= kHalf) continue;
+      const Vec a = rows[i];
+      const Vec b = rows[i + kHalf];
+      rows[i] = Halves<kHalf, 0>::of(a, b);
+      rows[i + kHalf] = Halves<kHalf, 1>::of(a, b);
+    }
+    transpose_halves<kHalf / 2>(rows);
+  }
+}
+
+// Halves the number of rows by joining two into one, whose lanes are still parts of either total.
+template <int kHalf, typename Add>
+SWIFTQUEUE_INLINE void total_halves(Vec (&rows)[kLanes], Add add) {
+  if constexpr (kHalf > 0) {
+#pragma GCC unroll 16
+    for (int i = 0; i < kHalf; ++i) {
+      const Vec a = rows[i];
+      const Vec b = rows[i + kHalf];
+      rows[i] = add(Halves<kHalf, 0>::of(a, b), Halves<kHalf, 1>::of(a, b));
+    }
+    total_halves<kHalf / 2>(rows, add);
+  }
+}
+
+// Turns kLanes vectors, the rows of a square, into its columns.
+SWIFTQUEUE_INLINE void transpose(Vec (&rows)[kLanes]) { transpose_halves<kLanes / 2>(rows); }
+
+// Returns a vector whose lane i is the total of all lanes of rows[i]; `add` joins two values. The
+// order of a row's additions is always the same.
+template <typename Add>
+SWIFTQUEUE_INLINE Vec total_each(Vec (&rows)[kLanes], Add add) {
+  total_halves<kLanes / 2>(rows, add);
+  return rows[0];
+}
+
 template <int kHalf = kLanes / 2>
 SWIFTQUEUE_INLINE float reduce_add(Vec v) {
   if constexpr (kHalf == 0) {
@@ -60,6 +104,11 @@ SWIFTQUEUE_INLINE float reduce_max(Vec v) {
   } else {
     return reduce_max<kHalf / 2>(max(v, Halves<kHalf, 1>::of(v, v)));
   }
+}
+
+// Lanes are numbered from `first`.
+SWIFTQUEUE_INLINE IntVec lane_numbers(int first) {
+  return *reinterpret_cast<const IntVec*>(kLaneNumbers) + first;
 }
 
 SWIFTQUEUE_INLINE Vec inverse_sqrt(Vec v) {

@@ -49,18 +49,20 @@ const float* EncoderWeights::keep(AlignedFloats floats) {
 }
 
 SeenInputs EncoderWeights::keep_inputs(const Inputs& inputs) {
-  std::vector<float> shift;
-  std::vector<float> inverse_scale;
-  std::vector<std::uint8_t>& log1p = log1p_.emplace_back();
-  for (const Scaling& input : inputs.scaling) {
-    log1p.push_back(input.logarithm ? 1 : 0);
-    shift.push_back(input.shift);
-    inverse_scale.push_back(1.0F / input.scale);
-  }
   const std::vector<int>& columns = columns_.emplace_back(inputs.columns);
-  return {static_cast<int>(columns.size()),
-          columns.data(),
-          {log1p.data(), keep(copied(shift)), keep(copied(inverse_scale))}};
+  const std::size_t padded = (columns.size() + kPanel - 1) / kPanel * kPanel;
+  AlignedFloats logarithm(padded);
+  AlignedFloats shift(padded);
+  AlignedFloats inverse_scale(padded);
+  for (std::size_t k = 0; k < columns.size(); ++k) {
+    const Scaling& scaling = inputs.scaling[k];
+    logarithm.data()[k] = scaling.logarithm ? 1.0F : 0.0F;
+    shift.data()[k] = scaling.shift;
+    inverse_scale.data()[k] = 1.0F / scaling.scale;
+  }
+  return {
+      static_cast<int>(columns.size()), static_cast<int>(padded), columns.data(),
+      keep(std::move(logarithm)),       keep(std::move(shift)),   keep(std::move(inverse_scale))};
 }
 
 Linear EncoderWeights::keep_linear(const Artifact& artifact, const std::string& name,
@@ -74,30 +76,34 @@ Norm EncoderWeights::keep_norm(const Artifact& artifact, const std::string& name
           keep(copied(values_of(artifact, name + ".bias")))};
 }
 
+// Returns a layer's queries, keys and values as one matrix.
+Linear EncoderWeights::keep_projection(const Artifact& artifact, const std::string& layer) {
+  const auto joined = [&](const std::string& part) {
+    std::vector<float> all = values_of(artifact, layer + "query." + part);
+    std::transform(all.begin(), all.end(), all.begin(), for_softmax);
+    const std::vector<float>& others = values_of(artifact, layer + "key_value." + part);
+    all.insert(all.end(), others.begin(), others.end());
+    return all;
+  };
+  return {keep(packed(joined("weight"), kWidth)), keep(copied(joined("bias")))};
+}
+
 EncoderWeights::EncoderWeights(const Artifact& artifact) {
   const Description& described = artifact.description;
   const std::size_t seen = described.events.columns.size();
   const int hidden = described.feed_forward;
   for (int i = 0; i < described.layers; ++i) {
     const std::string name = "layers." + std::to_string(i) + ".";
-    std::vector<float> query = values_of(artifact, name + "query.weight");
-    std::vector<float> query_bias = values_of(artifact, name + "query.bias");
-    std::transform(query.begin(), query.end(), query.begin(), for_softmax);
-    std::transform(query_bias.begin(), query_bias.end(), query_bias.begin(), for_softmax);
     const std::vector<float>& sink = values_of(artifact, name + "sink");
-    AlignedFloats sink_key(kWidth * kPanel);
-    for (std::size_t d = 0; d < kWidth; ++d) sink_key.data()[d * kPanel] = sink[d];
-    layers_.push_back({keep_norm(artifact, name + "norm1"),
-                       keep_norm(artifact, name + "norm2"),
-                       {keep(packed(query, kWidth)), keep(copied(query_bias))},
-                       keep_linear(artifact, name + "key_value", kWidth),
-                       keep_linear(artifact, name + "out", kWidth),
+    layers_.push_back({keep_norm(artifact, name + "norm1"), keep_norm(artifact, name + "norm2"),
+                       keep_projection(artifact, name), keep_linear(artifact, name + "out", kWidth),
                        keep_linear(artifact, name + "linear1", kWidth),
                        keep_linear(artifact, name + "linear2", static_cast<std::size_t>(hidden)),
-                       keep(std::move(sink_key)),
+                       keep(copied({sink.begin(), sink.begin() + kWidth})),
                        keep(copied({sink.begin() + kWidth, sink.end()}))});
   }
-  view_ = {kEventWindowFeatureCount - 1,
+  view_ = {kEventWindowFeatureCount,
+           kEventWindowFeatureCount - 1,
            keep_linear(artifact, "send", seen),
            keep_linear(artifact, "ack", seen),
            keep_linear(artifact, "ask_about", described.queries.columns.size()),
@@ -118,28 +124,33 @@ HeadWeights::HeadWeights()
 
 void HeadWeights::assign(const Artifact& artifact) {
   pack(values_of(artifact, "head.0.weight"), kWidth, first_weight_.data());
-  pack(values_of(artifact, "head.2.weight"), kWidth, second_weight_.data());
+  const std::vector<float>& second_weight = values_of(artifact, "head.2.weight");
+  std::copy(second_weight.begin(), second_weight.end(), second_weight_.data());
   const std::vector<float>& first_bias = values_of(artifact, "head.0.bias");
   std::copy(first_bias.begin(), first_bias.end(), first_bias_.data());
   const std::vector<float>& second_bias = values_of(artifact, "head.2.bias");
   std::copy(second_bias.begin(), second_bias.end(), second_bias_.data());
 }
 
-Scratch::Scratch(const Description& description)
-    : rows_(static_cast<std::size_t>(description.tokens)) {
-  const std::size_t blocks = (rows_.size() + kBlock - 1) / kBlock;
-  const std::size_t keys = blocks * kBlock;
+Scratch::Scratch(const Description& description) {
+  constexpr std::size_t kTwoKinds = kTile + 4;  // events of either kind fill up a register tile
+  const auto panels = [](std::size_t size) { return (size + kPanel - 1) / kPanel * kPanel; };
+  const std::size_t inputs =
+      std::max(description.events.columns.size(), description.queries.columns.size());
+  const std::size_t slots = panels(static_cast<std::size_t>(description.band));
   const std::pair<float**, std::size_t> parts[] = {
-      {&view_.scaled,
-       std::max(description.events.columns.size(), description.queries.columns.size()) * kBlock},
-      {&view_.x, keys * kWidth},
-      {&view_.fresh, 2 * kWidth * kBlock},
-      {&view_.scores, (keys + kPanel) * kBlock},
-      {&view_.mixed, kWidth * kBlock},
-      {&view_.hidden, kWidth * kBlock},
-      {&view_.sum, kWidth * kBlock},
-      {&view_.last, kWidth * kBlock},
-      {&view_.query, kWidth * kBlock},
+      {&view_.scaled, kTwoKinds * panels(inputs)},
+      {&view_.embedded, kTwoKinds * kWidth},
+      {&view_.x, kTile * kWidth},
+      {&view_.normal, kTile * kWidth},
+      {&view_.query, kTile * kWidth},
+      {&view_.fresh, kTile * 2 * kWidth},
+      {&view_.fresh_keys, kWidth * kTile},
+      {&view_.fresh_scores, kTile * kTile},
+      {&view_.seen, slots},
+      {&view_.scores, kTile * (slots + kPanel)},
+      {&view_.mixed, kTile * kWidth},
+      {&view_.inner, kTile * static_cast<std::size_t>(description.feed_forward)},
   };
   // Each has memory of its own, so that the address sanitizer sees a step from one into another.
   for (const auto& [part, floats] : parts) {

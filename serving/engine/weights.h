@@ -33,10 +33,10 @@ class EncoderWeights {
   const float* keep(AlignedFloats floats);
   SeenInputs keep_inputs(const Inputs& inputs);
   Linear keep_linear(const Artifact& artifact, const std::string& name, std::size_t columns);
+  Linear keep_projection(const Artifact& artifact, const std::string& layer);
   Norm keep_norm(const Artifact& artifact, const std::string& name);
 
   std::vector<AlignedFloats> storage_;
-  std::vector<std::vector<std::uint8_t>> log1p_;
   std::vector<std::vector<int>> columns_;
   std::vector<EventLayer> layers_;
   EventEncoder view_{};
@@ -48,27 +48,27 @@ class HeadWeights {
   HeadWeights();
   void assign(const Artifact& artifact);
 
-  Linear first() const { return {first_weight_.data(), first_bias_.data()}; }
-  Linear second() const { return {second_weight_.data(), second_bias_.data()}; }
+  Head view() const {
+    return {{first_weight_.data(), first_bias_.data()},
+            {second_weight_.data(), second_bias_.data()}};
+  }
 
  private:
   AlignedFloats first_weight_;
   AlignedFloats first_bias_;
-  AlignedFloats second_weight_;  // padded to 16 rows
+  AlignedFloats second_weight_;  // [outputs][D], not in panels
   AlignedFloats second_bias_;
 };
 
-// Scratch memory of one thread for the windows of a model.
+// One thread's scratch memory for a model.
 class Scratch {
  public:
   explicit Scratch(const Description& description);
 
-  Workspace& view() { return view_; }
-  const float** rows() { return rows_.data(); }
+  const Workspace& view() const { return view_; }
 
  private:
   std::vector<AlignedFloats> storage_;
-  std::vector<const float*> rows_;
   Workspace view_{};
 };
 
