@@ -21,7 +21,6 @@ inline constexpr int kHeads = 4;
 inline constexpr int kHeadWidth = kWidth / kHeads;
 inline constexpr int kMaxFeedForward = 1024;  // a multiple of the width
 inline constexpr int kMaxLevels = 16;         // most quantiles of a latency
-inline constexpr int kMostQueries = 16;       // answered in one call: 8 packets in both queues
 inline constexpr int kMaxFeatures = 256;
 inline constexpr float kNormEpsilon = 1e-5F;  // torch.nn.LayerNorm's default
 
