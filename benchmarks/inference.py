@@ -1,10 +1,11 @@
-"""Measure one question of the default network on one thread, beside PyTorch, ONNX Runtime and OpenVINO.
+"""Measure the default network on one thread, beside PyTorch, ONNX Runtime and OpenVINO.
 
-The network is the event stream of two layers. A sender's next question shares most of its events with its
-last one, and the engine computes the new ones only (`a sender's next question`); what it has not seen before
-it computes whole (`events not seen before`), as the references always do. All run the same random weights on
-the same windows, full of real events, in the same process, in turn. The engine is timed inside C++, the
-references around their Python call; that call costs them a few µs, which is what a Python server pays.
+The network is the event stream of two layers. A sender's batch takes 16 new events into its session and asks
+about 8 packets in both queues: the engine computes 16 events and 16 queries (`a batch through a session`).
+Without a session it computes the whole window of the events (`a window without a session`), as the references
+always do: one window, or the two of a batch. All run the same random weights in the same process, in turn.
+The engine is timed inside C++, the references around their Python call; that call costs them a few µs, which
+is what a Python server pays.
 
 Shapes: B windows, W window rows, F features of a row, D model width, H horizon.
 """
@@ -30,11 +31,11 @@ from benchmarks.inference_references import (
     Call,
     Windows,
     event_stream,
+    make_rows,
     make_windows,
     onnx_runtime,
     openvino_call,
     save,
-    windows_of_a_sender,
 )
 from benchmarks.rows import Row
 from benchmarks.served_models import build
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from serving.engine import Engine, Isa
 
 CALLS: Final = 400  # calls per round and contestant
+EVENTS: Final = 2 * HORIZON  # of a batch: as many SENDs as ACKs
 PEAK_SECONDS: Final = 0.02
 FEATURE_BATCH: Final = 256
 SWAPS: Final = 20
@@ -54,8 +56,10 @@ SLOWER: Final[dict[str, tuple[Isa, ...]]] = {
     "portable": (),
 }
 PARITY: Final = 1e-4  # largest difference from PyTorch that a reference may have
-NEXT: Final = "a sender's next question"
-UNSEEN: Final = "events not seen before"
+BATCH: Final = "a batch through a session"
+WINDOW: Final = "a window without a session"
+QUEUES: Final = 2  # a batch's packets are asked about in either
+LIBRARIES: Final = ("PyTorch", "ONNX Runtime", "OpenVINO")
 
 Times = npt.NDArray[np.float64]
 
@@ -88,7 +92,7 @@ def measure(rounds: int) -> list[Row]:
                     samples[name].append(times_us())
                 peak.append(peak_flops(PEAK_SECONDS))
             rows = _latency_rows(engine.isa, samples, rounds)
-            rows.append(_peak_row(engine.isa, model.sizes, samples, statistics.median(peak), rounds))
+            rows += _peak_rows(engine.isa, model, samples, statistics.median(peak), rounds)
             return rows + _feature_rows(engine, model, rounds) + _swap_rows(engine, path, rounds)
     finally:
         torch.set_num_threads(threads)
@@ -99,28 +103,44 @@ def _contestants(engine: Engine, model: EventPredictor, path: Path) -> dict[str,
     from models.networks import artifact
     from serving.engine import Engine
 
-    unseen_BWF, next_BWF = make_windows(), windows_of_a_sender(CALLS)
+    x_BWF = make_windows()
+    events_NF, queries_QF = make_rows(EVENTS * CALLS), x_BWF[:QUEUES, -HORIZON:].reshape(QUEUES * HORIZON, -1)
     file = artifact.export_onnx(path)
-    references: dict[str, Call] = {"PyTorch": functools.partial(_call_module, model)}
-    references["ONNX Runtime"] = onnx_runtime(file)
+    plain = {"PyTorch": functools.partial(_call_module, model), "ONNX Runtime": onnx_runtime(file)}
+    references: dict[str, dict[int, Call]] = {
+        name: dict.fromkeys((1, QUEUES), call) for name, call in plain.items()
+    }
     if importlib.util.find_spec("openvino") is not None:
-        references["OpenVINO"] = openvino_call(file)
+        references["OpenVINO"] = {windows: openvino_call(file, windows) for windows in (1, QUEUES)}
     else:
         print("OpenVINO is not installed, so ONNX Runtime is the reference", file=sys.stderr)
-    expected_BH = _call_module(model, unseen_BWF)
+    expected_BH = _call_module(model, x_BWF)
     timed: dict[str, Callable[[], Times]] = {}
-    for library, call in references.items():
-        for x_WF, expected_H in zip(unseen_BWF, expected_BH, strict=True):
-            if not np.allclose(call(x_WF[None]), expected_H[None], rtol=PARITY):
+    for library, calls in references.items():
+        for windows, call in calls.items():
+            if not np.allclose(call(x_BWF[:windows]), expected_BH[:windows], rtol=PARITY):
                 raise ValueError(f"bench inference: {library} answers otherwise")
-        timed[library] = functools.partial(_call_us, call, unseen_BWF)
+            name = _of_a_batch(library) if windows > 1 else library
+            timed[name] = functools.partial(_call_us, call, x_BWF, windows)
     for isa in (engine.isa, *SLOWER[engine.isa]):
         ours = Engine(path, isa)  # type: ignore[arg-type]
-        if not np.allclose(ours.forward(unseen_BWF), expected_BH, rtol=PARITY):
+        session = ours.open_session()
+        ours.take(session, 0, x_BWF[0, :-HORIZON])
+        answers_Q = ours.answer(session, x_BWF[0, -HORIZON:])[0][:, 0]
+        if not all(
+            np.allclose(y, expected_BH[0], rtol=PARITY) for y in (answers_Q, ours.forward(x_BWF[0])[0])
+        ):
             raise ValueError(f"bench inference: the engine answers otherwise, {isa}")
-        timed[f"{UNSEEN}, {isa}"] = functools.partial(ours.time_us, unseen_BWF, CALLS)
-        timed[f"{NEXT}, {isa}"] = functools.partial(ours.time_us, next_BWF, CALLS)
+        timed[f"{BATCH}, {isa}"] = functools.partial(
+            ours.time_session_us, events_NF, EVENTS, queries_QF, CALLS
+        )
+        timed[f"{WINDOW}, {isa}"] = functools.partial(ours.time_us, x_BWF, CALLS)
     return timed
+
+
+def _of_a_batch(library: str) -> str:
+    """Return the name of a reference that is asked for both windows of a batch at once."""
+    return f"{library}, both queues"
 
 
 def _call_module(model: EventPredictor, x_BWF: Windows) -> Windows:
@@ -129,12 +149,13 @@ def _call_module(model: EventPredictor, x_BWF: Windows) -> Windows:
     return np.asarray(model(torch.from_numpy(x_BWF)).numpy())
 
 
-def _call_us(call: Call, x_BWF: Windows) -> Times:
+def _call_us(call: Call, x_BWF: Windows, windows: int) -> Times:
     us = np.empty(CALLS)
     for i in range(CALLS):
-        x_1WF = x_BWF[i % len(x_BWF)][None]
+        first = i * windows % len(x_BWF)
+        asked_BWF = x_BWF[first : first + windows]
         start_ns = time.perf_counter_ns()
-        call(x_1WF)
+        call(asked_BWF)
         us[i] = (time.perf_counter_ns() - start_ns) / 1000
     return us
 
@@ -152,26 +173,46 @@ def _latency_rows(isa: str, samples: dict[str, list[Times]], rounds: int) -> lis
         of = figure(ours, percentile), figure(reference, percentile)
         return _row(f"{ours}, p{percentile}", *of, reference, "us", rounds)
 
-    libraries = [name for name in ("PyTorch", "ONNX Runtime", "OpenVINO") if name in samples]
+    libraries = [name for name in LIBRARIES if name in samples]
     rows = [
-        row(f"{what}, {isa}", library, percentile)
-        for what in (NEXT, UNSEEN)
+        row(f"{what}, {isa}", reference(library), percentile)
+        for what, reference in ((BATCH, _of_a_batch), (WINDOW, str))
         for library in libraries
         for percentile in (50, 99)
     ]
     rows += [row("ONNX Runtime", "PyTorch", percentile) for percentile in (50, 99)]
-    return rows + [row(f"{what}, {other}", "PyTorch", 50) for what in (NEXT, UNSEEN) for other in SLOWER[isa]]
+    return rows + [
+        row(f"{what}, {other}", reference("PyTorch"), 50)
+        for what, reference in ((BATCH, _of_a_batch), (WINDOW, str))
+        for other in SLOWER[isa]
+    ]
 
 
-def _operations(sizes: EventArchitecture, features: int) -> float:
-    """Return the floating-point operations of the matrix products that a whole window needs."""
-    d, inner, band = sizes.width, sizes.feed_forward, sizes.band
-    attending = d * d + 2 * band * d + d * d + 2 * d * inner  # query, scores and mean, output, inner layers
-    total = float((sizes.reach + HORIZON) * features * d)
+def _window_operations(sizes: EventArchitecture, inputs: tuple[int, int]) -> float:
+    """Return the floating-point operations of the matrix products that a whole window needs.
+
+    `inputs` are those of an event and of a query. A query sees a band and the sink.
+    """
+    d, events = sizes.width, 0.0
     # A layer computes a band for itself and for each layer after it.
     for after in reversed(range(sizes.layers)):
-        total += (after + 1) * band * 2 * d * d + (after * band + HORIZON) * attending
-    return 2.0 * (total + HORIZON * (d * d + d))
+        events += (after + 1) * sizes.band * 2 * d * d + after * sizes.band * _attending(sizes)
+    queries = inputs[1] * d + sizes.layers * _attending(sizes) + d * d + d
+    return 2.0 * (sizes.reach * inputs[0] * d + events + HORIZON * queries)
+
+
+def _batch_operations(sizes: EventArchitecture, inputs: tuple[int, int]) -> float:
+    """Return the operations that a batch needs: its new events and its packets in both queues."""
+    d = sizes.width
+    events = inputs[0] * d + sizes.layers * 2 * d * d + (sizes.layers - 1) * _attending(sizes)
+    queries = inputs[1] * d + sizes.layers * _attending(sizes) + d * d + d
+    return 2.0 * (EVENTS * events + QUEUES * HORIZON * queries)
+
+
+def _attending(sizes: EventArchitecture) -> float:
+    """Return a row's multiply-adds in a layer, without its key and value."""
+    d = sizes.width  # query, scores and mean over a band and the sink, output, inner layers
+    return d * d + 2 * (sizes.band + 1) * d + d * d + 2 * d * sizes.feed_forward
 
 
 def _peak_flops(isa: str) -> Callable[[float], float]:
@@ -182,20 +223,26 @@ def _peak_flops(isa: str) -> Callable[[float], float]:
     return function
 
 
-def _peak_row(
-    isa: str, sizes: EventArchitecture, samples: dict[str, list[Times]], peak_flops: float, rounds: int
-) -> Row:
-    us = statistics.median(float(np.median(s)) for s in samples[f"{UNSEEN}, {isa}"])
-    achieved = _operations(sizes, make_windows(1).shape[2]) / us * 1e6
-    return Row(
-        f"share of the core's peak, {UNSEEN}",
-        achieved / 1e9,
-        peak_flops / 1e9,
-        f"{isa} multiply-adds in registers",
-        achieved / peak_flops,
-        "GFLOP/s",
-        rounds,
-    )
+def _peak_rows(
+    isa: str, model: EventPredictor, samples: dict[str, list[Times]], peak_flops: float, rounds: int
+) -> list[Row]:
+    inputs = len(model.event_columns), len(model.query_columns)
+    rows = []
+    for what, operations in ((BATCH, _batch_operations), (WINDOW, _window_operations)):
+        us = statistics.median(float(np.median(s)) for s in samples[f"{what}, {isa}"])
+        achieved = operations(model.sizes, inputs) / us * 1e6
+        rows.append(
+            Row(
+                f"share of the core's peak, {what}",
+                achieved / 1e9,
+                peak_flops / 1e9,
+                f"{isa} multiply-adds in registers",
+                achieved / peak_flops,
+                "GFLOP/s",
+                rounds,
+            )
+        )
+    return rows
 
 
 def _feature_rows(engine: Engine, model: EventPredictor, rounds: int) -> list[Row]:

@@ -13,15 +13,12 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from feature_store.packets.schema import HORIZON
-
 if TYPE_CHECKING:
     from feature_store.events.event_stream import EventInput
     from models.event_stream.network import EventPredictor
     from models.networks.scaling import ScaledFeature
 
-WINDOWS: Final = 16  # different windows, taken in turn: more than the engine keeps events of
-STEP: Final = 2 * HORIZON  # events from a sender's question to its next: one batch sent, one acknowledged
+WINDOWS: Final = 16  # different windows, taken in turn
 
 Windows = npt.NDArray[np.float32]
 Call = Callable[[Windows], Any]
@@ -73,20 +70,11 @@ def save(folder: Path, head: int | None = None) -> Path:
 def make_windows(batch: int = WINDOWS) -> Windows:
     """Return windows full of real events, no two of which have any in common, in raw units."""
     rows = event_stream().rows
-    return _rows(batch * rows).reshape(batch, rows, -1)
+    return make_rows(batch * rows).reshape(batch, rows, -1)
 
 
-def windows_of_a_sender(questions: int) -> Windows:
-    """Return the windows of a sender's questions one after another: most events of each were in the last."""
-    reach = event_stream().events
-    events_NF, queries_QF = _rows(reach + STEP * (questions - 1)), _rows(questions * HORIZON)
-    parts = []
-    for q in range(questions):
-        parts += [events_NF[q * STEP : q * STEP + reach], queries_QF[q * HORIZON : (q + 1) * HORIZON]]
-    return np.concatenate(parts).reshape(questions, reach + HORIZON, -1)
-
-
-def _rows(count: int) -> Windows:
+def make_rows(count: int) -> Windows:
+    """Return rows of events or queries, in raw units."""
     from feature_store.events.definition import EVENTS
 
     x_NF = np.random.default_rng(0).lognormal(6, 2, (count, len(EVENTS.features)))
@@ -107,12 +95,12 @@ def onnx_runtime(path: Path) -> Call:
     return lambda x_BWF: session.run(None, {name: x_BWF})[0]
 
 
-def openvino_call(path: Path) -> Call:
-    """Return OpenVINO in float32 on one thread, its input shape fixed to one window."""
+def openvino_call(path: Path, windows: int) -> Call:
+    """Return OpenVINO in float32 on one thread, its input shape fixed to so many windows."""
     openvino: Any = importlib.import_module("openvino")  # OpenVINO is not one of the project's packages
     core = openvino.Core()
     model = core.read_model(str(path))
-    model.reshape([1, *make_windows(1).shape[1:]])
+    model.reshape([windows, *make_windows(1).shape[1:]])
     compiled = core.compile_model(
         model,
         "CPU",

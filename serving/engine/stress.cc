@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
 //
-// Hostile artifacts and windows against the engine, to be run under sanitizers (`make sanitize`):
-// whatever comes, the answer is a prediction or one error line. Also: predicting allocates nothing,
-// and heads may be swapped under three predicting threads.
+// Hostile artifacts, windows and sessions against the engine, to be run under sanitizers (`make
+// sanitize`): whatever comes, the answer is a prediction or one error line. Also: predicting
+// allocates nothing, and heads may be swapped under three predicting threads.
 //
 // stress_SANITIZER ARTIFACT ROUNDS [SEED]   ARTIFACT: a valid one, which is mutated in memory
 //                                           ROUNDS 0: only what has threads
@@ -140,23 +140,104 @@ void stress_windows(const std::string& folder, long rounds, Random& random) {
   }
 }
 
+// Tests sessions with events in calls of any length, some of them again, too early or damaged. What
+// a session is left with answers as one that took just these events.
+void stress_sessions(const std::string& folder, long rounds, Random& random) {
+  for (const char* isa : {"avx512", "avx2", "portable"}) {
+    std::unique_ptr<Engine> engine;
+    try {
+      engine = std::make_unique<Engine>(folder, isa);
+    } catch (const InvalidError& error) {
+      std::printf("%s: left out: %s\n", isa, error.what());
+      continue;
+    }
+    const auto outputs = static_cast<std::size_t>(engine->description().outputs());
+    const auto reach = static_cast<std::size_t>(engine->reach());
+    const std::unique_ptr<Session> session = engine->open_session();
+    const std::unique_ptr<Session> other = engine->open_session();
+    std::vector<float> kept;  // rows of the events since the last `begin`, the last `reach` of them
+    long refused = 0;
+    for (long i = 0; i < rounds; ++i) {
+      if (below(random, 50) == 0) {
+        session->begin(random() >> below(random, 64));
+        kept.clear();
+      }
+      // The rows are exactly as many as are given, so that one step too far is seen.
+      const std::size_t count = below(random, below(random, 8) == 0 ? 3 * reach : 40);
+      std::vector<float> rows(count * kFeatures);
+      const bool tame = below(random, 8) != 0;
+      for (float& x : rows) {
+        x = tame ? static_cast<float>(below(random, 100'000)) : any_float(random);
+      }
+      const std::uint64_t next = session->next();
+      const std::size_t again = below(random, 4) == 0 ? below(random, 40) : 0;
+      const bool early = below(random, 10) == 0;
+      const std::uint64_t first =
+          early ? next + 1 + below(random, 1000) : next - std::min(next, std::uint64_t{again});
+      const long before = allocations.load();
+      try {
+        const bool taken = engine->take(*session, first, rows.data(), static_cast<int>(count));
+        require(allocations.load() == before, "take allocates memory");
+        require(taken == (first <= next), "a gap is taken, or none is refused");
+      } catch (const InvalidError&) {
+        require(!tame, "plain events are refused");
+        ++refused;
+        if (session->first() == next) kept.clear();  // it has forgotten all
+      }
+      const std::size_t fresh = session->next() - next;
+      require(fresh == 0 || session->next() == first + count, "events are lost");
+      kept.insert(kept.end(), rows.end() - static_cast<std::ptrdiff_t>(fresh * kFeatures),
+                  rows.end());
+      if (kept.size() > reach * kFeatures) {
+        kept.erase(kept.begin(), kept.end() - static_cast<std::ptrdiff_t>(reach * kFeatures));
+      }
+      const std::size_t asked = 1 + below(random, kMostQueries);
+      std::vector<float> queries(asked * kFeatures);
+      for (float& x : queries) x = static_cast<float>(below(random, 100'000));
+      std::vector<float> y(asked * outputs);
+      std::vector<float> same(asked * outputs);
+      const auto answer = [&](const Session& from, std::vector<float>& to) {
+        engine->answer(from, queries.data(), static_cast<int>(asked), to.data(), nullptr,
+                       static_cast<int>(outputs));
+      };
+      const long unanswered = allocations.load();
+      try {
+        answer(*session, y);
+        require(allocations.load() == unanswered, "answer allocates memory");
+      } catch (const InvalidError&) {
+        ++refused;
+        continue;
+      }
+      const std::size_t held = kept.size() / kFeatures;
+      other->begin(session->next() - held);
+      require(engine->take(*other, other->next(), kept.data(), static_cast<int>(held)),
+              "kept events are refused");
+      answer(*other, same);
+      require(same == y, "resent events do not restore a session");
+    }
+    std::printf("%s: %ld calls of a session, %ld refused\n", isa, rounds, refused);
+  }
+}
+
 void swap_under_load(const std::string& folder, long swaps) {
   Engine first(folder, "portable", 0);
   const Description& model = first.description();
-  const int tokens = kHorizon;  // the shortest window: most predictions
-  const std::vector<float> x_WF(kHorizon * kFeatures, 7);
+  const std::vector<float> rows(kHorizon * kFeatures, 7);
   std::atomic<bool> done{false};
   std::atomic<long> predictions{0};
   std::vector<std::thread> threads;
   for (int i = 0; i < 3; ++i) {
     threads.emplace_back([&, engine = first.share()] {
       std::vector<float> y_HL(static_cast<std::size_t>(kHorizon * model.outputs()));
+      const std::unique_ptr<Session> session = engine->open_session();
       std::int64_t last = 0;
       while (!done) {
+        engine->take(*session, session->next(), rows.data(), kHorizon);
         const std::int64_t version =
-            engine->forward(x_WF.data(), 1, tokens, y_HL.data(), nullptr, model.outputs());
+            engine->answer(*session, rows.data(), kHorizon, y_HL.data(), nullptr, model.outputs());
         require(version >= last, "an older head comes back");
-        last = version;
+        last = engine->forward(rows.data(), 1, kHorizon, y_HL.data(), nullptr, model.outputs());
+        require(last >= version, "an older head comes back");
         ++predictions;
       }
     });
@@ -185,6 +266,7 @@ int main(int argc, char** argv) {
     fuzz_loader(folder, rounds, random, load_predictor);
     fuzz_tensors(rounds, random);
     stress_windows(folder, rounds / 50, random);
+    stress_sessions(folder, rounds / 50, random);
   }
   swap_under_load(folder, 100);
   return 0;

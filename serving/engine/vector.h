@@ -137,11 +137,22 @@ SWIFTQUEUE_INLINE Vec exp2_negative(Vec x) {
   return reinterpret_cast<Vec>(reinterpret_cast<WordVec>(p) + exponent);
 }
 
+// Returns 1 / x to 3 digits or more.
+SWIFTQUEUE_INLINE Vec rough_inverse(Vec x) {
+#if SWIFTQUEUE_LANES == 16
+  return _mm512_maskz_rcp14_ps(0xFFFF, x);
+#elif SWIFTQUEUE_LANES == 8
+  return _mm256_rcp_ps(x);
+#else
+  return 1.0F / x;
+#endif
+}
+
 // Returns log(1 + x) for finite x >= 0. The logarithm's polynomial is that of Cephes' logf
 // (S. Moshier); the rounding error of 1 + x is added back to first order.
 SWIFTQUEUE_INLINE Vec log1p_positive(Vec x) {
   const Vec u = x + 1.0F;
-  const Vec lost = (x - (u - 1.0F)) / u;
+  const Vec lost = (x - (u - 1.0F)) * rough_inverse(u);
   // u = 2^exponent * m with m in sqrt(1/2)..sqrt(2).
   const IntVec bits = reinterpret_cast<IntVec>(u) - 0x3F3504F3;  // sqrt(1/2)
   const Vec exponent = __builtin_convertvector(bits >> 23, Vec);

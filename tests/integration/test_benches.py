@@ -65,16 +65,15 @@ def test_inference() -> None:
     assert {row.rounds for row in found} == {1}
     names = " ".join(row.name for row in found)
     for figure in (
-        inference.NEXT,
-        inference.UNSEEN,
-        "share of the core's peak",
+        f"share of the core's peak, {inference.BATCH}",
+        f"share of the core's peak, {inference.WINDOW}",
         "encoder features",
         "head swap",
     ):
         assert figure in names
-    for what in (inference.NEXT, inference.UNSEEN):
+    for what, both in ((inference.BATCH, ", both queues"), (inference.WINDOW, "")):
         references = {row.reference_name for row in found if row.name.startswith(what)}
-        assert {"PyTorch", "ONNX Runtime"} <= references
+        assert {f"PyTorch{both}", f"ONNX Runtime{both}"} <= references
 
 
 @tried("finetune")

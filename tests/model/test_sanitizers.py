@@ -74,10 +74,11 @@ def test_capture_reader(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @minutes
 def test_engine(make_artifact: Callable[..., Path]) -> None:
-    """Hostile artifacts and windows, some going on with the one before; heads swapped under predictions."""
+    """Hostile artifacts, windows and sessions; heads swapped under predictions."""
     said = sanitize(LIBRARY.parent.parent, make_artifact(1), 10_000)
     assert len(re.findall(r"of 10000 damaged artifacts refused", said)) == 1
     assert len(re.findall(r"^tensors: \d+ of 10000 files accepted", said, re.M)) == 1
+    assert re.search(r"^portable: 200 calls of a session, [1-9]\d* refused", said, re.M)
     assert len(re.findall(r"^swap: 100 heads under \d+ predictions", said, re.M)) == 2
 
 
