@@ -103,6 +103,7 @@ class TritonPredictor : public Predictor {
   bool wait(std::int64_t now, std::int64_t until_ns);
   void tend(std::int64_t now);
   void route(std::int64_t now);
+  void put_back(std::unique_ptr<Request> request);
   bool all_in_time(std::int64_t first_ns) const;
   void choose_server(std::int64_t now);
   void give_up_stalled(std::int64_t now);
@@ -256,7 +257,7 @@ void TritonPredictor::tend(std::int64_t now) {
 void TritonPredictor::route(std::int64_t now) {
   choose_server(now);
   for (; !outcomes_.returned.empty(); outcomes_.returned.pop_back()) {
-    waiting_.push_front(std::move(outcomes_.returned.back()));  // in the order they were asked in
+    put_back(std::move(outcomes_.returned.back()));
   }
   const std::int64_t earliest_ns = now + (active_ == nullptr ? 0 : active_->least_ns(now));
   while (!waiting_.empty() && waiting_.front()->deadline_ns() <= earliest_ns) {
@@ -275,6 +276,19 @@ void TritonPredictor::route(std::int64_t now) {
     if (!request->empty()) request->fail(problem(), 0, outcomes_.answers);
     pool_.give_back(std::move(request));
   }
+}
+
+// Lets a request wait again, before the others but after those of its sender that were asked
+// before: a server takes a sender's events in order.
+void TritonPredictor::put_back(std::unique_ptr<Request> request) {
+  if (request->empty()) return pool_.give_back(std::move(request));
+  auto place = waiting_.begin();
+  for (auto other = waiting_.begin(); other != waiting_.end(); ++other) {
+    const bool earlier = (*other)->sender() == request->sender() && !(*other)->empty() &&
+                         (*other)->tickets().front().number < request->tickets().front().number;
+    if (earlier) place = other + 1;
+  }
+  waiting_.insert(place, std::move(request));
 }
 
 // Returns whether the server in use can answer all waiting questions in time from `first_ns` on.

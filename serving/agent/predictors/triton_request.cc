@@ -198,6 +198,7 @@ bool Request::go_on(std::uint64_t number, ServerSession& session, int reach) {
   session.next = end;
   session.begun += start ? 1 : 0;
   begun_ = session.begun;
+  begins_ = start;
   seal(talk_, number);
   return true;
 }

@@ -69,8 +69,9 @@ class Request {
   bool empty() const { return tickets_.empty(); }
   std::uint32_t sender() const { return sender_; }
   const EventRows& rows() const { return *rows_; }
-  // Returns how often its session had been begun as it was sent.
+  // Returns how often its session had been begun as it was sent, and whether it began it.
   std::uint64_t begun() const { return begun_; }
+  bool begins() const { return begins_; }
   int alternatives() const { return alternatives_; }
   const std::vector<Ticket>& tickets() const { return tickets_; }
   // Returns the queries of question `index`.
@@ -83,7 +84,7 @@ class Request {
   // A request with several questions was refused: each goes on its own, so that only the faulty one
   // is refused again.
   bool alone = false;
-  bool resent = false;  // the server had lost the events
+  bool resent = false;  // the server wanted more, though the message began its session
   std::int64_t sent_ns = 0;
 
  private:
@@ -100,6 +101,7 @@ class Request {
   std::uint32_t sender_ = 0;
   const EventRows* rows_ = nullptr;
   std::uint64_t begun_ = 0;
+  bool begins_ = false;
   std::vector<Ticket> tickets_;
   std::vector<float> x_QF_;
   int alternatives_ = 0;

@@ -368,8 +368,8 @@ void TritonServer::resend(std::unique_ptr<Request> request, std::int64_t wanted)
   ++resends_;
   const std::int64_t lacking = request->tickets().front().event - wanted;
   lost_session(*request, static_cast<int>(std::clamp<std::int64_t>(lacking, 0, kMaxTokens)));
-  if (std::exchange(request->resent, true)) {
-    problem_ = "the server lost a sender's events at once";
+  if (request->begins() && std::exchange(request->resent, true)) {
+    problem_ = "the server wants a sender's events again and again";
     request->fail(problem_, index_, outcomes_.answers);
     pool_.give_back(std::move(request));
   } else {
