@@ -39,13 +39,6 @@ struct Norm {
   const float* bias;  // [D]
 };
 
-// Scaling of K inputs.
-struct Scales {
-  const std::uint8_t* log1p;  // whether the input's logarithm is taken
-  const float* shift;
-  const float* inverse_scale;
-};
-
 // The inputs of a row that a network sees, and their scaling: (x - shift) * inverse_scale, of
 // log1p(x) where `logarithm` is 1. Arrays are filled up with zeros to a multiple of 16.
 struct SeenInputs {

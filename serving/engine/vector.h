@@ -97,15 +97,6 @@ SWIFTQUEUE_INLINE float reduce_add(Vec v) {
   }
 }
 
-template <int kHalf = kLanes / 2>
-SWIFTQUEUE_INLINE float reduce_max(Vec v) {
-  if constexpr (kHalf == 0) {
-    return v[0];
-  } else {
-    return reduce_max<kHalf / 2>(max(v, Halves<kHalf, 1>::of(v, v)));
-  }
-}
-
 // Lanes are numbered from `first`.
 SWIFTQUEUE_INLINE IntVec lane_numbers(int first) {
   return *reinterpret_cast<const IntVec*>(kLaneNumbers) + first;

@@ -23,6 +23,15 @@ using engine::kPanel;
 
 #include "serving/engine/vector.h"
 
+template <int kHalf = kLanes / 2>
+SWIFTQUEUE_INLINE float reduce_max(Vec v) {
+  if constexpr (kHalf == 0) {
+    return v[0];
+  } else {
+    return reduce_max<kHalf / 2>(max(v, Halves<kHalf, 1>::of(v, v)));
+  }
+}
+
 // The end of a matrix product.
 enum class Finish { kStore, kRelu };
 

@@ -11,12 +11,18 @@ namespace swiftqueue::rate {
 
 using engine::Linear;
 using engine::Norm;
-using engine::Scales;
 
 inline constexpr int kInputs = 32;      // 28 fields and two guesses, padded
 inline constexpr int kPlaces = 48;      // 35 samples, padded
 inline constexpr int kMostWidth = 128;  // a multiple of 16
 inline constexpr int kMostLayers = 8;
+
+// Scaling of K inputs.
+struct Scales {
+  const std::uint8_t* log1p;  // whether the input's logarithm is taken
+  const float* shift;
+  const float* inverse_scale;
+};
 
 struct Layer {
   Linear qkv;  // queries are scaled by log2(e) / sqrt(head width)
