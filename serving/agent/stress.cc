@@ -619,6 +619,32 @@ void fuzz_socket(long rounds, Random& random) {
               static_cast<long>(statistics.all_batches()));
 }
 
+// Tests that a sender who is forgotten before each question gets what one gets who never is.
+void again(const std::string& artifact, Random& random) {
+  const auto predictor = make_local_predictor(artifact);
+  EventRows rows(predictor->model().reach);
+  std::vector<float> x_QF(std::size_t{kMaxQueries} * kEventWindowFeatureCount);
+  for (float& x : x_QF) x = static_cast<float>(upto(random, 1));
+  Answer kept;
+  Answer anew;
+  for (std::uint64_t ticket = 0; ticket < 200; ++ticket) {
+    for (std::int64_t events = upto(random, 40); events > 0; --events) {
+      std::generate_n(rows.place(), kEventWindowFeatureCount,
+                      [&] { return static_cast<float>(upto(random, 1)); });
+      rows.add();
+    }
+    for (auto [sender, answer] : {std::pair{1U, &kept}, {2U, &anew}}) {
+      const std::int64_t due_ns = monotonic_ns() + 60'000'000'000;
+      require(predictor->ask({ticket, sender, rows, x_QF.data(), 2, due_ns}) &&
+                  predictor->next(*answer, 0) && answer->ok,
+              "no answer");
+    }
+    require(kept.y_BH == anew.y_BH, "events that are sent again make another answer");
+    predictor->forget(2);
+  }
+  std::printf("again: a session that is begun anew answers the same\n");
+}
+
 // Tests artifacts that come, go and break under a loop that asks all the while.
 void swap_artifacts(const std::string& artifact, Random& random) {
   namespace fs = std::filesystem;
@@ -703,6 +729,7 @@ int main(int argc, char** argv) {
   swiftqueue::agent::fuzz_reader(rounds, random);
   std::freopen("/dev/null", "w", stderr);  // a line for each sender refused
   swiftqueue::agent::fuzz_socket(rounds / 40, random);
+  swiftqueue::agent::again(argv[1], random);
   swiftqueue::agent::swap_artifacts(argv[1], random);
   return 0;
 }

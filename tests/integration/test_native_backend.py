@@ -537,18 +537,24 @@ def test_linear_layers_are_served_by_onnx_runtime(
 def test_the_agent_asks_an_event_stream_what_a_local_engine_says(
     native: Native, make_artifact: Callable[..., Path], tmp_path: Path
 ) -> None:
-    """Over Triton's stream."""
-    folder, packets, file, record = make_artifact(1), *(tmp_path / n for n in ("packets", "f", "r"))
+    """Bit by bit over Triton's stream what it says in its own process, and what a window gets."""
+    folder, packets, file = make_artifact(1), tmp_path / "packets", tmp_path / "frames"
     native.push(folder, 2)
     toy_world.write_table(packets, toy_world.bottleneck_table("t", 2))
     log = open_log(str(packets), 0, None)
     file.write_bytes(b"".join(frames.replay_frames(log)))
-    arguments = ("--replay", file, "--record", record, "--speed", 0, "--deadline-us", 10_000_000)
-    with AgentProgram(*arguments, "--server", native.triton.address) as agent:
-        counts = agent.end(None)
-    decisions = frames.read_decisions(record)
-    assert counts["decided"] == len(decisions) == len(log.sent_ns) // 8
+    said = []
+    for source in (("--server", native.triton.address), ("--local", folder)):
+        record = tmp_path / source[0].strip("-")
+        arguments = ("--replay", file, "--record", record, "--speed", 0, "--deadline-us", 10_000_000)
+        with AgentProgram(*arguments, *source) as agent:
+            counts = agent.end(None)
+        said.append(frames.read_decisions(record))
+        assert counts["decided"] == len(said[-1]) == len(log.sent_ns) // 8
+    decisions, local = said
     assert set(decisions["version"]) == {2}
+    for column in ("first_packet", "queues", "classic_us", "default_us"):
+        np.testing.assert_array_equal(decisions[column], local[column])
     sender = EngineSender(folder)
     for (_, expected, _), decision in zip(decide_all(log, sender, speed=0), decisions, strict=True):  # type: ignore[arg-type]
         assert expected.predicted_us is not None
