@@ -63,6 +63,10 @@ class AgentLink {
   const LinkCounts& counts() const { return counts_; }
   const std::string& problem() const { return problem_; }  // why there is no connection; one line
 
+  // From now on SENT and ACKED frames are written together: with the next question, at the next
+  // turn, or when 4 KiB of them wait. Without this each one is written at once.
+  void write_together() { together_ = true; }
+
   // Reads, writes and connects as far as possible without waiting.
   void turn(std::int64_t now_ns) {
     if (path_.empty()) return;
@@ -95,8 +99,15 @@ class AgentLink {
     const std::int64_t batch = packet / kHorizon;
     decisions_.erase(decisions_.begin(), decisions_.lower_bound(batch));
     const auto found = decisions_.find(batch);
-    if (found == decisions_.end()) return std::nullopt;
-    return found->second[static_cast<std::size_t>(packet % kHorizon)];
+    if (found == decisions_.end() || found->second.outcome != Outcome::kDecided)
+      return std::nullopt;
+    return found->second.queues[static_cast<std::size_t>(packet % kHorizon)];
+  }
+
+  // Returns the answer about the earliest batch, each once, whatever its outcome.
+  std::optional<DecisionFrame> next() {
+    if (decisions_.empty()) return std::nullopt;
+    return decisions_.extract(decisions_.begin()).mapped();
   }
 
   void sent(std::int64_t packet, std::int64_t sent_ns, const Candidate& as, std::uint8_t ecn,
@@ -112,7 +123,7 @@ class AgentLink {
     frame.queue = as.queue;
     frame.ecn = ecn;
     frame.retransmitted = retransmitted;
-    say(frame);
+    say(frame, together_);
   }
 
   // Reports the first ACK of a packet, unless this connection was not told of the packet, or the
@@ -124,7 +135,7 @@ class AgentLink {
     frame.packet = packet;
     frame.acked_ns = acked_ns;
     frame.latency_us = latency_us;
-    say(frame);
+    say(frame, together_);
   }
 
   void sample(const SampleFrame& frame) {
@@ -143,12 +154,14 @@ class AgentLink {
   static constexpr std::int64_t kRetryNs = 1'000'000'000;  // between attempts to connect
   // Bytes that the agent has not taken, at which it is as good as gone.
   static constexpr std::size_t kMostWaiting = 1 << 20;
+  static constexpr std::size_t kTogether = 1 << 12;     // bytes that are written together at most
+  static constexpr std::size_t kMostAnswers = 1 << 12;  // answers that nobody took
 
   template <typename T>
-  void say(const T& frame) {
+  void say(const T& frame, bool may_wait = false) {
     const T whole = finished(frame, 0, 0);
     out_.append(reinterpret_cast<const char*>(&whole), sizeof whole);
-    write_socket();
+    if (!may_wait || out_.size() >= kTogether) write_socket();
     if (out_.size() > kMostWaiting) lose("it takes nothing any more");
   }
 
@@ -224,9 +237,8 @@ class AgentLink {
       } else if (frame.header.type == FrameType::kDecision) {
         const DecisionFrame& decision = frame.decision;
         ++counts_.answered[static_cast<std::size_t>(decision.outcome)];
-        if (decision.outcome == Outcome::kDecided) {
-          decisions_[decision.first_packet / kHorizon] = decision.queues;
-        }
+        decisions_[decision.first_packet / kHorizon] = decision;
+        if (decisions_.size() > kMostAnswers) decisions_.erase(decisions_.begin());
       } else if (frame.header.type == FrameType::kForecast) {
         forecasts_.push_back(frame.forecast);
       }
@@ -255,10 +267,11 @@ class AgentLink {
   std::string name_;
   int fd_ = -1;
   bool greeted_ = false;
+  bool together_ = false;  // whether SENT and ACKED frames may wait
   std::int64_t next_try_ns_ = 0;
   std::int64_t first_told_ = -1;
-  std::map<std::int64_t, Queues> decisions_;  // queues by batch
-  std::deque<ForecastFrame> forecasts_;       // not taken yet
+  std::map<std::int64_t, DecisionFrame> decisions_;  // answers by batch
+  std::deque<ForecastFrame> forecasts_;              // not taken yet
   std::string in_;
   std::string out_;
   std::string problem_;
