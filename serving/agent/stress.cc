@@ -32,7 +32,7 @@
 #include "serving/agent/io/clock.h"
 #include "serving/agent/io/feed.h"
 #include "serving/agent/io/frame_sink.h"
-#include "serving/agent/marking/agent_link.h"
+#include "serving/agent/marking/marked_udp.h"
 #include "serving/agent/predictors/local_predictor.h"
 
 namespace {
@@ -427,6 +427,38 @@ void told() {
   std::printf("told: what a sender says can be, however late an ACK is\n");
 }
 
+// Tests that ACKs without end hold up no sender: while one is taken another comes, and it gets its
+// turn all the same, and then the rest.
+void endless_acks() {
+  constexpr std::int64_t kPackets = 3 * kMostAtOnce / 2;
+  const int receiver = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t length = sizeof address;
+  auto* const generic = reinterpret_cast<sockaddr*>(&address);
+  require(bind(receiver, generic, length) == 0 && getsockname(receiver, generic, &length) == 0,
+          "no socket to receive at");
+  MarkedUdp udp("", "flooded");
+  const int flow = udp.add_flow("127.0.0.1", ntohs(address.sin_port));
+  const std::array<char, MarkedUdp::kLeastPayload> payload{};
+  for (std::int64_t i = 0; i < kPackets; ++i) udp.send(flow, payload.data(), payload.size());
+  DataHeader header;
+  require(recvfrom(receiver, &header, sizeof header, 0, generic, &length) > 0, "nothing came");
+  Acknowledgement ack;
+  const auto acknowledge = [&] { sendto(receiver, &ack, sizeof ack, 0, generic, length); };
+  acknowledge();
+  for (const std::int64_t expected : {std::int64_t{kMostAtOnce}, kPackets}) {
+    udp.wait(monotonic_ns() + 10'000'000'000);
+    udp.poll([&](const MarkedUdp::Ack&) {
+      if (++ack.packet < kPackets) acknowledge();
+    });
+    require(ack.packet == expected, "ACKs hold up their sender, or are lost");
+  }
+  close(receiver);
+  std::printf("udp: ACKs without end hold up no sender\n");
+}
+
 // Tests that among batches asked meanwhile the one that is due first is computed first.
 bool earliest_first() {
   const std::string path = socket_path();
@@ -687,6 +719,7 @@ int main(int argc, char** argv) {
   swiftqueue::agent::early();
   swiftqueue::agent::room();
   swiftqueue::agent::told();
+  swiftqueue::agent::endless_acks();
   int tries = 0;  // one that is interrupted for long counts as having had its share
   while (!swiftqueue::agent::earliest_first()) {
     swiftqueue::agent::require(++tries < 10, "what is due first does not come first");
