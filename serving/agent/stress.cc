@@ -377,6 +377,12 @@ int connected_to(const std::string& path) {
   return fd;
 }
 
+HelloFrame greeting(std::string_view name) {
+  HelloFrame hello;
+  hello.name = text_field<sizeof hello.name>(name);
+  return hello;
+}
+
 // Tests that the agent takes everything a sender's library says, however late an ACK comes.
 void told() {
   const std::string path = socket_path();
@@ -390,7 +396,7 @@ void told() {
   AgentLink link(path, "told");
   link.turn(monotonic_ns());
   const int fd = accept(listening, nullptr, nullptr);
-  const auto hello = finished(HelloFrame{}, 1, 0);
+  const auto hello = finished(greeting("agent"), 1, 0);
   require(send(fd, &hello, sizeof hello, MSG_NOSIGNAL) == sizeof hello, "not sent");
   link.turn(monotonic_ns());
   require(link.connected(), "the sender was not greeted");
@@ -477,7 +483,7 @@ bool earliest_first() {
       const auto whole = finished(frame, 0, 0);
       bytes.append(reinterpret_cast<const char*>(&whole), sizeof whole);
     };
-    add(HelloFrame{});
+    add(greeting("early"));
     for (int i = 0; i < kBatches; ++i) {
       BatchFrame batch;
       batch.first_packet = i * kHorizon;
