@@ -186,7 +186,7 @@ def test_what_cannot_be_opened_is_named(tmp_path: Path) -> None:
 
 
 def test_frames_of_packets_are_written_together_and_before_the_question(tmp_path: Path) -> None:
-    """A write for each would cost a sender ten times as much; in time for the question is in time."""
+    """A write for each is 17 system calls a batch instead of one; in time for the question is in time."""
     path = tmp_path / "agent.sock"
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(path))

@@ -19,7 +19,7 @@ with AgentLink(sys.argv[1], "example") as agent, socket.socket(type=socket.SOCK_
         due_ns = time.monotonic_ns() + 10_000_000
         if not agent.ask(first, [LinkPacket(1228)] * 8, due_ns):
             print(agent.problem)
-        queues, version = (L4S,) * 8, -1
+        queues, version = tuple([L4S] * 8), -1
         while time.monotonic_ns() < due_ns:  # decisions and ACKs until it is due
             if (decision := agent.next(0.001)) and decision.first_packet == first:
                 queues, version = decision.queues, decision.version
