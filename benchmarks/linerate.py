@@ -90,7 +90,7 @@ class Agent:
         """
         summary = self._run(rate_bps, flows, seconds, ahead_us, 1)
         found = Stretch(rate_bps, float(summary["in_time_share"]), summary["lateness_p99_ns"] / 1e3)
-        way = self.source[0].partition("=")[0].strip("-")
+        way = "local" if self.source[0].startswith("--local") else "Triton"
         what = f"{rate_bps / 1e6:.0f} Mbit/s, {_flows(flows)}, {ahead_us / 1000:g} ms ahead, {seconds:g} s"
         said = f"{way}, {what}: {found.share:.2%} in time, the load {found.lateness_us:.0f} us late (p99)"
         print(said, file=sys.stderr, flush=True)

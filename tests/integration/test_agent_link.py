@@ -132,7 +132,7 @@ def test_a_full_socket_is_one_line_and_makes_nobody_wait(tmp_path: Path) -> None
 def test_a_wrong_order_is_one_line_and_changes_nothing(tmp_path: Path) -> None:
     path = tmp_path / "agent.sock"
     agent = Overheard(path, queues=(0, 1) * 4)
-    with AgentLink(path, "test") as link:
+    with AgentLink(path, "tést" + 100 * "x") as link:
         wait_until(lambda: connected(link), "it was not greeted")
         assert link.ask(8, BATCH, soon_ns())
         for wrong, line in (
@@ -167,6 +167,7 @@ def test_a_wrong_order_is_one_line_and_changes_nothing(tmp_path: Path) -> None:
         assert (decision.first_packet, decision.queues) == (8, (CLASSIC, L4S) * 4)
         link.acked(8, 2, 1.0)
     agent.join()
+    assert agent.frames()[0]["name"] == b"t??st".ljust(55, b"x")  # all that a HELLO can hold of it
     asked = [int(f["first_packet"]) for f in agent.frames() if f["type"] == 4]
     assert (asked, agent.sent(), agent.acked()) == ([8], {8: ECT1}, [8])
 
