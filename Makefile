@@ -188,4 +188,4 @@ audit: ## Ask PyPI for known vulnerabilities of all that the locks name (needs t
 	  pip-audit --disable-pip --require-hashes --progress-spinner=off -r $$lock || exit 1; done
 
 clean: ## Remove what was built (environments, DVC data and var/ stay)
-	rm -rf build $(addsuffix /_build,$(ROOMS) $(ON_DEMAND)) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf build $(addsuffix /_build,$(ROOMS) $(ON_DEMAND)) studies/*/_build .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -41,7 +41,7 @@ def write_model(
     """Put artifact `source` into a repository as the served version of model `name`.
 
     `backend` is one of `Backend`, or IDENTITY, which takes only the shapes from the artifact.
-    `features` are the inputs of a network of rates; None: `source` predicts latencies from event windows.
+    `features` are the inputs of the network; None: `source` predicts latencies from event windows.
     """
     folder = repository / name / str(version)
     folder.mkdir(parents=True)

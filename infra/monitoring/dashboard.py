@@ -134,21 +134,6 @@ ROWS: Final[dict[str, tuple[Panel, ...]]] = {
             ),
         ),
         Panel(
-            "Forecasts of connections' rates",
-            "short",
-            "Forecasts a second by outcome, and connections that send samples.",
-            (
-                *_rate("swiftqueue_agent_forecasts_total", "outcome"),
-                Query("swiftqueue_agent_rate_connections", "connections at {{instance}}"),
-            ),
-        ),
-        Panel(
-            "Time of a forecast",
-            "s",
-            "Time from the fifth sample of a connection to the answer.",
-            _quantiles("swiftqueue_agent_forecast_seconds", 0.5, 0.99),
-        ),
-        Panel(
             "Prediction error",
             "s",
             "|predicted - seen| latency, as ACKs come in.",

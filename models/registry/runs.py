@@ -116,7 +116,7 @@ class StageRun:
 
 
 def own_sections(params: Mapping[str, Any], stage: str) -> dict[str, Any]:
-    """Return the sections that a stage's model depends on, without other networks', rates' and LFQ's."""
+    """Return the sections that a stage's model depends on, without other networks' and LFQ's."""
     last = STAGE_SECTIONS.index(stage) + 1 if stage in STAGE_SECTIONS else 0
     names = (*DATA_SECTIONS, *sections_of_choice(params), *STAGE_SECTIONS[:last])
     return {name: params[name] for name in names if name in params}

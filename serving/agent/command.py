@@ -121,7 +121,6 @@ def run_agent(
     guard_advantage: float | None = None,
     max_moved_unacked: int | None = None,
     max_moved_share: float | None = None,
-    rates: bool = False,
 ) -> int:
     """Run the agent until it ends or is told to; return its exit code.
 
@@ -138,7 +137,6 @@ def run_agent(
         guard_advantage: most growth of a moved flow's rate beside that of a classic one, likewise.
         max_moved_unacked: most packets moved and not acknowledged yet; None is the agent's own.
         max_moved_share: or this share of the packets in flight, where that is more; None is the agent's own.
-        rates: whether connections' rates are forecast too, by the champion of rates or by the servers.
 
     Raises:
         ValueError: options exclude each other or are out of range.
@@ -158,33 +156,29 @@ def run_agent(
     if metrics_port is not None:
         options["--metrics-address"] = str(settings().metrics_address)
     arguments = [f"{name}={value}" for name, value in options.items() if value is not None]
-    closing = threading.Event()
-    keepers: list[threading.Thread] = []
-
-    def kept_fresh(kind: str, folder: Path) -> Path:
-        champion = LocalChampion(Registry(served_model(kind).params().model_name), folder, kind)
-        print(f"{champion.name} is version {champion.refresh()}", flush=True)
-        keepers.append(threading.Thread(target=champion.keep_fresh, args=(closing,), name=champion.name))
-        return champion.link
-
+    champion = None
     if local:
-        link = kept_fresh(LATENCY, state_dir() / "agent")
-        arguments.append(f"--local={link}")
+        champion = LocalChampion(Registry(served_model(LATENCY).params().model_name), state_dir() / "agent")
+        print(f"{champion.name} is version {champion.refresh()}", flush=True)
+        arguments.append(f"--local={champion.link}")
     else:
         arguments += agent_process.server_options(servers or grpc_addresses())
-    if rates and local:
-        link = kept_fresh("rate", state_dir() / "agent" / "rates")
-        arguments.append(f"--local-rates={link}")
-    elif rates:
-        arguments.append("--server-rates")
-    with subprocess.Popen([str(agent_process.BINARY), *arguments]) as agent:
+    return attend([str(agent_process.BINARY), *arguments], champion)
+
+
+def attend(command: Sequence[str], champion: LocalChampion | None) -> int:
+    """Run an agent until it ends or is told to, and keep its local model fresh; return its exit code."""
+    closing = threading.Event()
+    with subprocess.Popen(command) as agent:
         # Told to end, this program tells the agent; the terminal's Ctrl-C reaches both.
         signal.signal(signal.SIGTERM, lambda *_: agent.terminate())
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        for keeper in keepers:
+        keeper = None
+        if champion:
+            keeper = threading.Thread(target=champion.keep_fresh, args=(closing,), name=champion.name)
             keeper.start()
         code = agent.wait()
     closing.set()
-    for keeper in keepers:
+    if keeper:
         keeper.join()
     return code

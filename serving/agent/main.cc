@@ -25,7 +25,6 @@
 #include "serving/agent/io/report.h"
 #include "serving/agent/predictors/local_predictor.h"
 #include "serving/agent/predictors/triton_predictor.h"
-#include "serving/agent/rates.h"
 
 namespace swiftqueue::agent {
 namespace {
@@ -39,8 +38,6 @@ struct Options {
   std::vector<uid_t> allowed;
   Synthetic synthetic;
   std::string local;
-  std::string local_rates;
-  bool server_rates = false;
   TritonOptions triton;
   double speed = 1;
   std::int64_t deadline_us = 2'000;
@@ -68,20 +65,13 @@ void add_options(CLI::App& app, Options& o) {
   inputs->require_option(1);
   auto* const answers = app.add_option_group("answers", "where predictions come from");
   answers->add_option("--local", o.local, "an artifact's folder: the engine in this process");
-  auto* const servers = answers->add_option(
-      "--server", o.triton.servers,
-      "HOST:PORT or unix:PATH of a Triton server; several in order of preference");
+  answers->add_option("--server", o.triton.servers,
+                      "HOST:PORT or unix:PATH of a Triton server; several in order of preference");
   app.add_option("--tls-ca", o.triton.tls_ca,
                  "certificate of the authority that signed the servers'");
   app.add_option("--tls-cert", o.triton.tls_cert, "this agent's own certificate");
   app.add_option("--tls-key", o.triton.tls_key, "its key");
   answers->require_option(1);
-  auto* const local_rates = app.add_option("--local-rates", o.local_rates,
-                                           "an artifact's folder: forecasts of connections' rates "
-                                           "by the engine in this process");
-  app.add_flag("--server-rates", o.server_rates, "these forecasts by the servers of --server")
-      ->excludes(local_rates)
-      ->needs(servers);
   app.add_option("--speed", o.speed, "times real time; 0 is as fast as answers come")
       ->check(CLI::Range(0.0, 1e6));
   app.add_option("--deadline-us", o.deadline_us,
@@ -142,15 +132,6 @@ void add_options(CLI::App& app, Options& o) {
 std::unique_ptr<Predictor> make_predictor(const Options& o) {
   if (o.local.empty()) return make_triton_predictor(o.triton);
   return make_local_predictor(o.local);
-}
-
-// Returns null if nobody forecasts rates.
-std::unique_ptr<Rates> make_rates(const Options& o, Predictor& predictor) {
-  if (!o.local_rates.empty()) return make_local_rates(o.local_rates);
-  if (!o.server_rates) return nullptr;
-  TritonOptions triton = o.triton;
-  triton.model += "-rate";
-  return make_triton_rates(triton, [&predictor] { predictor.wake(); });
 }
 
 // Takes a replay's decisions to the record, and back to its source.
@@ -215,8 +196,7 @@ std::string summary(const Statistics& s, const Report& report, const std::string
   const double share = batches > 0 ? static_cast<double>(s.of(Outcome::kDecided)) / batches : 0;
   out += ", \"in_time_share\": " + std::to_string(share);
   for (const auto& [name, histogram] : {std::pair{"round_trip_us", &s.round_trip},
-                                        std::pair{"prediction_error_us", &s.prediction_error},
-                                        std::pair{"forecast_us", &s.forecast_time}}) {
+                                        std::pair{"prediction_error_us", &s.prediction_error}}) {
     out += std::string(", \"") + name +
            "\": {\"p50\": " + microseconds(histogram->quantile_ns(0.5)) +
            ", \"p99\": " + microseconds(histogram->quantile_ns(0.99)) +
@@ -225,11 +205,6 @@ std::string summary(const Statistics& s, const Report& report, const std::string
   if (telemetry != nullptr) {
     out += ", \"telemetry_dropped\": " + std::to_string(telemetry->dropped());
   }
-  for (std::size_t i = 0; i < kRateOutcomeNames.size(); ++i) {
-    out += i == 0 ? ", \"forecasts\": {" : ", ";
-    out += std::string("\"") + kRateOutcomeNames[i] + "\": " + std::to_string(s.forecasts[i].get());
-  }
-  out += "}";
   return out + ", \"undelivered\": " + std::to_string(s.undelivered.get()) +
          ", \"seconds\": " + std::to_string(seconds) + "}";
 }
@@ -245,7 +220,6 @@ int run(const Options& o) {
   pthread_sigmask(SIG_BLOCK, &signals, nullptr);  // first, because every thread inherits it
   Statistics statistics;
   const std::unique_ptr<Predictor> predictor = make_predictor(o);
-  const std::unique_ptr<Rates> rates = make_rates(o, *predictor);
   Stop stop(*predictor);
   std::unique_ptr<FrameSink> telemetry;
   if (!o.telemetry.empty()) {
@@ -271,8 +245,7 @@ int run(const Options& o) {
   double seconds = 0;
   std::int64_t lost = 0;  // lost frames of the record
   if (!o.listen.empty()) {
-    Feed feed(o.listen, o.allowed, statistics, loop.complaints(), rates.get(),
-              [&] { predictor->wake(); });
+    Feed feed(o.listen, o.allowed, statistics, loop.complaints(), [&] { predictor->wake(); });
     say_ready();
     while (!stop.now) {
       if (!feed.drain(loop, o.deadline_us * 1000)) loop.run(monotonic_ns() + kIdleNs);

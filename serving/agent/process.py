@@ -57,7 +57,7 @@ def heartbeat_options() -> list[str]:
 
 
 @contextmanager
-def running_agent(arguments: Sequence[str]) -> Iterator[Iterator[dict[str, Any]]]:
+def running_agent(arguments: Sequence[str], binary: Path = BINARY) -> Iterator[Iterator[dict[str, Any]]]:
     """Run the agent, and yield the objects that it prints, line by line, until it ends.
 
     Raises:
@@ -67,7 +67,7 @@ def running_agent(arguments: Sequence[str]) -> Iterator[Iterator[dict[str, Any]]
     with (
         tempfile.TemporaryFile("w+") as complaints,  # a full pipe would hold up the agent
         subprocess.Popen(
-            [str(BINARY), *arguments], stdout=subprocess.PIPE, stderr=complaints, text=True
+            [str(binary), *arguments], stdout=subprocess.PIPE, stderr=complaints, text=True
         ) as process,
     ):
         try:

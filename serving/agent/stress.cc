@@ -405,15 +405,6 @@ void told() {
     link.sent(packet, 1, {1500, 0, 0, kL4s}, 1);
     link.acked(packet++, 200'000'000'001, us);
   }
-  SampleFrame sample;
-  sample.asked = 1;
-  link.sample(sample);
-  ForecastFrame forecast = finished(ForecastFrame{}, 1, 1);
-  forecast.rates.fill(1e6F);
-  require(!link.forecast(), "a forecast that nobody made");
-  require(send(fd, &forecast, sizeof forecast, MSG_NOSIGNAL) == sizeof forecast, "not sent");
-  link.turn(monotonic_ns());
-  require(link.forecast() && !link.forecast(), "a forecast is given once");
   std::string bytes(4096, '\0');
   bytes.resize(static_cast<std::size_t>(recv(fd, bytes.data(), bytes.size(), 0)));
   close(fd);
@@ -421,15 +412,13 @@ void told() {
   std::filesystem::remove(path);
   Frame frame;
   const char* why = nullptr;
-  int acked = 0, samples = 0;
+  int acked = 0;
   for (std::size_t at = 0; at < bytes.size(); at += frame.header.bytes) {
     const Read read = read_frame(std::string_view(bytes).substr(at), frame, why);
     require(read == Read::kFrame, "a sender says what its agent would refuse");
     acked += frame.header.type == FrameType::kAcked ? 1 : 0;
-    samples += frame.header.type == FrameType::kSample ? 1 : 0;
   }
   require(acked == 2, "an ACK is missing, or one that is too late is said");
-  require(samples == 1, "a sample is missing");
   std::printf("told: what a sender says can be, however late an ACK is\n");
 }
 
@@ -472,7 +461,7 @@ bool earliest_first() {
   Statistics statistics;
   DecisionLoop loop(predictor, {}, statistics, nullptr);
   std::atomic<int> wakes{0};
-  Feed feed(path, {}, statistics, loop.complaints(), nullptr, [&] { ++wakes; });
+  Feed feed(path, {}, statistics, loop.complaints(), [&] { ++wakes; });
   std::vector<int> senders;
   constexpr int kBatches = 4;
   const std::int64_t now_ns = monotonic_ns();
@@ -611,7 +600,7 @@ void fuzz_socket(long rounds, Random& random) {
   DecisionLoop loop(predictor, {}, statistics, telemetry.get());
   std::atomic<long> answered{0};
   {
-    Feed feed(path, {}, statistics, loop.complaints(), nullptr, [] {});
+    Feed feed(path, {}, statistics, loop.complaints(), [] {});
     std::atomic<bool> done{false};
     std::thread senders([&, seed = random()] {
       Random own(seed);

@@ -109,7 +109,7 @@ def rollback_champion(
         and_hold: whether to hold the previous champion.
         of: version of the champion to replace; None means the present one.
         why: reason of an automatic rollback, for the deploy log.
-        kind: the model: `latency`, `rate` or `limit`.
+        kind: the model: `latency`, `limit`, or one of a study.
 
     Raises:
         ChampionChangedError: the champion is not `of`.

@@ -47,12 +47,6 @@ def _load() -> ctypes.CDLL:
         "width": (ctypes.c_int, [pointer]),
         "levels": (ctypes.c_int, [pointer, ctypes.POINTER(ctypes.POINTER(ctypes.c_double))]),
         "time": (ctypes.c_int, [pointer, pointer, i64, i64, i64, pointer, *error]),
-        "rate_create": (ctypes.c_int, [text, text, ctypes.POINTER(pointer), *error]),
-        "rate_destroy": (None, [pointer]),
-        "rate_isa": (text, [pointer]),
-        "rate_forward": (ctypes.c_int, [pointer, pointer, i64, pointer, *error]),
-        "rate_forecast": (ctypes.c_int, [pointer, pointer, i64, pointer, *error]),
-        "rate_time": (ctypes.c_int, [pointer, pointer, i64, i64, pointer, pointer, *error]),
     }
     for name, (result, arguments) in signatures.items():
         function = getattr(library, f"swiftqueue_engine_{name}")

@@ -106,8 +106,6 @@ struct KeptEvents {
   int fresh;      // number of the last events that are not kept yet
 };
 
-struct RateEncoder;  // rate_kernel.h
-
 struct Kernel {
   const char* name;
   // Encodes an event window given by its rows: the last H are queries, those before them events.
@@ -117,10 +115,6 @@ struct Kernel {
   // Computes scaled_L = second(relu(first(feature_D))); `second` is padded to 16 rows.
   void (*head)(const Linear& first, const Linear& second, const float* feature_D, float* scaled_L);
   bool (*all_finite)(const float* values, std::size_t count);
-  // Computes one token of the network that forecasts rates: the sample at `place`, with inputs x_F,
-  // after those whose keys and values are in `cache`; `answer` has 16 rows.
-  void (*rate_token)(const RateEncoder& encoder, float* cache, int place, const float* x_F,
-                     float* answer);
 };
 
 extern const Kernel kPortableKernel;

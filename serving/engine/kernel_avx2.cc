@@ -5,9 +5,7 @@
 #define SWIFTQUEUE_LANES 8
 #define SWIFTQUEUE_TILE_VECTORS 2  // vectors of tokens in a register tile
 #include "serving/engine/forward.h"
-#include "serving/engine/rate_forward.h"
 
 namespace swiftqueue::engine {
-extern const Kernel kAvx2Kernel = {"avx2", &avx2::encode, &avx2::head, &avx2::all_finite,
-                                   &avx2::rate_token};
+extern const Kernel kAvx2Kernel = {"avx2", &avx2::encode, &avx2::head, &avx2::all_finite};
 }  // namespace swiftqueue::engine

@@ -5,9 +5,7 @@
 #define SWIFTQUEUE_LANES 16
 #define SWIFTQUEUE_TILE_VECTORS 4  // vectors of tokens in a register tile
 #include "serving/engine/forward.h"
-#include "serving/engine/rate_forward.h"
 
 namespace swiftqueue::engine {
-extern const Kernel kAvx512Kernel = {"avx512", &avx512::encode, &avx512::head, &avx512::all_finite,
-                                     &avx512::rate_token};
+extern const Kernel kAvx512Kernel = {"avx512", &avx512::encode, &avx512::head, &avx512::all_finite};
 }  // namespace swiftqueue::engine

@@ -5,9 +5,8 @@
 #define SWIFTQUEUE_LANES 4
 #define SWIFTQUEUE_TILE_VECTORS 2  // vectors of tokens in a register tile
 #include "serving/engine/forward.h"
-#include "serving/engine/rate_forward.h"
 
 namespace swiftqueue::engine {
 extern const Kernel kPortableKernel = {"portable", &portable::encode, &portable::head,
-                                       &portable::all_finite, &portable::rate_token};
+                                       &portable::all_finite};
 }  // namespace swiftqueue::engine

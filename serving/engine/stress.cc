@@ -4,20 +4,15 @@
 // whatever comes, the answer is a prediction or one error line. Also: predicting allocates nothing,
 // and heads may be swapped under three predicting threads.
 //
-// stress_SANITIZER ARTIFACT ROUNDS [SEED]   ARTIFACT: a valid one, which is mutated in memory; of a
-//                                           predictor, or of a network that forecasts rates
+// stress_SANITIZER ARTIFACT ROUNDS [SEED]   ARTIFACT: a valid one, which is mutated in memory
 //                                           ROUNDS 0: only what has threads
-#include "serving/engine/stress.h"
-
 #include <algorithm>
 #include <atomic>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <limits>
 #include <memory>
-#include <new>
 #include <random>
 #include <string>
 #include <thread>
@@ -26,119 +21,20 @@
 #include "feature_store/events/event_window.h"
 #include "serving/engine/artifact.h"
 #include "serving/engine/engine.h"
-#include "serving/engine/rate.h"
 #include "serving/engine/safetensors.h"
-
-namespace {
-
-std::atomic<long> allocations{0};
-
-void* counted(std::size_t size, std::size_t alignment) {
-  allocations.fetch_add(1);
-  void* memory = std::aligned_alloc(alignment, (size + alignment - 1) / alignment * alignment);
-  if (memory == nullptr) throw std::bad_alloc();
-  return memory;
-}
-
-}  // namespace
-
-void* operator new(std::size_t size) { return counted(size, alignof(std::max_align_t)); }
-void* operator new(std::size_t size, std::align_val_t alignment) {
-  return counted(size, static_cast<std::size_t>(alignment));
-}
-void operator delete(void* memory) noexcept { std::free(memory); }
-void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
-void operator delete(void* memory, std::align_val_t) noexcept { std::free(memory); }
-void operator delete(void* memory, std::size_t, std::align_val_t) noexcept { std::free(memory); }
+#include "serving/engine/stress_artifact.h"
 
 namespace swiftqueue::engine {
 namespace {
 
+using stress::allocations;
 using stress::below;
+using stress::fuzz_loader;
+using stress::mutated;
 using stress::Random;
 using stress::require;
 
 constexpr auto kFeatures = static_cast<std::size_t>(kEventWindowFeatureCount);
-
-// Damages the first `reach` bytes of `text` (the rest of a weight file is only numbers).
-std::string mutated(std::string text, std::size_t reach, Random& random) {
-  static const std::vector<std::string> kTokens = {"0",
-                                                   "-1",
-                                                   "1e999",
-                                                   "9007199254740993",
-                                                   "18446744073709551615",
-                                                   "\"",
-                                                   "{",
-                                                   "}",
-                                                   "[",
-                                                   "]",
-                                                   ",",
-                                                   ":",
-                                                   "null",
-                                                   "\\u",
-                                                   "\\",
-                                                   "F32",
-                                                   "F64",
-                                                   "1e-9",
-                                                   "\xff",
-                                                   "\"shape\"",
-                                                   "[0,0]",
-                                                   "[]",
-                                                   "true",
-                                                   "0.5"};
-  for (std::size_t edits = 1 + below(random, 4); edits > 0; --edits) {
-    const std::size_t at = below(random, std::max<std::size_t>(1, std::min(reach, text.size())));
-    switch (below(random, 6)) {
-      case 0:
-        if (!text.empty()) text[at] = static_cast<char>(below(random, 256));
-        break;
-      case 1:
-        text.resize(std::min(text.size(), at));
-        break;
-      case 2:
-        text.erase(std::min(text.size(), at), 1 + below(random, 20));
-        break;
-      case 3:
-        text.insert(std::min(text.size(), at), kTokens[below(random, kTokens.size())]);
-        break;
-      case 4: {
-        const std::string& token = kTokens[below(random, kTokens.size())];
-        text.replace(std::min(text.size(), at), token.size(), token);
-        break;
-      }
-      default:
-        text.insert(std::min(text.size(), at), text.substr(at, below(random, 40)));
-    }
-  }
-  return text;
-}
-
-// Damages an artifact again and again; `load` is to refuse it in one line, or to take it.
-template <typename Load>
-void fuzz_loader(const std::string& folder, long rounds, Random& random, Load load) {
-  const std::string json = read_file(folder + "/model.json", 1 << 20);
-  const std::string weights = read_file(folder + "/model.safetensors", 1 << 26);
-  std::uint64_t header = 0;
-  std::memcpy(&header, weights.data(), sizeof header);
-  const std::size_t reach = sizeof header + header + 64;
-  // Without the numbers, each try costs microseconds; every path up to them is the same.
-  const std::string head = weights.substr(0, reach);
-  long refused = 0;
-  for (long i = 0; i < rounds; ++i) {
-    try {
-      const bool description = i % 2 == 0;
-      const bool whole = i % 64 == 1;
-      const std::string text = description ? mutated(json, json.size(), random) : json;
-      load(text, description ? "" : mutated(whole ? weights : head, reach, random));
-    } catch (const InvalidError& error) {
-      ++refused;
-      require(std::strchr(error.what(), '\n') == nullptr, "an error of more than one line");
-      require(std::strlen(error.what()) > 5, "an error that says nothing");
-    }
-  }
-  std::printf("loader: %ld of %ld damaged artifacts refused\n", refused, rounds);
-  require(refused > rounds / 2, "hardly any damaged artifact is refused");
-}
 
 void load_predictor(const std::string& description, const std::string& weights) {
   const Description parsed = parse_description(description);
@@ -146,53 +42,6 @@ void load_predictor(const std::string& description, const std::string& weights) 
   const Artifact artifact = parse_artifact(parsed, weights);
   const EncoderWeights encoder(artifact);
   HeadWeights().assign(artifact);
-}
-
-// Tests samples of any size, in flows of any length: a forecast or one line, without allocation.
-void stress_flows(const std::string& folder, long rounds, Random& random) {
-  for (const char* isa : {"avx512", "avx2", "portable"}) {
-    std::unique_ptr<RateModel> model;
-    try {
-      model = std::make_unique<RateModel>(folder, isa);
-    } catch (const InvalidError& error) {
-      std::printf("%s: left out: %s\n", isa, error.what());
-      continue;
-    }
-    RateFlow flow(*model);
-    long forecasts = 0;
-    long refused = 0;
-    for (long i = 0; i < rounds; ++i) {
-      flow.reset();
-      std::vector<std::int64_t> sample(rate::kFields.size());
-      const long before = allocations.load();
-      long errors = 0;  // an error's line is allocated
-      for (std::size_t n = 1 + below(random, 36); n > 0; --n) {
-        for (std::size_t f = 0; f < sample.size(); ++f) {
-          const std::int64_t drawn = static_cast<std::int64_t>(random() >> below(random, 64)) &
-                                     std::numeric_limits<std::int64_t>::max();
-          const bool flag = rate::kFields[f].kind == rate::Kind::flag;
-          const bool count = rate::kFields[f].kind == rate::Kind::count;
-          sample[f] = flag ? drawn % 2 : count ? sample[f] + (drawn >> 8) : drawn;
-        }
-        if (below(random, 100) == 0) sample[below(random, sample.size())] = -1;
-        try {
-          flow.push(sample.data());
-        } catch (const InvalidError&) {
-          ++errors;
-        }
-      }
-      try {
-        flow.forecast();
-        ++forecasts;
-      } catch (const InvalidError&) {
-        ++errors;
-      }
-      require(errors > 0 || allocations.load() == before, "a flow allocates memory");
-      refused += errors > 0 ? 1 : 0;
-    }
-    std::printf("%s: %ld flows, %ld refused\n", isa, rounds, refused);
-    require(forecasts > 0 && refused > 0, "the flows do not reach both outcomes");
-  }
 }
 
 // Tests small files with the right header length, so that nearly every edit reaches the offsets.
@@ -332,18 +181,6 @@ int main(int argc, char** argv) {
   const long rounds = std::atol(argv[2]);
   std::mt19937_64 random(argc > 3 ? std::strtoull(argv[3], nullptr, 10) : 1);
   using namespace swiftqueue::engine;
-  const std::string described = read_file(folder + "/model.json", 1 << 20);
-  if (described.find("swiftqueue-rate/") != std::string::npos) {
-    const std::string whole = read_file(folder + "/model.safetensors", 1 << 26);
-    const auto load = [&](const std::string& description, const std::string& weights) {
-      RateModel(description, weights.empty() ? whole : weights, "portable");
-    };
-    if (rounds > 0) {  // it has no threads of its own to test
-      fuzz_loader(folder, rounds, random, load);
-      stress_flows(folder, rounds / 50 + 1, random);
-    }
-    return 0;
-  }
   if (rounds > 0) {
     fuzz_loader(folder, rounds, random, load_predictor);
     fuzz_tensors(rounds, random);

@@ -152,7 +152,7 @@ def connect(address: str, channel_args: Sequence[tuple[str, str | int]] = ()) ->
 class InferenceResult:
     """The output of an inference and the version that computed it."""
 
-    y_BH: NDArray[np.float32]  # latencies in µs, or rates in bytes/s
+    y_BH: NDArray[np.float32]  # latencies in µs, or what another model answers
     version: int
 
 
@@ -198,7 +198,7 @@ class Triton:
         self._control(f"unload of {model}", self._client.unload_model, model, timeout_s)
 
     def infer(self, x_BWF: NDArray[np.float32], model: str = MODEL) -> InferenceResult:
-        """Ask the served version about raw windows: latencies, or rates."""
+        """Ask the served version about raw windows."""
         tensor = triton.InferInput("window", list(x_BWF.shape), "FP32").set_data_from_numpy(x_BWF)
         result = self._call(
             f"inference with {model}",

@@ -18,7 +18,7 @@ LIMITS_BY_UNIT: Final = {
     "bytes": (0.0, 2.0**30),  # the largest TCP window, RFC 7323 section 2.3
     "packets": (0.0, 2.0**24),  # counts stay exact in float32 up to here
     "ms": (0.0, YEAR_US / 1e3),
-    "bytes_per_s": (0.0, 1.25e11),  # 1 Tbit/s as in feature_store/rate, whose library no deploy needs
+    "bytes_per_s": (0.0, 1.25e11),  # 1 Tbit/s
     "usual": (0.0, 1024.0),  # LFQ's signals, relative to their usual values
     "code": (-1.0, 4.0),  # a flag's change; the states of Linux's congestion control
     "flag": (0.0, 1.0),

@@ -39,7 +39,7 @@ class TritonPythonModel:
         limits = json.loads((folder / "limits.json").read_text())
         self.names = list(limits)  # features of a row, in their order
         self.shape_WF = (int(described["window"]["tokens"]), len(self.names))
-        self.output = self.session.get_outputs()[0].name  # name of the output: latencies, or rates
+        self.output = self.session.get_outputs()[0].name  # name of the output
         self.low_F = np.array([limits[name]["low"] for name in self.names], dtype=np.float32)
         self.high_F = np.array([limits[name]["high"] for name in self.names], dtype=np.float32)
 

@@ -35,7 +35,7 @@ from benchmarks.rows import Row, UnsupportedMachineError
 
 if TYPE_CHECKING:
     from models.networks.scaling import ScaledFeature
-    from serving.engine.rate import RateEngine
+    from studies.rate.engine import RateEngine
     from studies.rate.model.network import RateNetwork
 
 CALLS: Final = 400  # calls per round and contestant
@@ -66,9 +66,9 @@ def measure(rounds: int) -> list[Row]:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     import torch
 
-    from feature_store.rate.definition import PREFIXES
-    from serving.engine.rate import RateEngine
+    from studies.rate.engine import RateEngine
     from studies.rate.model import networks
+    from studies.rate.samples.definition import PREFIXES
 
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -90,7 +90,7 @@ def measure(rounds: int) -> list[Row]:
 
 def made_up_flows() -> list[Raw]:
     """Return the samples (S, F) of flows whose packets come one behind the other, then in doubled bursts."""
-    from feature_store.rate.definition import MOST_SAMPLES, NAMES
+    from studies.rate.samples.definition import MOST_SAMPLES, NAMES
 
     draw, flows, size = np.random.default_rng(SEED), [], 1440
     for _ in range(FLOWS):
@@ -115,9 +115,9 @@ def make_network(flows: list[Raw]) -> RateNetwork:
     """Return our Transformer in its default sizes, with random weights everywhere."""
     import torch
 
-    from feature_store.rate.definition import inputs
     from studies.rate.model.network import fit_scaling
     from studies.rate.model.transformer import RateTransformer
+    from studies.rate.samples.definition import inputs
 
     torch.manual_seed(SEED)
     network = RateTransformer(fit_scaling(np.concatenate([inputs(flow) for flow in flows])))
@@ -129,7 +129,7 @@ def _agreement(engine: RateEngine, network: RateNetwork, flows: list[Raw]) -> Ro
     """Return the largest relative difference to PyTorch in float64, and that of PyTorch in float32."""
     import torch
 
-    from feature_store.rate.definition import inputs
+    from studies.rate.samples.definition import inputs
 
     def said(dtype: torch.dtype) -> npt.NDArray[np.float64]:
         network.to(dtype)
@@ -154,8 +154,8 @@ def _latencies(
     flows: list[Raw],
     rounds: int,
 ) -> list[Row]:
-    from feature_store.rate.definition import inputs
     from studies.rate.model import networks
+    from studies.rate.samples.definition import inputs
 
     n = len(flows[0])
     expected = np.stack([networks.forecast(network, flow) for flow in flows])
@@ -187,21 +187,20 @@ def _doors(
     Raises:
         UnsupportedMachineError: the agent or Triton is not built here.
     """
-    from benchmarks.marker import MODEL
     from benchmarks.served_models import served, write_model
-    from serving.agent import process as agent_process
     from serving.triton.config import Backend
     from studies.rate.commands import MODEL as SERVED
+    from studies.rate.programs import why_no_agent
 
-    if reason := agent_process.why_not_built():
+    if reason := why_no_agent():
         raise UnsupportedMachineError(reason)
     (version := root / "1").symlink_to(folder)
-    write_model(root / "repository", SERVED, folder, Backend.NATIVE, features=features)
+    write_model(root / "repository", SERVED, folder, Backend.PYTHON, features=features)
     rows = []
     with served(root, [SERVED], name="bench-triton-rate") as address:
         options = {
-            "engine": [f"--local={MODEL}", f"--local-rates={version}"],
-            "triton": [f"--server={address}", "--server-rates"],
+            "engine": [f"--local={version}"],
+            "triton": [f"--server={address}"],
         }
         told = {door: _asked(root / "agent.sock", given, flows, rounds) for door, given in options.items()}
     for door, (agent_us, share) in told.items():
@@ -248,12 +247,12 @@ def kernel_rows(root: Path, network: Path, rounds: int) -> list[Row]:
 
 def _asked(path: Path, options: list[str], flows: list[Raw], rounds: int) -> tuple[float, float]:
     """Return the agent's own p50 in us, and the share of answers within their flow's least round trip."""
-    from feature_store.rate.definition import NAMES
-    from serving.agent import process as agent_process
-    from serving.agent.rate_client import RateClient
+    from studies.rate.client import RateClient
+    from studies.rate.programs import AGENT
+    from studies.rate.samples.definition import NAMES
 
     trip, in_time, calls = NAMES.index("min_rtt"), 0, rounds * AGENT_CALLS
-    command = [str(agent_process.BINARY), f"--listen={path}", *options]
+    command = [str(AGENT), f"--listen={path}", *options]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True) as agent:
         try:

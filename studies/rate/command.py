@@ -54,7 +54,7 @@ def add(
 
     Example: swiftqueue rate add trace.csv --name office --held-out
     """
-    from feature_store.rate.traces import add as make
+    from studies.rate.samples.traces import add as make
 
     called = name or f"added-{file.stem}"
     made = make(file, output, called, "held-out" if held_out else "train")
@@ -76,8 +76,8 @@ def forecast(
 
     Example: swiftqueue rate forecast data/rate/flows --samples 15
     """
-    from feature_store.rate.definition import HORIZONS, NAMES
-    from feature_store.rate.tables import paths_in, read_path
+    from studies.rate.samples.definition import HORIZONS, NAMES
+    from studies.rate.samples.tables import paths_in, read_path
 
     predict, found = _forecaster(artifact), []
     for name in paths_in(flows):
@@ -112,7 +112,7 @@ def _forecaster(artifact: Path) -> Callable[[Any], Any]:
 
     network = network_at(artifact)
     try:
-        from serving.engine.rate import RateEngine
+        from studies.rate.engine import RateEngine
 
         return RateEngine(artifact).forecast
     except (ImportError, ValueError) as error:
@@ -296,7 +296,7 @@ def collect(
     from dataclasses import asdict
     from itertools import product
 
-    from feature_store.rate.tables import KERNEL, described, paths_in, source_of
+    from studies.rate.samples.tables import KERNEL, described, paths_in, source_of
     from studies.rate.testbed.flows import KernelPath
     from studies.rate.testbed.flows import collect as make
 
@@ -333,7 +333,7 @@ def collect(
 
 def _check_same(place: Path, asked: dict[str, Any]) -> None:
     """Refuse a path's folder that was made with other options, most of which its name does not tell."""
-    from feature_store.rate.tables import described
+    from studies.rate.samples.tables import described
 
     if not place.is_dir():
         return

@@ -9,6 +9,7 @@ PARAMS_FILE: Final = Path("studies/rate/params.yaml")
 NAME: Final = "rate"
 HELP: Final = "Forecasts of a TCP connection's rate from its first ACKs."
 FUNCTIONS: Final = {
+    "agent": "studies.rate.agent:agent",
     "add": "studies.rate.command:add",
     "bench": "studies.rate.command:bench",
     "collect": "studies.rate.command:collect",

@@ -8,12 +8,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from feature_store.rate.definition import MOST_SAMPLES, PREFIXES
 from serving.deploy.checks import ServableArtifact, SmokeWindows, smoke_windows
 from serving.deploy.served_models import ServedModel
 from serving.triton.limits import limits_of
 from studies.rate.commands import PARAMS_FILE
 from studies.rate.model import networks
+from studies.rate.samples.definition import MOST_SAMPLES, PREFIXES
 from studies.rate.stages.register import RateRegisterParams
 
 

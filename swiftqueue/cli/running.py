@@ -361,7 +361,6 @@ def agent(
             min=0, max=1, help="or this share of packets in flight, if that is more (default: 0.75)"
         ),
     ] = None,
-    rates: Annotated[bool, typer.Option("--rates", help="forecast connections' rates too")] = False,
 ) -> None:
     """Run the sender agent: sending programs ask it which queue to mark each packet for.
 
@@ -382,6 +381,5 @@ def agent(
             guard_advantage=guard_advantage,
             max_moved_unacked=max_moved_unacked,
             max_moved_share=max_moved_share,
-            rates=rates,
         )
     )

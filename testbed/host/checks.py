@@ -22,8 +22,6 @@ from testbed.host.programs import (
     MARK_OBJECT,
     MARKER,
     ROUTER,
-    SAMPLER,
-    SAMPLER_OBJECT,
     why_not_built,
 )
 
@@ -115,17 +113,6 @@ def _btf() -> tuple[bool, str]:
     return (True, str(BTF)) if os.access(BTF, os.R_OK) else (False, f"{BTF} is not readable")
 
 
-def _struct_ops() -> tuple[bool, str]:
-    can, said = _btf()
-    if not can:
-        return False, said
-    if b"bpf_struct_ops_tcp_congestion_ops" not in BTF.read_bytes():
-        return False, "the kernel's BTF has no bpf_struct_ops_tcp_congestion_ops"
-    if reason := why_not_built(SAMPLER, SAMPLER_OBJECT):
-        return False, reason
-    return _runs([str(SAMPLER), "check", str(SAMPLER_OBJECT)], "the kernel takes BBR's sampler")
-
-
 def _dctcp() -> tuple[bool, str]:
     if reason := why_not_built(HOLDER, DCTCP_OBJECT):
         return False, reason
@@ -166,7 +153,6 @@ _TRIALS: Final[dict[str, tuple[str, Callable[[], tuple[bool, str]]]]] = {
     "compiler": ("building the BPF programs", _compiler),
     "tc_bpf": ("swiftqueue mark: TCP packets marked one by one", _tc_bpf),
     "btf": ("BPF programs that read the kernel's structures", _btf),
-    "struct_ops": ("congestion control from BPF: samples and forecasts", _struct_ops),
     "dualpi2": ("Linux's own queue beside ours; nothing uses it yet", _dualpi2),
     "dctcp": ("bed run figure8: L4S flows that answer marks", _dctcp),
 }

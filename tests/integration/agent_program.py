@@ -43,10 +43,12 @@ GONE_S = 60.0 if FULL else 5.0  # how long a server stays away
 class AgentProgram:
     """`swiftqueue-agent`, started; its last words are read by `end`."""
 
+    binary = agent_process.BINARY
+
     def __init__(self, *arguments: object, preload: Path | None = None) -> None:
         environment = os.environ | ({"LD_PRELOAD": str(preload)} if preload else {})
         self.process = subprocess.Popen(
-            [str(agent_process.BINARY), *map(str, arguments)],
+            [str(self.binary), *map(str, arguments)],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -85,8 +87,12 @@ class AgentProgram:
         lines = self.process.stdout.readlines()
         assert self.process.wait(LIMIT_S) == 0, self.complaints
         summary = json.loads(lines[-1])
-        assert summary["batches"] == sum(summary[outcome] for outcome in frames.OUTCOMES)
+        self.check(summary)
         return dict(summary)
+
+    def check(self, summary: dict[str, Any]) -> None:
+        """Check that every batch has an outcome."""
+        assert summary["batches"] == sum(summary[outcome] for outcome in frames.OUTCOMES)
 
     def __enter__(self) -> AgentProgram:
         return self

@@ -174,8 +174,6 @@ def bad_frames() -> dict[str, tuple[str, list[np.ndarray]]]:
         "batch": ("not a multiple of 8", [one(frames.BATCH, first_packet=3)]),
         "sent already": ("before its first packet is sent", [one(frames.SENT), one(frames.BATCH)]),
         "twice": ("asked about once", [one(frames.BATCH), one(frames.BATCH)]),
-        "forecast": ("a sender sends one HELLO", [one(frames.FORECAST, rates=1e6)]),
-        "sample": ("its sample is negative", [one(frames.SAMPLE, sample=-1)]),
         "decision": ("a sender sends one HELLO", [one(frames.DECISION)]),
         "hello again": ("a sender sends one HELLO", [frames.hello("again")]),
     }

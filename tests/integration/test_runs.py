@@ -28,7 +28,6 @@ PARAMS = {
     "event-stream": {"layers": 3, "width": 32, "heads": 2},
     "extract": {"traces": {"a": {"sender": None}}},
     "finetune": {"seed": 7},
-    "rate_train": {"seeds": [1]},
     "lfq_register": {"keep_versions": 5},
     "mlp": {"layers": 2, "width": 16},
 }
@@ -65,7 +64,7 @@ def test_runs_say_what_they_are_of_and_have_steps(
         "wide",
         "a, b",
     )
-    # Of its own model only: no other network, no rates, no LFQ, and no stage after it.
+    # Of its own model only: no other network, no LFQ, and no stage after it.
     assert done.data.params == {
         **{"extract.traces.a.sender": "None", "architecture.name": "event-stream"},
         **{"event-stream.layers": "3", "event-stream.width": "32", "event-stream.heads": "2"},
@@ -104,7 +103,7 @@ def test_the_stages_of_a_variant_are_nested_under_one_run(
         assert sorted(run.data.tags["stage"] for run in below) == ["finetune", "pretrain"]
         assert parent.info.status == "FINISHED"
         assert "finetune.seed" in parent.data.params
-        assert "rate_train.seeds" not in parent.data.params
+        assert "lfq_register.keep_versions" not in parent.data.params
 
 
 def test_a_store_that_does_not_answer_stops_no_work(

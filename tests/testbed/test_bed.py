@@ -23,7 +23,7 @@ from testbed.host import checks, router_log, tcp
 from testbed.host.checks import capability
 from testbed.host.hosts import ADDRESS_B, Bed, clean, leftovers, run_folder
 from testbed.host.lateness import in_stalls, lateness
-from testbed.host.programs import MARK_OBJECT, MARKER, ROUTER, SAMPLER_OBJECT, why_not_built
+from testbed.host.programs import MARK_OBJECT, MARKER, ROUTER, why_not_built
 from testbed.host.run import Plan, figures, run, send
 from testbed.host.selfcheck import NO_AQM, ideal_due_ns, selfcheck
 
@@ -87,9 +87,7 @@ def test_lateness_is_that_of_the_packets_outside_stalls() -> None:
 
 def test_each_capability_has_its_reason() -> None:
     found = checks.check()
-    assert {"namespaces", "tun", "tc_bpf", "btf", "struct_ops", "router", "compiler"} <= {
-        c.name for c in found
-    }
+    assert {"namespaces", "tun", "tc_bpf", "btf", "router", "compiler"} <= {c.name for c in found}
     for one in found:
         assert one.reason
         assert "\n" not in one.reason
@@ -367,7 +365,6 @@ def test_what_could_not_be_written_to_its_host_is_lost(tmp_path: Path) -> None:
         ("router/dual_pi2.h", ROUTER),
         ("loader/../bpf/mark.h", MARKER),
         ("bpf/mark.h", MARK_OBJECT),
-        ("bpf/../../feature_store/rate/feedback.h", SAMPLER_OBJECT),
     ],
 )
 def test_a_header_that_changes_builds_its_programs_anew(project: Path, header: str, program: Path) -> None:

@@ -93,7 +93,7 @@ def layout_claims() -> list[str]:
 
 def constant_claims() -> list[str]:
     """The same of the constants."""
-    texts = {"kOutcomeNames": frames.OUTCOMES, "kRateOutcomeNames": frames.RATE_OUTCOMES}
+    texts = {"kOutcomeNames": frames.OUTCOMES}
     names = [
         f'{array}.size() == {len(texts[array])} && std::string_view({array}[{place}]) == "{text}"'
         for array in texts

@@ -49,10 +49,10 @@ def test_an_import_that_meets_it_ends_in_one_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("folder", "source", "headers"),
     [
-        ("serving/engine", "rate.cc", "HEADERS"),
-        ("serving/triton/native", "rate_model.cc", "HEADERS"),
+        ("serving/engine", "engine.cc", "HEADERS"),
+        ("serving/triton/native", "model.cc", "HEADERS"),
         ("serving/triton/identity", "identity.cc", "HEADERS"),
-        ("serving/agent", "local_rates.cc", "HEADERS"),
+        ("serving/agent", "io/feed.cc", "HEADERS"),
         ("serving/agent", "bindings/swiftqueue.cc", "UDP_HEADERS"),
     ],
 )

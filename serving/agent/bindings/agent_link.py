@@ -22,14 +22,13 @@ from serving.agent.io.frames import OUTCOMES
 FOLDER: Final = Path(__file__).resolve().parents[1]
 LIBRARY: Final = FOLDER / "_build" / "libswiftqueue.so"
 HEADERS: Final = (
-    *("bindings/swiftqueue", "marking/agent_link", "io/clock", "io/frames"),
-    *("decision/sender", "decision/controller", "decision/guard", "rate_watch"),
+    *("bindings/swiftqueue", "marking/agent_link", "io/agent_socket", "io/clock", "io/frames"),
+    *("decision/sender", "decision/controller", "decision/guard", "decision/growth_watch"),
 )
 SOURCES: Final = (
     FOLDER / "bindings" / "swiftqueue.cc",
     *(FOLDER / f"{name}.h" for name in HEADERS),
     *(feature_store.FOLDER / "events" / f"{name}.h" for name in ("sizes", "event_stream", "event_window")),
-    feature_store.FOLDER / "rate" / "tcp_sample.h",
 )
 CLASSIC: Final = 0
 L4S: Final = 1

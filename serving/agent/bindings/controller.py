@@ -25,8 +25,7 @@ L4S: Final = 1
 FOLDER: Final = Path(__file__).resolve().parents[1]
 LIBRARY: Final = FOLDER / "_build" / "libswiftqueue_sender.so"
 SOURCES: Final = (
-    *(FOLDER / "decision" / f"{name}.h" for name in ("controller", "guard")),
-    FOLDER / "rate_watch.h",
+    *(FOLDER / "decision" / f"{name}.h" for name in ("controller", "guard", "growth_watch")),
     FOLDER / "bindings" / "sender_capi.cc",
     *(feature_store.FOLDER / "events" / f"{name}.h" for name in ("sizes", "event_stream")),
 )

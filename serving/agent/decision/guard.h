@@ -15,7 +15,7 @@
 // their flows grow, and others get less and wait longer. So rates are watched too: where the moved
 // flows settledly gain on the sender's classic flows to the same receiver, moving stops as well.
 // Where there are no classic flows, moving stops where the moved flows send settledly more. While
-// rates are watched, moving begins with a part of the batches (rate_watch.h).
+// rates are watched, moving begins with a part of the batches (growth_watch.h).
 //
 // Per receiver: bounded memory, O(1) for each decision, packet and ACK.
 #ifndef SWIFTQUEUE_SERVING_AGENT_GUARD_H_
@@ -32,7 +32,7 @@
 #include <vector>
 
 #include "feature_store/events/event_stream.h"
-#include "serving/agent/rate_watch.h"
+#include "serving/agent/decision/growth_watch.h"
 
 namespace swiftqueue::agent {
 
@@ -159,7 +159,7 @@ class Guard {
     Receiver* const found = at(receiver, sent_ns);
     if (found == nullptr) return;
     Receiver& r = *found;
-    const RateWatch::Verdicts verdicts =
+    const GrowthWatch::Verdicts verdicts =
         r.rate.sent(sent_ns, before_ns, movable, bytes, r.state == State::kMoving,
                     {params_.most_growth, params_.most_advantage});
     // At most one of them applies: where the advantage is known, growth is not looked at.
@@ -244,7 +244,7 @@ class Guard {
     std::int64_t asked_ns = 0;
     int rest = 0;
     double credit = 0;  // towards the next batch that is moved while moving
-    RateWatch rate;
+    GrowthWatch rate;
     std::array<Pair, kPairs> pairs;
   };
   struct WaitingPacket {

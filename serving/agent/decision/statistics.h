@@ -104,14 +104,11 @@ struct Statistics {
   Counter moved_unacked;                              // moved packets without an ACK
   Counter senders;                                    // connected now
   Counter behind;       // batches asked about over 5 ms after their time
-  Counter undelivered;  // decisions and forecasts that a sender's socket did not take
+  Counter undelivered;  // decisions that a sender's socket did not take
   Counter refused;      // senders that were refused
   Counter turned_away;  // connections that the accepting thread refused
   Counter remembered;   // packets of all senders that an ACK may come for
   Counter overflowed;   // packets given up before their time, for want of room
-  std::array<Counter, kRateOutcomeNames.size()> forecasts;  // forecasts of rates by outcome
-  Counter connections;                                      // those whose rates are forecast now
-  DurationHistogram forecast_time;                          // from a sample's arrival to its answer
   GuardStatistics guard;
   DurationHistogram round_trip;
   DurationHistogram prediction_error;  // |predicted - came|

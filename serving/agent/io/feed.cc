@@ -4,8 +4,6 @@
 #include <poll.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
-#include <sys/stat.h>
-#include <sys/un.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -18,6 +16,7 @@
 #include <utility>
 
 #include "serving/agent/io/clock.h"
+#include "serving/agent/io/listening.h"
 
 namespace swiftqueue::agent {
 namespace {
@@ -36,67 +35,6 @@ constexpr std::int64_t kComeAndGoNs = 50'000'000;  // longest wait of a HELLO or
 constexpr std::int64_t kMaxDeadlineNs =
     10'000'000'000;  // longer deadlines would hold memory for nothing
 constexpr std::int64_t kMs = 1'000'000;
-
-sockaddr_un address_of(const std::string& path) {
-  sockaddr_un address{};
-  if (path.empty() || path.size() >= sizeof address.sun_path) {
-    throw std::runtime_error("'" + path + "' is no path for a socket: 1 to " +
-                             std::to_string(sizeof address.sun_path - 1) + " bytes");
-  }
-  address.sun_family = AF_UNIX;
-  std::memcpy(address.sun_path, path.c_str(), path.size());
-  return address;
-}
-
-// Removes a socket that a killed agent of this user left there; anything else stays.
-void remove_stale(const std::string& path, const sockaddr_un& address) {
-  struct stat found{};
-  if (lstat(path.c_str(), &found) != 0) return;  // bind() reports other faults of the path
-  if (!S_ISSOCK(found.st_mode) || found.st_uid != geteuid()) {
-    throw std::runtime_error(path + ": is there and is no socket of this user");
-  }
-  const int probe = socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-  const bool answers =
-      connect(probe, reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0;
-  const int error = answers ? EAGAIN : errno;  // EAGAIN: its backlog is full
-  close(probe);
-  if (error == EAGAIN) throw std::runtime_error(path + ": another program listens there");
-  if (error != ECONNREFUSED && error != ENOENT) {
-    throw std::runtime_error(path + ": " + std::strerror(error));
-  }
-  unlink(path.c_str());
-}
-
-// `mode` is the socket's from its first moment, since Linux makes it with the descriptor's.
-int listening_at(const std::string& path, mode_t mode) {
-  const sockaddr_un address = address_of(path);
-  remove_stale(path, address);
-  const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-  if (fd < 0 || fchmod(fd, mode) != 0 ||
-      bind(fd, reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0 ||
-      chmod(path.c_str(), mode) != 0 ||  // the umask may have removed bits
-      listen(fd, 16) != 0) {
-    const int error = errno;
-    close(fd);
-    throw std::runtime_error(path + ": " + std::strerror(error));
-  }
-  return fd;
-}
-
-// Identifies a file among all others while it exists.
-std::pair<dev_t, ino_t> identity(const std::string& path) {
-  struct stat found{};
-  if (lstat(path.c_str(), &found) != 0) return {};
-  return {found.st_dev, found.st_ino};
-}
-
-// Returns the user at the other end, or -1.
-uid_t user_of(int fd) {
-  ucred peer{};
-  socklen_t bytes = sizeof peer;
-  return getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &bytes) == 0 ? peer.uid
-                                                                     : static_cast<uid_t>(-1);
-}
 
 RefusedFrame refusal(const std::string& why, std::uint32_t sender, std::uint64_t sequence) {
   RefusedFrame refused;
@@ -135,12 +73,11 @@ struct Feed::Connection {
 };
 
 Feed::Feed(std::string path, std::vector<uid_t> allowed, Statistics& statistics,
-           Complaints& complaints, Rates* rates, std::function<void()> woken)
+           Complaints& complaints, std::function<void()> woken)
     : path_(std::move(path)),
       allowed_(std::move(allowed)),
       statistics_(statistics),
       complaints_(complaints),
-      rates_(rates),
       woken_(std::move(woken)) {
   listen_fd_ = listening_at(path_, allowed_.empty() ? 0600 : 0666);
   own_ = identity(path_);
@@ -214,8 +151,7 @@ bool Feed::accept_one(std::vector<Connection*>& connections) {
   if (fd < 0) return errno == ECONNABORTED || errno == EAGAIN || errno == EINTR;
   const uid_t user = user_of(fd);
   std::string why;
-  if (user != geteuid() && user != 0 &&
-      std::find(allowed_.begin(), allowed_.end(), user) == allowed_.end()) {
+  if (!may_connect(user, allowed_)) {
     why = "user " + std::to_string(static_cast<std::int64_t>(user)) +
           " may not connect; the agent's --allow-uid allows it";
   } else if (connections.size() >= kMaxSenders && !end_a_silent_one(connections)) {
@@ -366,7 +302,6 @@ Feed::Connection* Feed::next_costly(std::int64_t deadline_ns) {
 
 bool Feed::drain(DecisionLoop& loop, std::int64_t deadline_ns) {
   take_over();
-  answer_rates();  // forecasts that a server gave
   if (active_.empty()) return false;
   const auto took = [](Connection& connection, std::size_t frames) {
     connection.at += frames;
@@ -385,7 +320,6 @@ bool Feed::drain(DecisionLoop& loop, std::int64_t deadline_ns) {
     }
     look = took(*each, frames) || look;
   }
-  answer_rates();  // before frames that take longer
   if (Connection* const next = next_costly(deadline_ns)) {
     const std::int64_t begin_ns = monotonic_ns();
     const Event& event = next->taken[next->at];
@@ -421,10 +355,6 @@ void Feed::handle(DecisionLoop& loop, const Event& event, std::int64_t deadline_
     }
     if (connection.sender != 0) {
       loop.close(connection.sender);
-      if (rates_ != nullptr) {
-        rates_->close(connection.sender);
-        statistics_.connections.set(static_cast<std::int64_t>(rates_->connections()));
-      }
       by_sender_.erase(connection.sender);
     }
     return;
@@ -454,11 +384,8 @@ void Feed::handle(DecisionLoop& loop, const Event& event, std::int64_t deadline_
         refuse(connection, why);
       }
       return;
-    case FrameType::kSample:
-      return hear(connection.sender, event);
     default:
-      return refuse(connection,
-                    "a sender sends one HELLO, then SENT, ACKED, BATCH and SAMPLE frames");
+      return refuse(connection, "a sender sends one HELLO, then SENT, ACKED and BATCH frames");
   }
 }
 
@@ -469,38 +396,6 @@ void Feed::refuse(Connection& connection, const char* why) {
   const auto whole = refusal(why, connection.sender, connection.sequence++);
   send(connection.fd, &whole, sizeof whole, MSG_NOSIGNAL | MSG_DONTWAIT);
   shutdown(connection.fd, SHUT_RDWR);  // the reading thread sees its end
-}
-
-void Feed::hear(std::uint32_t sender, const Event& event) {
-  const SampleFrame& frame = event.frame.sample;
-  if (rates_ != nullptr) {
-    rates_->sample(sender, frame, event.arrived_ns);
-    statistics_.connections.set(static_cast<std::int64_t>(rates_->connections()));
-  } else if (frame.asked != 0) {
-    take(rate_answer(sender, frame, event.arrived_ns, RateOutcome::kNoModel));
-  }
-}
-
-void Feed::answer_rates() {
-  if (rates_ == nullptr) return;
-  RateAnswer answer;
-  while (rates_->next(answer)) take(answer);
-  const std::string problem = rates_->problem();
-  if (!problem.empty() && problem != rates_problem_) complaints_.say("rates: " + problem);
-  rates_problem_ = problem;
-}
-
-void Feed::take(const RateAnswer& answer) {
-  const auto place = by_sender_.find(answer.sender);
-  if (place == by_sender_.end()) return;
-  Connection& connection = *place->second;
-  const auto whole = finished(answer.frame, answer.sender, connection.sequence++);
-  if (connection.refused ||
-      send(connection.fd, &whole, sizeof whole, MSG_NOSIGNAL | MSG_DONTWAIT) != sizeof whole) {
-    statistics_.undelivered.add();
-  }
-  statistics_.forecasts[static_cast<std::size_t>(answer.frame.outcome)].add();
-  statistics_.forecast_time.observe(monotonic_ns() - answer.arrived_ns);
 }
 
 void Feed::take(std::uint32_t sender, const DecisionFrame& decision) {

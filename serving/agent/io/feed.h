@@ -23,7 +23,6 @@
 #include <vector>
 
 #include "serving/agent/decision/decision_loop.h"
-#include "serving/agent/rates.h"
 
 namespace swiftqueue::agent {
 
@@ -31,10 +30,9 @@ class Feed final : public DecisionTaker {
  public:
   // Listens at `path`, which no other program may listen at; a socket left behind there is
   // replaced. Programs of this user, of root and of the users `allowed` may connect. The reading
-  // thread calls `woken` when there are frames to take. `rates` forecasts connections' rates; null:
-  // there is no model of them. Throws std::runtime_error with one line.
+  // thread calls `woken` when there are frames to take. Throws std::runtime_error with one line.
   Feed(std::string path, std::vector<uid_t> allowed, Statistics& statistics, Complaints& complaints,
-       Rates* rates, std::function<void()> woken);
+       std::function<void()> woken);
   ~Feed() override;
   Feed(const Feed&) = delete;
   Feed& operator=(const Feed&) = delete;
@@ -69,17 +67,12 @@ class Feed final : public DecisionTaker {
   std::int64_t due_ns(const Event& event, std::int64_t deadline_ns) const;
   void handle(DecisionLoop& loop, const Event& event, std::int64_t deadline_ns);
   void refuse(Connection& connection, const char* why);
-  void hear(std::uint32_t sender, const Event& event);
-  void answer_rates();
-  void take(const RateAnswer& answer);
 
   const std::string path_;
   std::pair<dev_t, ino_t> own_;  // the socket there, as long as it is ours
   const std::vector<uid_t> allowed_;
   Statistics& statistics_;
   Complaints& complaints_;
-  Rates* const rates_;
-  std::string rates_problem_;  // last reported problem
   const std::function<void()> woken_;
   int listen_fd_ = -1;
   int look_fd_ = -1;         // event descriptor that wakes the reading thread

@@ -18,7 +18,6 @@
 #include <type_traits>
 
 #include "feature_store/events/event_stream.h"
-#include "feature_store/rate/tcp_sample.h"
 #include "serving/agent/decision/sender.h"
 
 namespace swiftqueue::agent {
@@ -36,19 +35,7 @@ enum class FrameType : std::uint8_t {
   kDecision = 5,
   kRefused = 6,
   kBye = 7,
-  kSample = 8,
-  kForecast = 9,
 };
-
-// The end of a question about a connection's rate. Only the first has a forecast.
-enum class RateOutcome : std::uint8_t {
-  kForecast,
-  kLate,     // no answer within a round trip
-  kError,    // the server is gone, or refused
-  kNoModel,  // none is served, or one made for other samples
-  kNone,     // impossible, too few or too many samples, or a forecast that is no rate
-};
-inline constexpr std::array kRateOutcomeNames{"forecast", "late", "error", "no_model", "none"};
 
 struct FrameHeader {
   std::uint16_t bytes = 0;  // size of the whole frame
@@ -133,30 +120,7 @@ struct ByeFrame {
   FrameHeader header;
 };
 
-// The tcp_info of a connection at an ACK (feature_store/rate/tcp_sample.h).
-struct SampleFrame {
-  static constexpr FrameType kType = FrameType::kSample;
-  FrameHeader header;
-  std::int64_t connection = 0;  // the sender's number for it
-  std::int32_t sample = 0;      // number from 0, which begins the connection anew
-  std::uint8_t asked = 0;       // 1: a FORECAST is wanted
-  std::uint8_t last = 0;        // 1: last sample of this connection
-  std::array<std::uint8_t, 2> zero{};
-  rate::Sample fields{};
-};
-
-struct ForecastFrame {
-  static constexpr FrameType kType = FrameType::kForecast;
-  FrameHeader header;
-  std::int64_t connection = 0;
-  std::int32_t sample = 0;  // sample of the question
-  RateOutcome outcome = RateOutcome::kNone;
-  std::array<std::uint8_t, 3> zero{};
-  std::int64_t version = -1;                          // -1 unless there is a forecast
-  std::array<float, rate::kHorizons.size()> rates{};  // bytes/s; NaN unless there is one
-};
-
-static_assert(sizeof(ByeFrame) == 16 && sizeof(SampleFrame) == 256 && sizeof(ForecastFrame) == 64);
+static_assert(sizeof(ByeFrame) == 16);
 static_assert(sizeof(FrameHeader) == 16 && sizeof(HelloFrame) == 80 && sizeof(SentFrame) == 48);
 static_assert(sizeof(AckedFrame) == 40 && sizeof(BatchFrame) == 168 && sizeof(RefusedFrame) == 128);
 static_assert(sizeof(DecisionFrame) == 120);
@@ -173,8 +137,6 @@ union Frame {
   DecisionFrame decision;
   RefusedFrame refused;
   ByeFrame bye;
-  SampleFrame sample;
-  ForecastFrame forecast;
 };
 inline constexpr std::size_t kMaxFrameBytes = sizeof(Frame);
 
@@ -231,10 +193,6 @@ inline std::size_t bytes_of(FrameType type) {
       return sizeof(RefusedFrame);
     case FrameType::kBye:
       return sizeof(ByeFrame);
-    case FrameType::kSample:
-      return sizeof(SampleFrame);
-    case FrameType::kForecast:
-      return sizeof(ForecastFrame);
   }
   return 0;
 }
@@ -320,25 +278,6 @@ inline const char* fault(const DecisionFrame& f) {
 inline const char* fault(const RefusedFrame& f) {
   return is_text(f.line) ? nullptr : "its line is not printable ASCII ended by a zero";
 }
-inline const char* fault(const SampleFrame& f) {
-  if (f.connection < 0) return "its connection is negative";
-  if (f.sample < 0) return "its sample is negative";
-  if (f.asked > 1 || f.last > 1 || f.zero != decltype(f.zero){}) {
-    return "a flag or spare byte is not what it must be";
-  }
-  return nullptr;
-}
-inline const char* fault(const ForecastFrame& f) {
-  if (f.connection < 0 || f.sample < 0) return "its connection or sample is negative";
-  if (static_cast<std::size_t>(f.outcome) >= kRateOutcomeNames.size()) {
-    return "its outcome is unknown";
-  }
-  if (f.zero != decltype(f.zero){}) return "a spare byte is not zero";
-  for (const float each : f.rates) {
-    if (!std::isnan(each) && !(std::isfinite(each) && each > 0)) return "a rate is not above 0";
-  }
-  return nullptr;
-}
 
 }  // namespace detail
 
@@ -381,12 +320,6 @@ inline Read read_frame(std::string_view data, Frame& frame, const char*& why) {
       break;
     case FrameType::kBye:
       why = nullptr;
-      break;
-    case FrameType::kSample:
-      why = detail::fault(frame.sample);
-      break;
-    case FrameType::kForecast:
-      why = detail::fault(frame.forecast);
       break;
   }
   return why == nullptr ? Read::kFrame : Read::kBad;

@@ -14,14 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from feature_store.packets.schema import HORIZON
-from feature_store.rate.definition import FIELDS, HORIZONS
 from feature_store.telemetry.events import SEND_COLUMNS, SEND_FIELDS
 from serving.agent.io.packet_log import PacketLog
 
 FORMAT: Final = 1
 MAGIC: Final = b"SWQFRAME"
 OUTCOMES: Final = ("decided", "late", "error", "no_model")
-RATE_OUTCOMES: Final = ("forecast", "late", "error", "no_model", "none")
 
 _HEADER: Final = [("bytes", "<u2"), ("type", "u1"), ("format", "u1"), ("sender", "<u4"), ("sequence", "<u8")]
 _CANDIDATE: Final = np.dtype([*SEND_FIELDS[:4], ("zero", "u1", 3)])  # known before the packet is sent
@@ -56,31 +54,7 @@ DECISION: Final = np.dtype(
 REFUSED: Final = np.dtype([*_HEADER, ("line", "S112")])
 BYE: Final = np.dtype(_HEADER)
 HEADER: Final = BYE  # a BYE has no other fields
-SAMPLE: Final = np.dtype(
-    [
-        *_HEADER,
-        ("connection", "<i8"),
-        ("sample", "<i4"),
-        ("asked", "u1"),
-        ("last", "u1"),
-        ("zero", "u1", 2),
-        ("fields", "<i8", len(FIELDS)),
-    ]
-)
-FORECAST: Final = np.dtype(
-    [
-        *_HEADER,
-        ("connection", "<i8"),
-        ("sample", "<i4"),
-        ("outcome", "u1"),
-        ("zero", "u1", 3),
-        ("version", "<i8"),
-        ("rates", "<f4", len(HORIZONS)),
-    ]
-)
-TYPES: Final = {
-    1: HELLO, 2: SENT, 3: ACKED, 4: BATCH, 5: DECISION, 6: REFUSED, 7: BYE, 8: SAMPLE, 9: FORECAST
-}  # fmt: skip
+TYPES: Final = {1: HELLO, 2: SENT, 3: ACKED, 4: BATCH, 5: DECISION, 6: REFUSED, 7: BYE}
 _NUMBERS: Final = {kind: number for number, kind in TYPES.items()}
 _CHUNK_PACKETS: Final = 1 << 16
 

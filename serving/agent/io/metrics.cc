@@ -75,11 +75,6 @@ std::vector<MetricFamily> collect(const Statistics& s, const Predictor& predicto
     packets.push_back(labelled({{"queue", name}}, MetricType::Counter,
                                static_cast<double>(s.packets[queue].get())));
   }
-  std::vector<ClientMetric> forecasts;
-  for (std::size_t i = 0; i < kRateOutcomeNames.size(); ++i) {
-    forecasts.push_back(labelled({{"outcome", kRateOutcomeNames[i]}}, MetricType::Counter,
-                                 static_cast<double>(s.forecasts[i].get())));
-  }
   std::vector<ClientMetric> guarded;
   for (std::size_t i = 0; i < Guard::kStateNames.size(); ++i) {
     guarded.push_back(labelled({{"state", Guard::kStateNames[i]}}, MetricType::Gauge,
@@ -136,17 +131,10 @@ std::vector<MetricFamily> collect(const Statistics& s, const Predictor& predicto
       family("prediction_error_seconds",
              "|predicted - measured latency| of each acknowledged packet, seconds.",
              MetricType::Histogram, {histogram(s.prediction_error, kErrorBuckets)}),
-      family("forecasts_total", "Questions about a connection's rate, by outcome.",
-             MetricType::Counter, std::move(forecasts)),
-      family("forecast_seconds", "Seconds from a sample's arrival to the forecast.",
-             MetricType::Histogram, {histogram(s.forecast_time, kRoundTripBuckets)}),
-      family("rate_connections", "Connections whose samples are remembered.", MetricType::Gauge,
-             single(MetricType::Gauge, s.connections)),
       family("senders", "Senders connected.", MetricType::Gauge,
              single(MetricType::Gauge, s.senders)),
-      family("undelivered_decisions_total",
-             "Decisions and forecasts that a sender's socket did not take.", MetricType::Counter,
-             single(MetricType::Counter, s.undelivered)),
+      family("undelivered_decisions_total", "Decisions that a sender's socket did not take.",
+             MetricType::Counter, single(MetricType::Counter, s.undelivered)),
       family("refused_senders_total", "Connections that were refused.", MetricType::Counter,
              {labelled({}, MetricType::Counter,
                        static_cast<double>(s.refused.get() + s.turned_away.get()))}),

@@ -55,7 +55,7 @@ class Version {
   Version(const std::string& name, std::int64_t version, const std::string& folder,
           std::string_view config, Backend& backend)
       : backend_(backend),
-        model_(load_model(folder, version, backend.encoders)),
+        model_(std::make_unique<Model>(folder, version, backend.encoders)),
         metrics_(backend.metrics, name, version, hexadecimal(model_->encoder_hash())) {
     model_->check_config(config);
     backend_.metrics.encoders.set(static_cast<double>(backend_.encoders.size()));
@@ -69,7 +69,7 @@ class Version {
   Version(const Version&) = delete;
   Version& operator=(const Version&) = delete;
 
-  const AnyModel& model() const { return *model_; }
+  const Model& model() const { return *model_; }
   VersionMetrics& metrics() { return metrics_; }
 
  private:
@@ -80,14 +80,14 @@ class Version {
   }
 
   Backend& backend_;
-  std::unique_ptr<AnyModel> model_;
+  std::unique_ptr<Model> model_;
   VersionMetrics metrics_;
 };
 
 // One of a version's instances: Triton gives it one batch at a time.
 class Instance {
  public:
-  explicit Instance(Version& version) : version_(version), session_(version.model().session()) {}
+  explicit Instance(Version& version) : version_(version), session_(version.model()) {}
 
   void execute(TRITONBACKEND_ModelInstance* instance, TRITONBACKEND_Request** requests,
                std::uint32_t count) noexcept {
@@ -125,11 +125,10 @@ class Instance {
       require(TRITONBACKEND_ResponseNew(&response, request));
       const std::span<const std::int64_t> shape = read_windows(request, pieces_);
       answer.compute_start_ns = now_ns();
-      const std::span<const float> y_BH = session_->predict(shape, pieces_);
+      const std::span<const float> y_BH = session_.predict(shape, pieces_);
       answer.compute_end_ns = now_ns();
       const auto horizon = static_cast<std::int64_t>(y_BH.size()) / shape[0];
-      std::memcpy(answers(response, version_.model().output(), shape[0], horizon), y_BH.data(),
-                  y_BH.size_bytes());
+      std::memcpy(answers(response, kOutput, shape[0], horizon), y_BH.data(), y_BH.size_bytes());
       answer.windows = static_cast<std::uint64_t>(shape[0]);
     }));
     if (error != nullptr) version_.metrics().refused.add(1);
@@ -145,7 +144,7 @@ class Instance {
   }
 
   Version& version_;
-  std::unique_ptr<AnySession> session_;
+  Session session_;
   std::vector<Piece> pieces_;
 };
 
@@ -201,8 +200,8 @@ std::unique_ptr<Version> load_version(TRITONBACKEND_Model* model) {
   });
   log_line(kInfo, (std::string("swiftqueue: ") + name + " version " + std::to_string(version) +
                    " loaded in " + std::to_string((now_ns() - start_ns) / 1000) + " us (" +
-                   loaded->model().kernel().name + ", " + std::to_string(encoders) + " -> " +
-                   std::to_string(shared.encoders.size()) + " encoders)")
+                   loaded->model().engine().kernel().name + ", " + std::to_string(encoders) +
+                   " -> " + std::to_string(shared.encoders.size()) + " encoders)")
                       .c_str());
   return loaded;
 }

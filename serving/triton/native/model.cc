@@ -9,7 +9,6 @@
 #include "serving/engine/json.h"
 #include "serving/engine/reading.h"
 #include "serving/engine/safetensors.h"
-#include "serving/triton/native/rate_model.h"
 
 namespace swiftqueue::backend {
 namespace {
@@ -18,7 +17,6 @@ using engine::InvalidError;
 using engine::json::Value;
 
 constexpr std::size_t kMaxLimitsBytes = std::size_t{1} << 20;
-constexpr std::string_view kRateFormat = "swiftqueue-rate/";
 
 std::string shape_text(std::span<const std::int64_t> shape) {
   std::string text = "[";
@@ -57,6 +55,34 @@ const Value* member(const Value& object, std::string_view key) {
   return nullptr;
 }
 
+// Throws InvalidError unless `pieces` are windows [shape[0], tokens, features].
+std::size_t bytes_of(std::span<const std::int64_t> shape, std::span<const Piece> pieces,
+                     std::int64_t tokens, std::int64_t features) {
+  if (shape.size() != 3 || shape[0] < 1 || shape[1] != tokens || shape[2] != features) {
+    throw InvalidError("window has shape " + shape_text(shape) + ", this version takes " +
+                       shape_text(std::vector<std::int64_t>{-1, tokens, features}));
+  }
+  std::size_t bytes = 0;
+  for (const Piece& piece : pieces) bytes += piece.bytes;
+  const auto window_bytes = static_cast<std::size_t>(tokens * features) * sizeof(float);
+  // It divides instead of multiplying: the number of windows is the client's and could overflow.
+  if (bytes % window_bytes != 0 || bytes / window_bytes != static_cast<std::size_t>(shape[0])) {
+    throw InvalidError("window has " + std::to_string(bytes) + " bytes, which does not fit shape " +
+                       shape_text(shape));
+  }
+  return bytes;
+}
+
+// Reads `limits.json` of rows with the features `names`; errors name the file.
+Limits read_limits(const std::string& path, std::vector<std::string> names) {
+  const std::string text = engine::read_file(path, kMaxLimitsBytes);
+  try {
+    return {text, std::move(names)};
+  } catch (const InvalidError& error) {
+    throw InvalidError(path + ": " + error.what());
+  }
+}
+
 }  // namespace
 
 Model::Model(const std::string& folder, std::int64_t version, EncoderCache& encoders)
@@ -73,16 +99,9 @@ Model::Model(const std::string& folder, const engine::Artifact& artifact, std::i
 
 void Model::check_config(std::string_view json) const {
   const engine::Description& description = engine_->description();
-  check_promised(json, {description.tokens, kEventWindowFeatureCount, output(), kHorizon,
-                        description.schema_hash});
-}
-
-std::unique_ptr<AnySession> Model::session() const { return std::make_unique<Session>(*this); }
-
-void check_promised(std::string_view json, const VersionPromise& promised) {
   const Value config = engine::json::parse(json);
-  check_tensor(config, "input", "window", {promised.tokens, promised.features});
-  check_tensor(config, "output", promised.output, {promised.horizon});
+  check_tensor(config, "input", "window", {description.tokens, kEventWindowFeatureCount});
+  check_tensor(config, "output", kOutput, {kHorizon});
   const Value* most = member(config, "max_batch_size");
   if (most == nullptr || !(most->number("max_batch_size") >= 1)) {
     throw InvalidError("config: max_batch_size must be at least 1, a request has B windows");
@@ -90,51 +109,10 @@ void check_promised(std::string_view json, const VersionPromise& promised) {
   const Value* parameters = member(config, "parameters");
   const Value* hash = parameters == nullptr ? nullptr : member(*parameters, "schema_hash");
   if (hash != nullptr &&
-      hash->at("string_value", "schema_hash").string("schema_hash") != promised.schema_hash) {
+      hash->at("string_value", "schema_hash").string("schema_hash") != description.schema_hash) {
     throw InvalidError("config: made for features of another schema_hash than the artifact's " +
-                       std::string(promised.schema_hash));
+                       description.schema_hash);
   }
-}
-
-Limits read_limits(const std::string& path, std::vector<std::string> names) {
-  const std::string text = engine::read_file(path, kMaxLimitsBytes);
-  try {
-    return {text, std::move(names)};
-  } catch (const InvalidError& error) {
-    throw InvalidError(path + ": " + error.what());
-  }
-}
-
-std::unique_ptr<AnyModel> load_model(const std::string& folder, std::int64_t version,
-                                     EncoderCache& encoders) {
-  const std::string path = folder + "/model.json";
-  bool rates = false;
-  try {
-    const Value described =
-        engine::json::parse(engine::read_file(path, engine::kMaxDescriptionBytes));
-    const Value* format = member(described, "format");
-    rates = format != nullptr && format->string("format").starts_with(kRateFormat);
-  } catch (const InvalidError&) {  // `Model` reports its fault in its own words
-  }
-  if (rates) return std::make_unique<Rates>(folder);
-  return std::make_unique<Model>(folder, version, encoders);
-}
-
-std::size_t AnySession::bytes_of(std::span<const std::int64_t> shape, std::span<const Piece> pieces,
-                                 std::int64_t tokens, std::int64_t features) {
-  if (shape.size() != 3 || shape[0] < 1 || shape[1] != tokens || shape[2] != features) {
-    throw InvalidError("window has shape " + shape_text(shape) + ", this version takes " +
-                       shape_text(std::vector<std::int64_t>{-1, tokens, features}));
-  }
-  std::size_t bytes = 0;
-  for (const Piece& piece : pieces) bytes += piece.bytes;
-  const auto window_bytes = static_cast<std::size_t>(tokens * features) * sizeof(float);
-  // It divides instead of multiplying: the number of windows is the client's and could overflow.
-  if (bytes % window_bytes != 0 || bytes / window_bytes != static_cast<std::size_t>(shape[0])) {
-    throw InvalidError("window has " + std::to_string(bytes) + " bytes, which does not fit shape " +
-                       shape_text(shape));
-  }
-  return bytes;
 }
 
 std::span<const float> Session::predict(std::span<const std::int64_t> shape,
@@ -147,7 +125,7 @@ std::span<const float> Session::predict(std::span<const std::int64_t> shape,
   return y_BH_;
 }
 
-const float* AnySession::gather(std::span<const Piece> pieces, std::size_t bytes) {
+const float* Session::gather(std::span<const Piece> pieces, std::size_t bytes) {
   if (pieces.size() == 1 &&
       reinterpret_cast<std::uintptr_t>(pieces[0].data) % alignof(float) == 0) {
     return static_cast<const float*>(pieces[0].data);

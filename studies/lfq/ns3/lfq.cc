@@ -27,9 +27,7 @@
 #include "ns3/config.h"
 #include "ns3/inet-socket-address.h"
 #include "ns3/internet-stack-helper.h"
-#include "ns3/ipv4-address-helper.h"
 #include "ns3/ipv4-global-routing-helper.h"
-#include "ns3/point-to-point-helper.h"
 #include "ns3/simulator.h"
 #include "ns3/string.h"
 #include "ns3/tcp-bbr.h"
@@ -37,9 +35,8 @@
 #include "ns3/tcp-congestion-ops.h"
 #include "ns3/tcp-cubic.h"
 #include "ns3/tcp-l4-protocol.h"
-#include "ns3/traffic-control-helper.h"
-#include "ns3/traffic-control-layer.h"
 #include "ns3/uinteger.h"
+#include "simulation/helper/link.h"
 #include "simulation/helper/queue-profiles.h"
 #include "simulation/helper/tcp-endpoints.h"
 #include "simulation/model/lfq-queue-disc.h"
@@ -48,6 +45,7 @@ namespace {
 
 using namespace ns3;  // NOLINT(build/namespaces): a program of ns-3
 using swiftqueue::LfqQueueDisc;
+using swiftqueue::LinkNodes;
 
 constexpr uint32_t kSegment = 1446;  // of the slides; on the wire 1500, with PPP's header
 constexpr uint16_t kPort = 5000;
@@ -144,11 +142,12 @@ class Experiment {
     NodeContainer nodes;  // server, router, receiver
     nodes.Create(3);
     InternetStackHelper().Install(nodes);
-    Link(nodes.Get(0), nodes.Get(1), kAccessBps, kAccessMs, nullptr);
+    LinkNodes(nodes.Get(0), nodes.Get(1), kAccessBps, kAccessMs, "1000000p", nullptr, 0);
     m_disc = swiftqueue::MakeDisc(asked.disc, asked.attributes);
     m_lfq = DynamicCast<LfqQueueDisc>(m_disc);
     const double oneWayMs = asked.rttMs / 2 - kAccessMs;
-    const Ipv4Address to = Link(nodes.Get(1), nodes.Get(2), asked.rateBps, oneWayMs, m_disc);
+    const Ipv4Address to =
+        LinkNodes(nodes.Get(1), nodes.Get(2), asked.rateBps, oneWayMs, "1p", m_disc, 1).to;
     Ipv4GlobalRoutingHelper::PopulateRoutingTables();
     m_disc->TraceConnectWithoutContext(
         "PacketsInQueue", Callback<void, uint32_t, uint32_t>(
@@ -190,20 +189,6 @@ class Experiment {
   }
 
  private:
-  static Ipv4Address Link(Ptr<Node> from, Ptr<Node> to, double rateBps, double delayMs,
-                          Ptr<QueueDisc> disc) {
-    PointToPointHelper link;
-    link.SetDeviceAttribute("DataRate", DataRateValue(DataRate(static_cast<uint64_t>(rateBps))));
-    link.SetChannelAttribute("Delay", TimeValue(NanoSeconds(std::llround(delayMs * 1e6))));
-    link.SetQueue("ns3::DropTailQueue", "MaxSize", StringValue(disc ? "1p" : "1000000p"));
-    const NetDeviceContainer devices = link.Install(from, to);
-    if (disc) {
-      from->GetObject<TrafficControlLayer>()->SetRootQueueDiscOnDevice(devices.Get(0), disc);
-    }
-    Ipv4AddressHelper addresses(disc ? "10.0.1.0" : "10.0.0.0", "255.255.255.0");
-    return addresses.Assign(devices).GetAddress(1);
-  }
-
   /** A flow that always has something to send. */
   void Connect(Ptr<Node> from, Ipv4Address to) {
     m_socket = from->GetObject<TcpL4Protocol>()->CreateSocket(TcpOf(m_asked.tcp));

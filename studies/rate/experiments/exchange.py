@@ -21,8 +21,6 @@ from numpy.typing import NDArray
 
 from feature_store.events.event_stream import INPUTS, replay_events
 from feature_store.packets.schema import HORIZON, QUEUES
-from feature_store.rate.definition import HORIZONS
-from feature_store.rate.tables import FLOW_SCHEMA, write_path
 from models.forecasters.queries import QUERY_INPUTS, column
 from models.scoring.intervals import LEVEL, Estimate, corrected, estimate
 from models.scoring.metrics import score_predictions
@@ -32,6 +30,8 @@ from studies.rate.experiments.exchange_runs import STATE, Traffic
 from studies.rate.model import flows as rate_flows
 from studies.rate.model.flows import Flows
 from studies.rate.model.predictors import Fit, derived, log_mlp, mlp, xgboost
+from studies.rate.samples.definition import HORIZONS
+from studies.rate.samples.tables import FLOW_SCHEMA, write_path
 
 Floats = NDArray[np.float64]
 OWN, EXCHANGED, PLACEBO = "own", "exchanged", "placebo"

@@ -1,4 +1,4 @@
-"""Runs of `simulation/programs/rate-exchange.cc`: packets of one sender, and samples of its downloads."""
+"""Runs of `ns3/rate-exchange.cc`: packets of one sender, and samples of its downloads."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ import polars as pl
 from common.atomic import new_folder
 from common.parquet import read_parquet
 from feature_store.packets.schema import PACKET_SCHEMA
-from feature_store.rate.tables import FLOW_SCHEMA, SAMPLE_SCHEMA, checked
 from pipelines.simulators import Runs
+from studies.rate.samples.tables import FLOW_SCHEMA, SAMPLE_SCHEMA, checked
 
 PROFILES: Final = ("uncoupled", "rfc9332")
 DOWNLOAD_BYTES: Final = (

@@ -52,7 +52,7 @@ WINDOWS: Final = {"default": 0, "8 MB": 8 << 20}
 PATH: Final[dict[str, float]] = {
     "rate-bps": 100e6, "load": 0.1, "cross": 0.1, "receivers": 4, "flows": 10, "every": 2, "bytes": 3_200_000,
 }  # fmt: skip
-PATIENCE_S: Final = 120.0  # what a flow that was cut off counts as; simulation/programs/rate.cc
+PATIENCE_S: Final = 120.0  # what a flow that was cut off counts as; ns3/rate.cc
 LONG_MS: Final = 100  # round trips from which on the large window must help
 WANTED: Final = {"share_of_oracle": 0.60, "long_change": -0.30, "p99": 0.05, "points": 1.0, "others": 0.95}
 

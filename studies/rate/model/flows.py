@@ -13,8 +13,8 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from feature_store.rate import tables
-from feature_store.rate.definition import HORIZONS, MOST_SAMPLES, NAMES, PREFIXES, inputs
+from studies.rate.samples import tables
+from studies.rate.samples.definition import HORIZONS, MOST_SAMPLES, NAMES, PREFIXES, inputs
 
 VALID_SHARE: Final = 0.1  # of the flows of each path that is learned from; as many are the test of seen paths
 TS: Final = NAMES.index("ts")

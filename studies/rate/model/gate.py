@@ -20,7 +20,6 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from feature_store.rate.definition import HORIZONS, PREFIXES
 from models.registry import bars
 from models.registry.bars import Floats, Gain, Verdict
 from models.scoring.metrics import SECOND_NS, Ints, block_draws
@@ -29,6 +28,7 @@ from studies.rate.model.network import RateNetwork
 from studies.rate.model.networks import load, predict_all
 from studies.rate.model.predictors import baselines
 from studies.rate.model.study import BEATEN, HEADLINE
+from studies.rate.samples.definition import HORIZONS, PREFIXES
 
 MARGIN: Final = 0.02  # relative, of either error
 REFERENCE_MARGIN: Final = 0.01

@@ -14,8 +14,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from feature_store.rate.definition import FIELDS, HORIZONS, NAMES
 from models.networks.scaling import SCALE_FLOOR, ScaledFeature
+from studies.rate.samples.definition import FIELDS, HORIZONS, NAMES
 
 HEAVY_TAILED: Final = ("us", "ms", "bytes", "packets", "bytes_per_s")
 US_PER_S: Final = 1e6

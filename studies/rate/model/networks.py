@@ -22,7 +22,13 @@ from torch import Tensor, nn
 from common.atomic import new_folder
 from common.json_file import read_object
 from common.section import near
-from feature_store.rate.definition import (
+from models.networks.files import DESCRIPTION_FILE, WEIGHTS_FILE, check_finite, write_onnx
+from models.networks.scaling import ScaledFeature
+from studies.rate.model.flows import Flows
+from studies.rate.model.lstm import RateLstm
+from studies.rate.model.network import RateNetwork, fit_scaling
+from studies.rate.model.transformer import RateTransformer
+from studies.rate.samples.definition import (
     HORIZONS,
     LARGEST_RATE,
     MOST_SAMPLES,
@@ -31,12 +37,6 @@ from feature_store.rate.definition import (
     inputs,
     schema_hash,
 )
-from models.networks.files import DESCRIPTION_FILE, WEIGHTS_FILE, check_finite, write_onnx
-from models.networks.scaling import ScaledFeature
-from studies.rate.model.flows import Flows
-from studies.rate.model.lstm import RateLstm
-from studies.rate.model.network import RateNetwork, fit_scaling
-from studies.rate.model.transformer import RateTransformer
 
 FORMAT: Final = "swiftqueue-rate/2"
 OUTPUT: Final = "rate_bytes_per_s"

@@ -13,8 +13,8 @@ from typing import Any, Final
 import numpy as np
 import polars as pl
 
-from feature_store.rate import tables
-from feature_store.rate.definition import HORIZONS, PREFIXES
+from studies.rate.samples import tables
+from studies.rate.samples.definition import HORIZONS, PREFIXES
 
 LAST: Final = max(HORIZONS)
 """A download has taken until so many packets are delivered: the table has no later moment."""

@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from feature_store.rate.definition import HORIZONS, NAMES
 from studies.rate.model.flows import Flows
 from studies.rate.model.network import US_PER_S, path_guess
+from studies.rate.samples.definition import HORIZONS, NAMES
 
 Floats = NDArray[np.float64]
 Predictor = Callable[[Flows], Floats]
@@ -22,7 +22,7 @@ Predictor = Callable[[Flows], Floats]
 Fit = Callable[[Flows, Flows, int, int], Predictor]
 """From flows to learn from, all flows (of which one may know those that came before), n, and a seed."""
 AT: Final = {name: place for place, name in enumerate(NAMES)}
-TRAIN: Final = 10  # packets of the initial window, as `kTrain` of feature_store/rate/dispersion.h
+TRAIN: Final = 10  # packets of the initial window, as `kTrain` of samples/dispersion.h
 BINS: Final = 20
 RIDGE: Final = 1.0
 MLP_UNITS: Final = (64, 32)
@@ -62,7 +62,7 @@ def _last(field: str) -> Fit:
 def train_dispersion(flows: Flows, n: int) -> Floats:
     """How closely the ACKs of the first ten packets follow each other; bytes/s (N,).
 
-    The arithmetic is that of feature_store/rate/dispersion.h. Where no ACK shows a gap it is BBR's estimate.
+    The arithmetic is that of samples/dispersion.h. Where no ACK shows a gap it is BBR's estimate.
     """
     x_NSF = flows.x_NSF[:, : min(n, TRAIN)].astype(np.int64)
     gap_us, acked = x_NSF[:, 1:, AT["ts"]], x_NSF[:, 1:, AT["bytes_acked"]]  # since the ACK before

@@ -16,12 +16,12 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from feature_store.rate.definition import HORIZONS, PREFIXES
 from models.scoring.intervals import LEVEL, estimate
 from studies.rate.model.flows import Flows, Split
 from studies.rate.model.network import RateNetwork
 from studies.rate.model.networks import predict_all
 from studies.rate.model.predictors import baselines
+from studies.rate.samples.definition import HORIZONS, PREFIXES
 
 HEADLINE: Final = (5, 2000)  # the pair with most to gain, in the paper too
 PARTS: Final = ("seen", "held_out")

@@ -14,9 +14,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from feature_store.rate.definition import HORIZONS, MOST_SAMPLES
 from models.networks.scaling import ScaledFeature
 from studies.rate.model.network import RateNetwork, path_guess
+from studies.rate.samples.definition import HORIZONS, MOST_SAMPLES
 
 CENTER = 14.0  # log bytes/s, 10 Mbit/s; only brings the two guesses near 0
 

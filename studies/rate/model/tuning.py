@@ -24,10 +24,10 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from common.section import Above0, Count, Section
-from feature_store.rate.definition import MOST_SAMPLES, PREFIXES
 from studies.rate.model.flows import Flows
 from studies.rate.model.network import RateNetwork
 from studies.rate.model.networks import percentage_errors
+from studies.rate.samples.definition import MOST_SAMPLES, PREFIXES
 
 TUNED_ON: Final = "tuned_on"  # in a network's description: the paths that its rounds learned from, as below
 HEAD: Final = "out"  # the last linear layer of every kind of network

@@ -10,11 +10,11 @@ from typing import Any, Final
 from benchmarks.published import check, entries_of, origin
 from common.atomic import write_file
 from common.json_file import read_object
-from feature_store.rate.tables import KERNEL, NS3
 from laboratory.report import tables as lab
 from studies.rate.model.plain import LAST
 from studies.rate.results import exchange as rate_exchange
 from studies.rate.results import feedback as rate_feedback
+from studies.rate.samples.tables import KERNEL, NS3
 
 FILE: Final = Path("studies/rate/results/rate.json")
 FIELDS_FILE: Final = Path("studies/rate/results/rate-fields.json")  # of networks that see some fields alone

@@ -35,11 +35,11 @@ def evaluate(params: RateEvaluateParams, flows: Path, models: Sequence[Path]) ->
     Raises:
         OSError, ValueError: flows or networks are missing, damaged or foreign; the line names the thing.
     """
-    from feature_store.rate.tables import paths_in, source_of_all
     from studies.rate.model.flows import load, split
     from studies.rate.model.networks import KINDS
     from studies.rate.model.networks import load as load_network
     from studies.rate.model.study import compared, scores, scores_alone, summary
+    from studies.rate.samples.tables import paths_in, source_of_all
 
     by_seed: dict[int, dict[str, RateNetwork]] = {}
     alone: dict[int, dict[Pair, RateNetwork]] = {}

@@ -59,7 +59,6 @@ def register(
     """
     import torch
 
-    from feature_store.rate.tables import paths_in
     from models.registry.entering import enter
     from models.registry.lineage import folder_set
     from models.registry.registry import Registry
@@ -68,6 +67,7 @@ def register(
     from studies.rate.model.flows import load, split
     from studies.rate.model.networks import export_onnx
     from studies.rate.model.networks import load as load_network
+    from studies.rate.samples.tables import paths_in
 
     torch.set_num_threads(1)
     source = models / f"{params.network}-{params.seed}"

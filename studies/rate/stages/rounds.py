@@ -16,7 +16,6 @@ import torch
 
 from common.say import say
 from common.section import read
-from feature_store.rate.tables import paths_in
 from models.registry.entering import enter
 from models.registry.registry import LIVE, Registry
 from models.registry.store import texts
@@ -31,6 +30,7 @@ from studies.rate.model.flows import load
 from studies.rate.model.networks import export_onnx, save
 from studies.rate.model.networks import load as load_network
 from studies.rate.model.tuning import TUNED_ON, Division, RateRoundParams, divide, trained_on, tune_head
+from studies.rate.samples.tables import paths_in
 from studies.rate.stages.register import RateRegisterParams
 
 FIRST: Final = "`dvc repro studies/rate/dvc.yaml` and `swiftqueue deploy --model rate` make the first one"

@@ -1,6 +1,6 @@
 """Stage `rate_simulate`: short BBR flows through many simulated paths, a sample at each ACK.
 
-Each path is a run of `simulation/programs/rate.cc`, started here and never imported (it links ns-3 and is
+Each path is a run of `ns3/rate.cc`, started here and never imported (it links ns-3 and is
 GPL-2.0-only). Paths that are there are left alone, so that a run goes on where it was stopped.
 """
 
@@ -19,23 +19,24 @@ import polars as pl
 from pydantic import Field
 
 from common.section import Section, read
-from feature_store.rate.tables import FLOW_SCHEMA, NS3, SAMPLE_SCHEMA, described, source_of, write_path
 from pipelines.simulators import PROJECT, Runs, build_simulator
 from pipelines.stage import Given, StageError, run_stage
+from studies.rate.samples.tables import FLOW_SCHEMA, NS3, SAMPLE_SCHEMA, described, source_of, write_path
 
 SOURCES: Final = (
-    "feature_store/rate/feedback.h",
-    "feature_store/rate/tcp_sample.h",
+    "simulation/helper/link.h",
     "simulation/helper/tcp-endpoints.cc",
-    "simulation/programs/rate.cc",
-    "simulation/programs/rate/download.h",
-    "simulation/programs/rate/forecast-bbr.h",
-    "simulation/programs/rate/forecasts.h",
-    "simulation/programs/rate/hystart-plus-plus.h",
-    "simulation/programs/rate/receiver.h",
-    "simulation/programs/rate/sampled-bbr.h",
-    "simulation/programs/rate/suss.h",
-    "simulation/programs/rate/tables.h",
+    "studies/rate/ns3/download.h",
+    "studies/rate/ns3/forecast-bbr.h",
+    "studies/rate/ns3/forecasts.h",
+    "studies/rate/ns3/hystart-plus-plus.h",
+    "studies/rate/ns3/rate.cc",
+    "studies/rate/ns3/receiver.h",
+    "studies/rate/ns3/sampled-bbr.h",
+    "studies/rate/ns3/suss.h",
+    "studies/rate/ns3/tables.h",
+    "studies/rate/samples/feedback.h",
+    "studies/rate/samples/tcp_sample.h",
 )
 Rates = Annotated[list[Annotated[float, Field(ge=1, le=1_000)]], Field(min_length=1)]
 Times = Annotated[list[Annotated[float, Field(ge=1, le=1_000)]], Field(min_length=1)]

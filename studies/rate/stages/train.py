@@ -12,8 +12,8 @@ from pydantic import AfterValidator, Field
 
 from common.import_closure import code_hash
 from common.section import Above0, Count, Section, read
-from feature_store.rate.definition import HORIZONS, PREFIXES
 from pipelines.stage import Given, run_stage
+from studies.rate.samples.definition import HORIZONS, PREFIXES
 
 Seed = Annotated[int, Field(ge=1, le=2**31)]
 
@@ -77,9 +77,9 @@ def train_all(params: RateTrainParams, flows: Path, output: Path, say: Callable[
     """
     import torch
 
-    from feature_store.rate.tables import paths_in
     from studies.rate.model.flows import load, split
     from studies.rate.model.networks import EVERY_PAIR, KINDS, save, train
+    from studies.rate.samples.tables import paths_in
 
     torch.set_num_threads(1)
     every = load(flows)

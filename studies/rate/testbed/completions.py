@@ -30,9 +30,6 @@ from numpy.typing import NDArray
 
 from common.atomic import write_file
 from common.json_file import read_object
-from feature_store.rate.definition import NAMES
-from serving.agent import process as agent_process
-from serving.agent.process import BINARY as AGENT
 from serving.agent.process import end
 from studies.rate.experiments.feedback import (
     BBR,
@@ -48,12 +45,14 @@ from studies.rate.experiments.feedback import (
     hash_of,
 )
 from studies.rate.experiments.feedback import VARIANTS as OF_NS3
+from studies.rate.programs import AGENT, SAMPLER, SAMPLER_OBJECT, why_no_agent
+from studies.rate.samples.definition import NAMES
 from studies.rate.testbed.flows import ACKED, CONTROL, RECORD, why_not
 from studies.rate.testbed.follow import Sampler, following
 from testbed.host import router_log, tcp_traffic
 from testbed.host.hosts import ADDRESS_B, DEVICE, Bed, run_folder
 from testbed.host.lateness import Error, router_error
-from testbed.host.programs import ROUTER, SAMPLER, SAMPLER_OBJECT, build_hash, wait_for_name
+from testbed.host.programs import ROUTER, build_hash, wait_for_name
 from testbed.host.selfcheck import NO_AQM
 from testbed.host.tcp import PORT, STOP_S, running, summary, urgent
 
@@ -295,7 +294,7 @@ def measure(
                 f"{LEAST_BYTES:,} to {MOST_BYTES:,}"
             )
     judged = chosen(variants, VARIANTS, always=(BBR, ORACLE))
-    if reason := why_not() or (agent_process.why_not_built() if OURS in judged else None):
+    if reason := why_not() or (why_no_agent() if OURS in judged else None):
         raise RuntimeError(reason)
     if CUBIC in judged and HYSTART.is_file() and HYSTART.read_text().strip() == "0":
         raise RuntimeError(f"{CUBIC}: its HyStart is off on this machine ({HYSTART})")

@@ -1,7 +1,7 @@
 """Flows of a kernel's BBR with a sample at every ACK: `swiftqueue rate collect` (README.md).
 
 Two hosts of the bed, one FIFO of the router between them. The kernel's BBR runs as `sq_rate`, a congestion
-control of struct_ops that calls it and tells what it knows (testbed/bpf/rate.bpf.c). Tables are those of
+control of struct_ops that calls it and tells what it knows (`rate.bpf.c`). Tables are those of
 `rate simulate`.
 
 Shapes: N records, F fields of a sample (28).
@@ -21,20 +21,21 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from feature_store.rate.definition import NAMES
-from feature_store.rate.tables import KERNEL, tables_of, write_path
+from studies.rate.programs import SAMPLER, SAMPLER_OBJECT, why_no_sampler
+from studies.rate.samples.definition import NAMES
+from studies.rate.samples.tables import KERNEL, tables_of, write_path
 from testbed.host import router_log, tcp_traffic
 from testbed.host.checks import capability
 from testbed.host.hosts import ADDRESS_B, Bed, run_folder
 from testbed.host.lateness import router_error
-from testbed.host.programs import SAMPLER, SAMPLER_OBJECT, wait_for_name
+from testbed.host.programs import wait_for_name
 from testbed.host.selfcheck import NO_AQM
 from testbed.host.tcp import PORT, running, summary
 
 CONTROL: Final = "sq_rate"
 LEAST_BUFFER_BYTES: Final = 15_000
 ACKED: Final = NAMES.index("bytes_acked")
-# testbed/bpf/rate.h
+# studies/rate/testbed/rate.h
 RECORD: Final = np.dtype(
     [
         ("flow", "<u8"), ("number", "<u8"), ("since_ns", "<u8"), ("receiver", "<u4"), ("port", "<u4"),
@@ -70,7 +71,7 @@ class KernelPath:
 
 def why_not() -> str | None:
     """One line if this machine cannot."""
-    return capability("router").why_not or capability("struct_ops").why_not
+    return capability("router").why_not or why_no_sampler()
 
 
 def collect(path: KernelPath, output: Path, kind: str = "train") -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Flows of `sq_rate` that the agent tells their rates: `swiftqueue rate follow`, and runs on the bed.
 
-The loader (`testbed/loader/rate_agent.h`) stands between the kernel and the agent's socket.
+The loader (`rate_agent.h`) stands between the kernel and the agent's socket.
 """
 
 from __future__ import annotations
@@ -17,14 +17,13 @@ from typing import Annotated, Any, Final
 import typer
 
 from serving.agent import process as agent_process
+from studies.rate.programs import AGENT, SAMPLER, SAMPLER_OBJECT, why_no_sampler
 from studies.rate.testbed.flows import CONTROL
 from studies.rate.testbed.kept import keeping
-from testbed.host.checks import capability
-from testbed.host.programs import PROJECT, SAMPLER, SAMPLER_OBJECT, wait_for_name
+from testbed.host.programs import wait_for_name
 from testbed.host.tcp import running, summary, urgent
 
-QUEUES: Final = PROJECT / "docs/laboratory/models/figure8/rfc9332"  # the agent has a model of queues, always
-USED: Final = 0  # of `judged`: sq_verdict of feature_store/rate/feedback.h
+USED: Final = 0  # of `judged`: sq_verdict of samples/feedback.h
 
 
 @dataclass
@@ -49,9 +48,7 @@ def following(folder: Path, network: Path, samples: int) -> Iterator[Sampler]:
 
     """
     socket = folder / "agent.sock"
-    with agent_process.running_agent(
-        [f"--listen={socket}", f"--local={QUEUES}", f"--local-rates={network}"]
-    ) as agent:
+    with agent_process.running_agent([f"--listen={socket}", f"--local={network}"], AGENT) as agent:
         next(agent)  # it is ready
         wait_for_name(CONTROL)
         words = [str(word) for word in urgent(SAMPLER, "follow", SAMPLER_OBJECT, socket, samples)]
@@ -63,7 +60,7 @@ def following(folder: Path, network: Path, samples: int) -> Iterator[Sampler]:
 
 
 def follow(
-    agent: Annotated[Path, typer.Option(help="the agent's socket")] = Path("var/agent.sock"),
+    agent: Annotated[Path, typer.Option(help="the agent's socket")] = Path("var/rate-agent.sock"),
     samples: Annotated[int, typer.Option(help="ACKs of a flow that its forecast is made from")] = 5,
     keep: Annotated[
         Path | None, typer.Option(help="folder for the flows' tables, from which `rate round` learns")
@@ -77,13 +74,13 @@ def follow(
 
     It is there until Ctrl-C (root). Without an agent its flows are plain BBR.
 
-    Example: swiftqueue rate follow --agent var/agent.sock --keep var/rate/followed
+    Example: swiftqueue rate follow --agent var/rate-agent.sock --keep var/rate/followed
     """
-    from feature_store.rate.definition import PREFIXES
+    from studies.rate.samples.definition import PREFIXES
 
     if samples not in PREFIXES:
         raise ValueError(f"--samples {samples}: a forecast is made from {', '.join(map(str, PREFIXES))}")
-    if reason := capability("struct_ops").why_not:
+    if reason := why_no_sampler():
         raise RuntimeError(reason)
     words = [str(word) for word in (SAMPLER, "follow", SAMPLER_OBJECT, agent.absolute(), samples)]
     with ExitStack() as stack:

@@ -1,6 +1,6 @@
 """What `swiftqueue rate follow --keep` keeps: paths of flows, as they came, for `swiftqueue rate round`.
 
-The loader writes records of ACKs in numbered files (`testbed/loader/records.h`). Once enough flows are
+The loader writes records of ACKs in numbered files (`studies/rate/testbed/records.h`). Once enough flows are
 complete they become a path, and what belongs to others is put aside for the next one.
 """
 
@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 
 from common.atomic import new_file
 from common.lock import held
-from feature_store.rate.definition import HORIZONS, LARGEST_RATE, MOST_SAMPLES, NAMES
-from feature_store.rate.tables import KERNEL, described, write_path
+from studies.rate.samples.definition import HORIZONS, LARGEST_RATE, MOST_SAMPLES, NAMES
+from studies.rate.samples.tables import KERNEL, described, write_path
 from studies.rate.testbed.flows import RECORD, flows_of, tables
 
 MOST_PATHS: Final = 50  # that are kept; the oldest goes

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from feature_store.rate.definition import FIELDS, inputs, schema_hash
+from studies.rate.samples.definition import FIELDS, inputs, schema_hash
 
 GOLDEN = Path(__file__).parent / "golden.json"
 

@@ -9,10 +9,10 @@ import numpy as np
 import polars as pl
 import torch
 
-from feature_store.rate.definition import HORIZONS, MOST_SAMPLES, NAMES, inputs
-from feature_store.rate.tables import write_path
 from studies.rate.model import networks
 from studies.rate.model.network import RateNetwork, fit_scaling
+from studies.rate.samples.definition import HORIZONS, MOST_SAMPLES, NAMES, inputs
+from studies.rate.samples.tables import write_path
 
 SIZE = 1440
 

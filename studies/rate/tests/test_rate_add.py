@@ -12,10 +12,10 @@ from rate_flows import samples_of, write_flows
 from typer.testing import CliRunner, Result
 
 from common.section import read
-from feature_store.rate.definition import NAMES
-from feature_store.rate.tables import paths_in, read_path
 from pipelines.stage import StageError
 from studies.rate.commands import PARAMS_FILE
+from studies.rate.samples.definition import NAMES
+from studies.rate.samples.tables import paths_in, read_path
 from studies.rate.stages.simulate import RateSimulateParams, simulate
 from swiftqueue.cli.app import app
 

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from rate_flows import samples_of
 
-from feature_store.rate.definition import HORIZONS, MOST_SAMPLES, NAMES, PREFIXES, inputs
 from studies.rate.model.flows import Flows
 from studies.rate.model.predictors import TRAIN, dispersion, dispersion_of_all
+from studies.rate.samples.definition import HORIZONS, MOST_SAMPLES, NAMES, PREFIXES, inputs
 
 PROGRAM = """
 #include <cstdio>
-#include "feature_store/rate/dispersion.h"
+#include "studies/rate/samples/dispersion.h"
 int main() {
   int acks;
   while (std::scanf("%d", &acks) == 1) {

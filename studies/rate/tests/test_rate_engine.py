@@ -14,10 +14,10 @@ import torch
 from make_golden_rate import flow
 from rate_flows import samples_of
 
-from feature_store.rate.definition import NAMES, inputs, schema_hash
-from serving.engine.rate import RateEngine
+from studies.rate.engine import RateEngine
 from studies.rate.model import networks
 from studies.rate.model.network import RateNetwork, fit_scaling
+from studies.rate.samples.definition import NAMES, inputs, schema_hash
 
 ISAS = ("auto", "avx2", "portable")
 SIZES = ({}, {"width": 16, "layers": 1, "heads": 2}, {"width": 128, "layers": 3, "heads": 4})

@@ -13,7 +13,6 @@ import pytest
 from typer.testing import CliRunner
 
 from feature_store.packets.schema import HORIZON
-from feature_store.rate.tables import SAMPLE_SCHEMA
 from pipelines.simulators import build_simulator
 from studies.rate.experiments.exchange import (
     EXCHANGED,
@@ -30,6 +29,7 @@ from studies.rate.experiments.exchange import (
     with_forecasts,
 )  # fmt: skip
 from studies.rate.experiments.exchange_runs import DOWNLOADS, PACKETS, STATE, Traffic, make
+from studies.rate.samples.tables import SAMPLE_SCHEMA
 from swiftqueue.cli.app import app
 
 N = 64

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from rate_flows import samples_of
 
 from common.lock import LockHeldError
-from feature_store.rate.definition import HORIZONS, LARGEST_RATE, MOST_SAMPLES, NAMES
-from feature_store.rate.tables import KERNEL, paths_in, read_path, source_of
+from studies.rate.samples.definition import HORIZONS, LARGEST_RATE, MOST_SAMPLES, NAMES
+from studies.rate.samples.tables import KERNEL, paths_in, read_path, source_of
 from studies.rate.testbed import kept as rate_kept
 from studies.rate.testbed.flows import RECORD
 from studies.rate.testbed.kept import Keeper, keeping

@@ -10,10 +10,10 @@ import pytest
 import torch
 from rate_flows import samples_of, write_flows
 
-from feature_store.rate.definition import NAMES, inputs
 from studies.rate.model import networks
 from studies.rate.model.flows import load, split
 from studies.rate.model.network import RateNetwork, fit_scaling, path_guess
+from studies.rate.samples.definition import NAMES, inputs
 
 
 def raw(rate: float = 2e6, rtt_us: int = 50_000, n: int = 35) -> np.ndarray:

@@ -11,9 +11,9 @@ import numpy as np
 import polars as pl
 import pytest
 
-from feature_store.rate.tables import paths_in, read_path
 from pipelines.simulators import build_simulator
 from pipelines.stage import StageError
+from studies.rate.samples.tables import paths_in, read_path
 from studies.rate.stages.simulate import RateSimulateParams, simulate
 
 pytestmark = pytest.mark.slow

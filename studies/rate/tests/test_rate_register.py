@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from rate_flows import write_flows
 
-from feature_store.rate.definition import HORIZONS, PREFIXES, schema_hash
 from models.registry.bars import NO_CHAMPION
 from studies.rate.model import gate
 from studies.rate.model.flows import Flows, load
+from studies.rate.samples.definition import HORIZONS, PREFIXES, schema_hash
 from studies.rate.stages.register import RateRegisterParams
 from studies.rate.stages.train import RateTrainParams, train_all
 

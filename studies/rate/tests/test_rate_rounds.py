@@ -14,7 +14,6 @@ import pytest
 import torch
 from rate_flows import untrained, write_flows
 
-from feature_store.rate.tables import FLOWS, SAMPLES, paths_in, read_path, write_path
 from models.registry.registry import CHALLENGER, CHAMPION, GateDecision, Registry
 from pipelines.live import runner
 from pipelines.live.scheduler import line
@@ -22,6 +21,7 @@ from studies.rate.model import networks
 from studies.rate.model.flows import Flows, load
 from studies.rate.model.gate import Bench, HeldOut
 from studies.rate.model.tuning import HEAD, TUNED_ON, RateRoundParams, divide, identity, trained_on, tune_head
+from studies.rate.samples.tables import FLOWS, SAMPLES, paths_in, read_path, write_path
 from studies.rate.stages import register as rate_register
 from studies.rate.stages import rounds as rate_rounds
 from studies.rate.stages.rounds import RateRecord, RateRounds

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from make_golden_rate import GOLDEN, flow
 from rate_flows import samples_of, write_flows
 
-from feature_store.rate.definition import FIELDS, HORIZONS, NAMES, PREFIXES, inputs, schema_hash
-from feature_store.rate.tables import paths_in, read_path, write_path
 from studies.rate.model.flows import load, split
+from studies.rate.samples.definition import FIELDS, HORIZONS, NAMES, PREFIXES, inputs, schema_hash
+from studies.rate.samples.tables import paths_in, read_path, write_path
 
 
 def test_the_definition_is_the_papers() -> None:

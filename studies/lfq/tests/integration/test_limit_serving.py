@@ -41,7 +41,7 @@ def test_registers_deploys_and_rolls_back(
     deploy_version(None, kind=LIMIT)
     said = capfd.readouterr().out.replace('"', "'")
     assert "version 1 goes to the Python backend with ONNX Runtime: " in said
-    assert "is not 'swiftqueue-artifact/2'" in said  # the engine in Triton is that of latencies and rates
+    assert "is not 'swiftqueue-artifact/2'" in said  # the engine in Triton is that of latencies
     x_BTF = np.random.default_rng(1).uniform(0, 2, (3, 1, INPUTS)).astype(np.float32)
     with Triton() as triton:
         assert (triton.served_version(name), served()) == (1, champion)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import shutil
 import signal
+import socket
+import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -11,17 +13,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from agent_program import AgentProgram, LiveSender, needs_agent
 from waiting import wait_until
 
-from feature_store.rate.definition import MOST_SAMPLES, NAMES, PREFIXES
-from serving.agent import process as agent_process
 from serving.agent.io import frames
-from serving.agent.rate_client import Forecast, RateClient
-from serving.engine.rate import RateEngine
+from studies.rate.client import Forecast, RateClient
+from studies.rate.engine import RateEngine
+from studies.rate.frames import FORECAST, RATE_OUTCOMES, SAMPLE, blank
+from studies.rate.programs import AGENT
+from studies.rate.samples.definition import MOST_SAMPLES, NAMES, PREFIXES
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
-pytestmark = [pytest.mark.slow, needs_agent]
+from rate_agent import RateAgent
+
+pytestmark = pytest.mark.slow
 WITHIN_S = 30.0
 
 
@@ -60,13 +64,9 @@ def published(tmp_path: Path, network: Callable[[int], Path]) -> Callable[[int],
 
 
 @pytest.fixture
-def agent(
-    tmp_path: Path, published: Callable[[int], Path], make_artifact: Callable[..., Path]
-) -> Iterator[AgentProgram]:
-    latency, path = make_artifact(1, layers=1), tmp_path / "agent.sock"
-    with AgentProgram(
-        "--listen", path, "--local", latency, "--local-rates", published(1), "--metrics-port", 0
-    ) as agent:
+def agent(tmp_path: Path, published: Callable[[int], Path]) -> Iterator[RateAgent]:
+    path = tmp_path / "agent.sock"
+    with RateAgent("--listen", path, "--local", published(1), "--metrics-port", 0) as agent:
         yield agent
 
 
@@ -84,12 +84,12 @@ def asked(client: RateClient, connection: int, raw: np.ndarray, first: int = 0) 
 
 
 def test_a_sender_gets_the_engines_forecasts(
-    agent: AgentProgram, tmp_path: Path, network: Callable[[int], Path]
+    agent: RateAgent, tmp_path: Path, network: Callable[[int], Path]
 ) -> None:
-    """Of connections that alternate, of two senders, beside one that asks about queues."""
+    """Of connections that alternate, of two senders."""
     engine, flows = RateEngine(network(1)), [flow(rate) for rate in (8e5, 3e6, 9e6)]
     path = tmp_path / "agent.sock"
-    with RateClient(path) as one, RateClient(path) as other, LiveSender(path) as packets:
+    with RateClient(path) as one, RateClient(path) as other:
         for sample in range(MOST_SAMPLES):
             for connection, raw in enumerate(flows):
                 for client in (one, other):
@@ -100,19 +100,20 @@ def test_a_sender_gets_the_engines_forecasts(
                         assert (found.connection, found.sample) == (connection, sample)
                         assert (found.outcome, found.version) == ("forecast", 1)
                         np.testing.assert_array_equal(found.rate_H, engine.forecast(raw[: sample + 1]))
-        packets.until_decided()
+
+        def counted() -> bool:
+            return agent.metrics()["rate_connections"] == 2 * 3
+
+        wait_until(counted, "their connections are not counted")
         metrics = agent.metrics()
         assert metrics['forecasts_total{outcome="forecast"}'] == 2 * 3 * 3
         assert metrics["forecast_seconds_count"] == 2 * 3 * 3
-        assert metrics["rate_connections"] == 2 * 3
     wait_until(lambda: agent.metrics()["senders"] == 0, "senders that went are still counted")
     wait_until(lambda: agent.metrics()["rate_connections"] == 0, "their connections are still counted")
-    assert agent.end()["forecasts"] == dict.fromkeys(frames.RATE_OUTCOMES, 0) | {"forecast": 18}
+    assert agent.end()["forecasts"] == dict.fromkeys(RATE_OUTCOMES, 0) | {"forecast": 18}
 
 
-def test_what_has_no_forecast_says_so_and_other_connections_go_on(
-    agent: AgentProgram, tmp_path: Path
-) -> None:
+def test_what_has_no_forecast_says_so_and_other_connections_go_on(agent: RateAgent, tmp_path: Path) -> None:
     raw, at = flow(2e6), {name: place for place, name in enumerate(NAMES)}
 
     def spoilt(field: str, value: int) -> np.ndarray:
@@ -148,7 +149,7 @@ def test_what_has_no_forecast_says_so_and_other_connections_go_on(
 
 
 def test_to_wait_for_no_time_finds_what_is_there_and_shortens_no_telling(
-    agent: AgentProgram, tmp_path: Path
+    agent: RateAgent, tmp_path: Path
 ) -> None:
     raw = flow(2e6, n=5)
     with RateClient(tmp_path / "agent.sock", patience_s=WITHIN_S) as client:
@@ -168,7 +169,7 @@ def test_to_wait_for_no_time_finds_what_is_there_and_shortens_no_telling(
         assert answered(client).outcome == "forecast"
 
 
-def test_the_oldest_connection_is_forgotten(agent: AgentProgram, tmp_path: Path) -> None:
+def test_the_oldest_connection_is_forgotten(agent: RateAgent, tmp_path: Path) -> None:
     raw = flow(2e6, n=5)
     with RateClient(tmp_path / "agent.sock") as client:
         for connection in range(1_100):
@@ -178,11 +179,11 @@ def test_the_oldest_connection_is_forgotten(agent: AgentProgram, tmp_path: Path)
         assert answered(client).outcome == "none"
         client.tell(1_099, 4, raw[4], ask=True)
         assert answered(client).outcome == "forecast"
-        assert agent.metrics()["rate_connections"] == 1_024
+        assert wait_until(lambda: agent.metrics()["rate_connections"] == 1_024, "not the bound")
 
 
 def test_another_network_is_taken_up_by_connections_that_begin_then(
-    agent: AgentProgram, tmp_path: Path, network: Callable[[int], Path], published: Callable[[int], Path]
+    agent: RateAgent, tmp_path: Path, network: Callable[[int], Path], published: Callable[[int], Path]
 ) -> None:
     raw = flow(2e6)
     with RateClient(tmp_path / "agent.sock") as client:
@@ -201,24 +202,63 @@ def test_another_network_is_taken_up_by_connections_that_begin_then(
     assert len(agent.complaints) == 1
 
 
-def test_without_a_network_of_rates_there_is_no_model(
-    tmp_path: Path, make_artifact: Callable[..., Path]
-) -> None:
+def test_what_cannot_be_is_refused_in_one_line_and_others_go_on(agent: RateAgent, tmp_path: Path) -> None:
     path = tmp_path / "agent.sock"
-    with AgentProgram("--listen", path, "--local", make_artifact(1, layers=1)), RateClient(path) as client:
-        assert asked(client, 1, flow(2e6, n=5)).outcome == "no_model"
+
+    def one(frame: np.ndarray, **fields: float) -> bytes:
+        for name, value in fields.items():
+            frame[name] = value
+        return frame.tobytes()
+
+    with RateClient(path) as good:
+        for line, data in (
+            ("a HELLO frame comes first", one(blank(SAMPLE))),
+            ("its sample is negative", frames.hello("x").tobytes() + one(blank(SAMPLE), sample=-1)),
+            ("a flag or spare byte", frames.hello("x").tobytes() + one(blank(SAMPLE), asked=2)),
+            ("a sender sends one HELLO", frames.hello("x").tobytes() + one(blank(FORECAST), rates=1)),
+            ("a sender sends one HELLO", 2 * frames.hello("x").tobytes()),
+            ("its size is not that of its type", one(blank(SAMPLE), bytes=255)),
+            ("it is of the latency agent", frames.blank(frames.BATCH).tobytes()),
+            ("its format is not 1", b"\0" * 4096),
+        ):
+            with socket.socket(socket.AF_UNIX) as raw:
+                raw.connect(str(path))
+                raw.sendall(data)
+                raw.settimeout(WITHIN_S)
+                said = b""
+                while more := raw.recv(1 << 12):
+                    said += more
+            assert line.encode() in said
+            agent.complained(line)
+            assert asked(good, 1, flow(2e6, n=5)).outcome == "forecast"
+
+
+def test_structs_and_records_of_frames_are_the_same(project: Path, tmp_path: Path) -> None:
+    claims = []
+    for struct, kind in {"SampleFrame": SAMPLE, "ForecastFrame": FORECAST}.items():
+        claims.append(f"sizeof(agent::{struct}) == {kind.itemsize}")
+        for name, (what, at, *_) in (kind.fields or {}).items():
+            if name in (frames.HEADER.names or ()):
+                continue
+            claims.append(f"offsetof(agent::{struct}, {name}) == {at}")
+            claims.append(f"sizeof(agent::{struct}::{name}) == {what.itemsize}")
+    lines = [f'static_assert({claim}, "{claim}");' for claim in claims]
+    source = tmp_path / "claims.cc"
+    head = '#include <cstddef>\n#include "studies/rate/native/frames.h"\nusing namespace swiftqueue;\n'
+    source.write_text(head + "\n".join(lines))
+    command = ["g++", "-std=c++20", "-fsyntax-only", "-I.", str(source)]
+    compiled = subprocess.run(command, cwd=project, capture_output=True, text=True, check=False)
+    assert compiled.returncode == 0, compiled.stderr
 
 
 def test_a_folder_without_a_network_is_one_line(tmp_path: Path, make_artifact: Callable[..., Path]) -> None:
-    import subprocess
-
     latency = make_artifact(1, layers=1)
-    given = ["--listen", tmp_path / "s", "--local", latency, "--local-rates"]
+    given = ["--listen", tmp_path / "s", "--local"]
     for folder, line in (
         (tmp_path / "none", "is gone"),
         (latency, "format 'swiftqueue-artifact"),
     ):
-        command = [str(each) for each in (agent_process.BINARY, *given, folder)]
+        command = [str(each) for each in (AGENT, *given, folder)]
         ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
         assert ended.returncode == 1
         said = [one for one in ended.stderr.splitlines() if "runs as root" not in one]

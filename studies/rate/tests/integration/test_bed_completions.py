@@ -20,14 +20,14 @@ from killed_runs import check_nothing_stays
 from typer.testing import CliRunner
 from waiting import wait_until
 
-from feature_store.rate.definition import NAMES
 from studies.rate.experiments.feedback import WINDOWS, Run
+from studies.rate.programs import SAMPLER, SAMPLER_OBJECT
+from studies.rate.samples.definition import NAMES
 from studies.rate.testbed import completions as fct
 from studies.rate.testbed.flows import CONTROL, RECORD, why_not
 from swiftqueue.cli.app import app
 from testbed.host import tcp_traffic
 from testbed.host.hosts import ADDRESS_B, Bed
-from testbed.host.programs import SAMPLER, SAMPLER_OBJECT
 from testbed.host.selfcheck import NO_AQM
 from testbed.host.tcp import PORT, running, summary
 

@@ -21,14 +21,15 @@ import numpy as np
 import pytest
 from waiting import wait_until
 
-from feature_store.rate.definition import NAMES, inputs
-from feature_store.rate.tables import checked, paths_in, read_path
+from studies.rate.programs import SAMPLER, SAMPLER_OBJECT, why_no_loader
+from studies.rate.samples.definition import NAMES, inputs
+from studies.rate.samples.tables import checked, paths_in, read_path
 from studies.rate.testbed.flows import CONTROL, RECORD, KernelPath, collect, complete, tables, why_not
-from testbed.host.programs import SAMPLER, SAMPLER_OBJECT, wait_for_name, why_not_built
+from testbed.host.programs import wait_for_name
 
 CANNOT = why_not()
 needs_sampler = pytest.mark.skipif(CANNOT is not None, reason=str(CANNOT))
-UNBUILT = why_not_built(SAMPLER, SAMPLER_OBJECT)
+UNBUILT = why_no_loader()
 needs_loader = pytest.mark.skipif(UNBUILT is not None, reason=str(UNBUILT))
 pytestmark = pytest.mark.usefixtures("kernels_controls_alone")
 CONTROLS = Path("/proc/sys/net/ipv4/tcp_available_congestion_control")

@@ -18,26 +18,29 @@ from typing import Any
 
 import numpy as np
 import pytest
-from agent_program import AgentProgram, needs_agent
 from conftest import PROJECT
 from waiting import wait_until
 
-from feature_store.rate.definition import HORIZONS, MOST_SAMPLES, NAMES
 from serving.agent.io import frames
+from studies.rate.frames import FORECAST, RATE_OUTCOMES, SAMPLE, blank
 from studies.rate.model.flows import load
+from studies.rate.programs import SAMPLER, SAMPLER_OBJECT
+from studies.rate.samples.definition import HORIZONS, MOST_SAMPLES, NAMES
 from studies.rate.testbed.flows import CONTROL, why_not
-from studies.rate.testbed.follow import QUEUES, following
+from studies.rate.testbed.follow import following
 from testbed.host import tcp_traffic
 from testbed.host.hosts import ADDRESS_B, Bed
-from testbed.host.programs import CONTROLS, SAMPLER, SAMPLER_OBJECT
+from testbed.host.programs import CONTROLS
 from testbed.host.selfcheck import NO_AQM
 from testbed.host.tcp import PORT, running, summary, urgent
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
+from rate_agent import RateAgent
+
 CANNOT = why_not()
 needs_bed = pytest.mark.skipif(CANNOT is not None, reason=str(CANNOT))
 alone = pytest.mark.usefixtures("kernels_controls_alone")
-pytestmark = [pytest.mark.slow, needs_agent, needs_bed, alone]
+pytestmark = [pytest.mark.slow, needs_bed, alone]
 USED, NOT_A_RATE, STALE, TOO_LATE, _, NOTHING_NEW = range(6)  # sq_verdict
 SAMPLES = 5
 RTT_MS = 60
@@ -125,8 +128,8 @@ def near(listener: socket.socket) -> Iterator[tuple[socket.socket, socket.socket
             yield one, other
 
 
-def agent_of(path: Path, network: Path) -> AgentProgram:
-    return AgentProgram("--listen", path, "--local", QUEUES, "--local-rates", network, "--metrics-port", 0)
+def agent_of(path: Path, network: Path) -> RateAgent:
+    return RateAgent("--listen", path, "--local", network, "--metrics-port", 0)
 
 
 def test_an_agent_tells_a_kernels_flows_their_rate(tmp_path: Path, network: Path) -> None:
@@ -212,8 +215,8 @@ class Scripted:
 
     def __init__(self, path: Path, rate: float, outcome: str = "forecast", late_s: float = 0.0) -> None:
         self.samples: list[Any] = []
-        self._answer = frames.blank(frames.FORECAST)
-        self._answer["outcome"], self._answer["rates"] = frames.RATE_OUTCOMES.index(outcome), rate
+        self._answer = blank(FORECAST)
+        self._answer["outcome"], self._answer["rates"] = RATE_OUTCOMES.index(outcome), rate
         self._late_s = late_s
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(str(path))
@@ -226,8 +229,8 @@ class Scripted:
             with near:
                 near.recv(frames.HELLO.itemsize, socket.MSG_WAITALL)
                 near.sendall(frames.hello("agent").tobytes())
-                while data := near.recv(frames.SAMPLE.itemsize, socket.MSG_WAITALL):
-                    self.samples.append(sample := np.frombuffer(data, frames.SAMPLE)[0])
+                while data := near.recv(SAMPLE.itemsize, socket.MSG_WAITALL):
+                    self.samples.append(sample := np.frombuffer(data, SAMPLE)[0])
                     if sample["asked"]:
                         time.sleep(self._late_s)
                         self._answer["connection"], self._answer["sample"] = (

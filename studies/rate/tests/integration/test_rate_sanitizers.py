@@ -1,4 +1,4 @@
-"""The engine's network of rates under the address and undefined-behaviour sanitizers."""
+"""The network of rates in C++ under the address and undefined-behaviour sanitizers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import mutants
 import pytest
 
-from serving.engine import LIBRARY
+from studies.rate.programs import STUDY
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 pytestmark = [
@@ -20,13 +20,13 @@ pytestmark = [
 ]
 
 
-def test_rates_in_the_engine(tmp_path: Path) -> None:
+def test_rates_in_cpp(tmp_path: Path) -> None:
     """Hostile artifacts and flows of the network that forecasts rates; a flow allocates nothing."""
     from test_rate_engine import made_in
 
     ran = subprocess.run(
         ["make", "-j2", "sanitize", f"ARTIFACT={made_in(tmp_path)[1]}", "ROUNDS=10000"],
-        cwd=LIBRARY.parent.parent,
+        cwd=STUDY,
         capture_output=True,
         text=True,
         check=False,

@@ -1,0 +1,13 @@
+# SPDX-License-Identifier: GPL-2.0-only
+# What the study's programs link besides; included by simulation/Makefile.
+RATE := $(dir $(lastword $(MAKEFILE_LIST)))..
+RATE_OBJECTS := $(patsubst %,$(RATE)/_build/%.o,rate_model $(KERNELS:%=kernel_%))
+
+# Which packets an ACK covers.
+$(BUILD)/rate-exchange: $(BUILD)/programs/laboratory/ack-tracker.o
+
+# Forecasts by the network. Not $(MAKE): a dry run names what it would compile here.
+$(BUILD)/rate: $(RATE_OBJECTS) $(ENGINE_OBJECTS)
+$(BUILD)/studies/rate.o: $(RATE_OBJECTS)
+$(RATE_OBJECTS) &: FORCE | $(BUILD)/ns3-path $(SCHEMA_HASH) $(ENGINE_OBJECTS)
+	@MAKEFLAGS= make -s -j$(shell nproc) -C $(RATE) $(patsubst $(RATE)/%,%,$(RATE_OBJECTS))
