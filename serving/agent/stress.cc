@@ -32,7 +32,7 @@
 #include "serving/agent/io/clock.h"
 #include "serving/agent/io/feed.h"
 #include "serving/agent/io/frame_sink.h"
-#include "serving/agent/marking/agent_link.h"
+#include "serving/agent/marking/marked_udp.h"
 #include "serving/agent/predictors/local_predictor.h"
 
 namespace {
@@ -388,6 +388,12 @@ int connected_to(const std::string& path) {
   return fd;
 }
 
+HelloFrame greeting(std::string_view name) {
+  HelloFrame hello;
+  hello.name = text_field<sizeof hello.name>(name);
+  return hello;
+}
+
 // Tests that the agent takes everything a sender's library says, however late an ACK comes.
 void told() {
   const std::string path = socket_path();
@@ -401,7 +407,7 @@ void told() {
   AgentLink link(path, "told");
   link.turn(monotonic_ns());
   const int fd = accept(listening, nullptr, nullptr);
-  const auto hello = finished(HelloFrame{}, 1, 0);
+  const auto hello = finished(greeting("agent"), 1, 0);
   require(send(fd, &hello, sizeof hello, MSG_NOSIGNAL) == sizeof hello, "not sent");
   link.turn(monotonic_ns());
   require(link.connected(), "the sender was not greeted");
@@ -427,6 +433,38 @@ void told() {
   std::printf("told: what a sender says can be, however late an ACK is\n");
 }
 
+// Tests that ACKs without end hold up no sender: while one is taken another comes, and it gets its
+// turn all the same, and then the rest.
+void endless_acks() {
+  constexpr std::int64_t kPackets = 3 * kMostAtOnce / 2;
+  const int receiver = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t length = sizeof address;
+  auto* const generic = reinterpret_cast<sockaddr*>(&address);
+  require(bind(receiver, generic, length) == 0 && getsockname(receiver, generic, &length) == 0,
+          "no socket to receive at");
+  MarkedUdp udp("", "flooded");
+  const int flow = udp.add_flow("127.0.0.1", ntohs(address.sin_port));
+  const std::array<char, MarkedUdp::kLeastPayload> payload{};
+  for (std::int64_t i = 0; i < kPackets; ++i) udp.send(flow, payload.data(), payload.size());
+  DataHeader header;
+  require(recvfrom(receiver, &header, sizeof header, 0, generic, &length) > 0, "nothing came");
+  Acknowledgement ack;
+  const auto acknowledge = [&] { sendto(receiver, &ack, sizeof ack, 0, generic, length); };
+  acknowledge();
+  for (const std::int64_t expected : {std::int64_t{kMostAtOnce}, kPackets}) {
+    udp.wait(monotonic_ns() + 10'000'000'000);
+    udp.poll([&](const MarkedUdp::Ack&) {
+      if (++ack.packet < kPackets) acknowledge();
+    });
+    require(ack.packet == expected, "ACKs hold up their sender, or are lost");
+  }
+  close(receiver);
+  std::printf("udp: ACKs without end hold up no sender\n");
+}
+
 // Tests that among batches asked meanwhile the one that is due first is computed first.
 bool earliest_first() {
   const std::string path = socket_path();
@@ -445,7 +483,7 @@ bool earliest_first() {
       const auto whole = finished(frame, 0, 0);
       bytes.append(reinterpret_cast<const char*>(&whole), sizeof whole);
     };
-    add(HelloFrame{});
+    add(greeting("early"));
     for (int i = 0; i < kBatches; ++i) {
       BatchFrame batch;
       batch.first_packet = i * kHorizon;
@@ -721,6 +759,7 @@ int main(int argc, char** argv) {
   swiftqueue::agent::early();
   swiftqueue::agent::room();
   swiftqueue::agent::told();
+  swiftqueue::agent::endless_acks();
   int tries = 0;  // one that is interrupted for long counts as having had its share
   while (!swiftqueue::agent::earliest_first()) {
     swiftqueue::agent::require(++tries < 10, "what is due first does not come first");

@@ -20,7 +20,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from serving.agent.bindings.marked_udp import BINARY, why_not_built
+from serving.agent.marking.udp_command import BINARY, why_not_built
 from testbed.host import router_log, tcp
 from testbed.host.checks import capability
 from testbed.host.hosts import ADDRESS_B, TRAFFIC_PRIORITY, Bed, run_folder

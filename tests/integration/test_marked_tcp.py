@@ -21,7 +21,7 @@ from agent_program import AgentProgram, needs_agent, split_frames
 from overheard import Overheard
 from waiting import wait_until
 
-from serving.agent.bindings.marked_udp import ECT0, ECT1, NOT_ECT
+from serving.agent.bindings.agent_link import ECT0, ECT1, NOT_ECT
 from testbed.host import router_log, tcp_traffic
 from testbed.host.checks import capability
 from testbed.host.hosts import ADDRESS_B, DEVICE, Bed

@@ -105,6 +105,7 @@ def test_agent(make_artifact: Callable[..., Path]) -> None:
     for line in (
         "live: 10000 batches",
         "without an allocation",
+        "ACKs without end hold up no sender",
         "streams refused",
         "good ones answered",
         "swapped under questions",

@@ -17,8 +17,8 @@ import psutil
 import pytest
 from waiting import wait_until
 
-from serving.agent.bindings.marked_udp import BINARY
-from serving.agent.bindings.marked_udp import why_not_built as no_udp
+from serving.agent.marking.udp_command import BINARY
+from serving.agent.marking.udp_command import why_not_built as no_udp
 from testbed.host import checks, router_log, tcp
 from testbed.host.checks import capability
 from testbed.host.hosts import ADDRESS_B, Bed, clean, leftovers, run_folder
