@@ -110,7 +110,7 @@ def _contestants(engine: Engine, model: EventPredictor, path: Path) -> dict[str,
         "PyTorch": functools.partial(_call_module, model),
         "ONNX Runtime": onnx_runtime(file),
     }
-    references = {name: dict.fromkeys((1, QUEUES), call) for name, call in plain.items()}
+    references = {name: {1: call, QUEUES: call} for name, call in plain.items()}
     if importlib.util.find_spec("openvino") is not None:
         references["OpenVINO"] = {windows: openvino_call(file, windows) for windows in (1, QUEUES)}
     else:

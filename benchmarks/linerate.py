@@ -1,26 +1,29 @@
 """Measure decisions in time at line rate: agent and server together on two cores, packets of 1,500 bytes.
 
 The C++ agent makes up packets at an even pace, asks about each batch of 8, for both queues, some time before
-its first packet is due, and counts the answers that came by then. Each row's name says how long before: 2 ms,
-or the 5 ms of `swiftqueue replay`. A real Triton serves the default network by the native backend. A setting
-is measured in one stretch of 12 s a round: five rounds are a minute. Then the highest rate at which 99 % are
-still in time is searched in short stretches and measured in a whole one. The usual 5 rounds take half an
-hour; each stretch that ends is a line on the standard error. Packets decided in a second, in local mode on
-one core, have no schedule to keep.
+its first packet is due, and counts the answers that came by then. Each row's name says how long before.
+A real Triton serves the default network by the native backend. Every setting is measured twice: through
+Triton, and by the agent's local mode, the engine without a server, which is the reference. Then the highest
+rate at which 99 % are still in time is searched in short stretches and measured in a whole one, both ways
+too. The load comes from the agent's own process: how late it was itself stands beside each row.
 
-References: the Python-backend ONNX model with the Python client, paced the same way, for 12 s; for the
-highest rates the agent's local mode, the engine without a server; for the packets in a second the way
-through Triton.
+The usual form takes some three minutes: it asks 2 ms ahead, in stretches of 2 s a round. The long one takes
+half an hour: it asks 5 ms ahead as well, as `swiftqueue replay` does, in stretches of 12 s a round, and
+searches with one and with 16 flows too. Each stretch that ends is a line on the standard error.
+
+Packets decided in a second, in local mode on one core, have no schedule to keep; their reference is the way
+through Triton. What a sender pays for the agent has its own row: the frames, the socket and the answer of a
+packet through `swiftqueue.h`, beside the send() of its datagram.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -32,23 +35,44 @@ from swiftqueue.benchmarks.rows import Row
 from swiftqueue.benchmarks.served_models import build, served, write_model
 from swiftqueue.feature_store.packets.schema import HORIZON
 from swiftqueue.infra.local import processes
-from swiftqueue.serving.agent.predictors.reference_client import SenderAgent
+from swiftqueue.serving.agent.process import running_agent
 from swiftqueue.serving.triton.config import Backend
 from swiftqueue.serving.triton.repository import MODEL
 
 CORES: Final = 2
-SECONDS: Final = 12.0  # seconds of a stretch per round
 UNHURRIED_S: Final = 24.0  # seconds of packets at the lowest rate, decided as fast as answers come
 RATE_BPS: Final = 200e6  # the paper's highest rate
 FLOWS: Final = (1, 4, 16)
-SEARCH_FLOWS: Final = 4  # flows in the rows that compare forms of serving
-AHEAD_US: Final = (2_000, 5_000)  # microseconds from asking about a batch until its first packet is due
-PACKET_BYTES: Final = 1_500  # the agent makes up packets of this size
+USUAL_FLOWS: Final = 4  # flows where only one number of them is measured
 WANTED_SHARE: Final = 0.99
-LOWEST_BPS, HIGHEST_BPS = 25e6, 3.2e9  # bounds of the search
+LEAST_SHARE: Final = 1e-4  # share that a reference counts as at least, so that 0 has a ratio
+LOWEST_BPS, HIGHEST_BPS = 25e6, 6.4e9  # bounds of the search
 STEP: Final = 1.05  # factor to which rates are told apart
+SENDER_BATCHES: Final = 4_000  # batches that a sender's costs are taken over, in two seconds
+LOCAL: Final = "local mode"
 
-Share = Callable[[float, float], float]  # arguments: bit/s, seconds; result: share of batches decided in time
+
+@dataclass(frozen=True)
+class Form:
+    """The lengths and the settings of a measurement."""
+
+    seconds: float  # seconds of a stretch per round
+    probe_s: float  # seconds of a stretch of the search
+    ahead_us: tuple[int, ...]  # microseconds from asking about a batch until its first packet is due
+    searched_flows: tuple[int, ...]  # numbers of flows whose highest rate is searched
+
+
+USUAL: Final = Form(2.0, 2.0, (2_000,), (USUAL_FLOWS,))
+LONG: Final = Form(12.0, 3.0, (2_000, 5_000), FLOWS)
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """The result of a stretch."""
+
+    rate_bps: float
+    share: float  # share of batches decided in time
+    lateness_us: float  # microseconds that the load was late with a question, p99
 
 
 @dataclass(frozen=True)
@@ -58,26 +82,33 @@ class Agent:
     program: Path
     source: tuple[str, ...]
 
-    def share(self, rate_bps: float, flows: int, seconds: float, ahead_us: int) -> float:
-        """Return the share of batches decided in time.
+    def stretch(self, rate_bps: float, flows: int, seconds: float, ahead_us: int) -> Stretch:
+        """Measure one stretch.
 
         Raises:
             RuntimeError: the agent ended with an error.
         """
-        share = float(self._run(rate_bps, flows, seconds, ahead_us, 1)["in_time_share"])
-        what = f"{rate_bps / 1e6:.0f} Mbit/s, {flows} flows, {ahead_us / 1000:g} ms ahead, {seconds:g} s"
-        print(
-            f"{self.source[0].partition('=')[0].strip('-')}, {what}: {share:.2%} in time",
-            file=sys.stderr,
-            flush=True,
-        )
-        return share
+        summary = self._run(rate_bps, flows, seconds, ahead_us, 1)
+        found = Stretch(rate_bps, float(summary["in_time_share"]), summary["lateness_p99_ns"] / 1e3)
+        way = "local" if self.source[0].startswith("--local") else "Triton"
+        what = f"{rate_bps / 1e6:.0f} Mbit/s, {_flows(flows)}, {ahead_us / 1000:g} ms ahead, {seconds:g} s"
+        said = f"{way}, {what}: {found.share:.2%} in time, the load {found.lateness_us:.0f} us late (p99)"
+        print(said, file=sys.stderr, flush=True)
+        return found
 
-    def highest_bps(self, flows: int, seconds: float, ahead_us: int) -> float:
-        """Return the highest rate at which enough batches are in time over a whole stretch; 0 if none is."""
-        return _highest_bps(
-            lambda rate_bps, length_s: self.share(rate_bps, flows, length_s, ahead_us), seconds
-        )
+    def highest(self, flows: int, ahead_us: int, seconds: float, probe_s: float) -> Stretch:
+        """Return a whole stretch at the highest rate at which enough batches are in time; at 0 if none is."""
+
+        def probe(rate_bps: float) -> float:
+            return self.stretch(rate_bps, flows, probe_s, ahead_us).share
+
+        highest_bps = searched_bps(probe)
+        # A rate that holds for a moment may not hold for a minute.
+        for less in (1.0, STEP, STEP**2, STEP**4, STEP**8):
+            found = self.stretch(highest_bps / less, flows, seconds, ahead_us)
+            if found.share >= WANTED_SHARE:
+                return found
+        return Stretch(0.0, found.share, found.lateness_us)
 
     def packets_per_s(self, flows: int, seconds: float) -> float:
         """Return the packets decided in a second, each batch as soon as the last one was answered.
@@ -85,7 +116,7 @@ class Agent:
         Raises:
             RuntimeError: the agent ended with an error.
         """
-        summary = self._run(LOWEST_BPS, flows, seconds, max(AHEAD_US), 0)
+        summary = self._run(LOWEST_BPS, flows, seconds, max(LONG.ahead_us), 0)
         return HORIZON * float(summary["decided"]) / float(summary["seconds"])
 
     def _run(self, rate_bps: float, flows: int, seconds: float, ahead_us: int, speed: int) -> dict[str, Any]:
@@ -112,55 +143,78 @@ class Agent:
 
 @dataclass(frozen=True)
 class LineLoad:
-    """The load of a row: flows, microseconds ahead, and seconds."""
+    """The load of a row: flows, and microseconds ahead."""
 
     flows: int
     ahead_us: int
-    seconds: float
 
     @property
     def name(self) -> str:
         """Return the load as rows name it."""
-        return f"asked {self.ahead_us / 1000:g} ms ahead, {self.flows} flows"
+        return f"asked {self.ahead_us / 1000:g} ms ahead, {_flows(self.flows)}"
 
 
-def measure(rounds: int) -> list[Row]:
-    """Measure every setting in stretches of `rounds` x 12 s.
+def measure(rounds: int, long: bool = False) -> list[Row]:
+    """Measure every setting in stretches of `rounds` times the seconds of the form.
 
     Raises:
         OSError: the native backend or the agent is not built.
-        RuntimeError: Triton does not start, or the agent ends with an error.
+        RuntimeError: Triton does not start, or the agent or the sender ends with an error.
     """
-    program = build("swiftqueue-agent") / "swiftqueue-agent"
-    seconds = SECONDS * rounds
+    form = LONG if long else USUAL
+    programs = build("swiftqueue-agent", "sender_cost")
     with tempfile.TemporaryDirectory() as temporary, _cores(CORES):
         root = Path(temporary)
         artifact = save(root / "artifact")
-        with _serving(root / "python", artifact, Backend.PYTHON) as address:
-            python = {
-                ahead_us: _python_share(address, RATE_BPS, SEARCH_FLOWS, SECONDS, ahead_us)
-                for ahead_us in AHEAD_US
-            }
-        local = Agent(program, (f"--local={artifact}",))
-        local_bps = {ahead_us: local.highest_bps(SEARCH_FLOWS, seconds, ahead_us) for ahead_us in AHEAD_US}
+        local = Agent(programs / "swiftqueue-agent", (f"--local={artifact}",))
+        rows = _sender_rows(programs / "sender_cost", artifact, root, rounds)
         with _cores(1):
-            local_per_s = local.packets_per_s(SEARCH_FLOWS, UNHURRIED_S)
-        settings = [LineLoad(flows, ahead_us, seconds) for ahead_us in AHEAD_US for flows in FLOWS]
-        with _serving(root / "native", artifact, Backend.NATIVE) as address:
-            agent = Agent(program, (f"--server={address}",))
-            rows = [_per_s(local_per_s, agent.packets_per_s(SEARCH_FLOWS, UNHURRIED_S), rounds)]
-            rows += [_in_time(agent, each, python[each.ahead_us], rounds) for each in settings]
-            rows += [_highest(agent, each, local_bps[each.ahead_us], rounds) for each in settings]
-    return rows
+            local_per_s = local.packets_per_s(USUAL_FLOWS, UNHURRIED_S)
+        loads = [LineLoad(flows, ahead_us) for ahead_us in form.ahead_us for flows in FLOWS]
+        searched = [each for each in loads if each.flows in form.searched_flows]
+        seconds = form.seconds * rounds
+
+        def measured(agent: Agent) -> list[Stretch]:
+            shares = [agent.stretch(RATE_BPS, each.flows, seconds, each.ahead_us) for each in loads]
+            found = [agent.highest(each.flows, each.ahead_us, seconds, form.probe_s) for each in searched]
+            return shares + found
+
+        reference = measured(local)
+        with _serving(root / "native", artifact) as address:
+            triton = Agent(local.program, (f"--server={address}",))
+            ours = measured(triton)
+            per_s = triton.packets_per_s(USUAL_FLOWS, UNHURRIED_S)
+    pairs = list(zip(ours, reference, strict=True))
+    for load, pair in zip(loads, pairs[: len(loads)], strict=True):
+        rows += _in_time(load, *pair, rounds)
+    for load, pair in zip(searched, pairs[len(loads) :], strict=True):
+        rows += _highest(load, *pair, rounds)
+    return [*rows, _per_s(local_per_s, per_s, rounds)]
 
 
-def _in_time(agent: Agent, setting: LineLoad, python: float, rounds: int) -> Row:
-    share = agent.share(RATE_BPS, setting.flows, setting.seconds, setting.ahead_us)
-    name = f"decided in time at {RATE_BPS / 1e6:.0f} Mbit/s, {setting.name}"
-    # The reference counts at least one batch, so that 0 has a ratio.
-    least = PACKET_BYTES * 8 * HORIZON / RATE_BPS / SECONDS
-    reference = f"ONNX in the Python backend, Python client, {SEARCH_FLOWS} flows, as long ahead"
-    return Row(name, share, python, reference, share / max(python, least), "share", rounds)
+def _in_time(load: LineLoad, ours: Stretch, reference: Stretch, rounds: int) -> list[Row]:
+    what = f"at {RATE_BPS / 1e6:.0f} Mbit/s, {load.name}"
+    ratio = ours.share / max(reference.share, LEAST_SHARE)
+    name = f"decided in time {what}"
+    return [
+        Row(name, ours.share, reference.share, LOCAL, ratio, "share", rounds),
+        _lateness(what, ours, reference, rounds),
+    ]
+
+
+def _highest(load: LineLoad, ours: Stretch, reference: Stretch, rounds: int) -> list[Row]:
+    name = f"highest rate with {WANTED_SHARE:.0%} in time, {load.name}"
+    ratio = ours.rate_bps / max(reference.rate_bps, LOWEST_BPS)
+    return [
+        Row(name, ours.rate_bps / 1e6, reference.rate_bps / 1e6, LOCAL, ratio, "Mbit/s", rounds),
+        _lateness(f"at that rate, {load.name}", ours, reference, rounds),
+    ]
+
+
+def _lateness(what: str, ours: Stretch, reference: Stretch, rounds: int) -> Row:
+    name = f"lateness of the load itself {what}, p99"
+    ratio = reference.lateness_us / ours.lateness_us
+    return Row(name, ours.lateness_us, reference.lateness_us, LOCAL, ratio, "us", rounds)
 
 
 def _per_s(per_s: float, served_per_s: float, rounds: int) -> Row:
@@ -169,37 +223,61 @@ def _per_s(per_s: float, served_per_s: float, rounds: int) -> Row:
     return Row(name, per_s, served_per_s, reference, per_s / served_per_s, "packets/s", rounds)
 
 
-def _highest(agent: Agent, setting: LineLoad, local_bps: float, rounds: int) -> Row:
-    rate_bps = agent.highest_bps(setting.flows, setting.seconds, setting.ahead_us)
-    name = f"highest rate with {WANTED_SHARE:.0%} in time, {setting.name}"
-    reference = f"local mode, no server, {SEARCH_FLOWS} flows, as long ahead"
-    ratio = rate_bps / max(local_bps, LOWEST_BPS)
-    return Row(name, rate_bps / 1e6, local_bps / 1e6, reference, ratio, "Mbit/s", rounds)
+def _sender_rows(program: Path, artifact: Path, root: Path, rounds: int) -> list[Row]:
+    """Return what the calls of a packet cost a sender, and their parts."""
+    samples = []
+    with running_agent([f"--listen={root / 'agent.sock'}", f"--local={artifact}"]) as said:
+        next(said)  # it is ready
+        for _ in range(rounds):
+            command = [str(program), str(root / "agent.sock"), str(SENDER_BATCHES)]
+            ran = subprocess.run(command, capture_output=True, text=True, check=False)
+            if ran.returncode:
+                raise RuntimeError(f"bench linerate: {ran.stderr.strip()}")
+            samples.append(json.loads(ran.stdout))
+    ns = {key: statistics.median(each[key] for each in samples) for key in samples[0]}
+    if not all(each["decided"] for each in samples):
+        raise RuntimeError("bench linerate: the agent decided nothing of what a sender asked")
+    datagram = "send() of its datagram over loopback"
+    parts = {
+        "all": "all calls",
+        "frames": "SENT and ACKED",
+        "question": "the question",
+        "answer": "the answer",
+    }
+    return [
+        Row(
+            f"a sender pays for a packet, {name}",
+            ns[key],
+            ns["datagram"],
+            datagram,
+            ns["datagram"] / ns[key],
+            "ns",
+            rounds,
+        )
+        for key, name in parts.items()
+    ]
 
 
-def _highest_bps(share: Share, seconds: float) -> float:
+def searched_bps(share: Callable[[float], float]) -> float:
+    """Return the highest rate at which enough batches are in time, to a factor of STEP."""
     low_bps, high_bps = LOWEST_BPS, HIGHEST_BPS
     while high_bps / low_bps > STEP:
         middle_bps = (low_bps * high_bps) ** 0.5
-        if share(middle_bps, SECONDS / 4) >= WANTED_SHARE:
+        if share(middle_bps) >= WANTED_SHARE:
             low_bps = middle_bps
         else:
             high_bps = middle_bps
-    # A rate that holds for 3 s may not hold for a minute.
-    for less in (1.0, STEP, STEP**2, STEP**4, STEP**8):
-        if share(low_bps / less, seconds) >= WANTED_SHARE:
-            return low_bps / less
-    return 0.0
+    return low_bps
+
+
+def _flows(count: int) -> str:
+    return f"{count} flow" if count == 1 else f"{count} flows"
 
 
 @contextmanager
-def _serving(root: Path, source: Path, backend: Backend) -> Iterator[str]:
-    """Serve an artifact as the served model."""
-    from swiftqueue.models.networks import artifact
-
-    if backend is Backend.PYTHON:
-        artifact.export_onnx(source)
-    write_model(root / "repository", MODEL, source, backend)
+def _serving(root: Path, source: Path) -> Iterator[str]:
+    """Serve an artifact as the served model by the native backend."""
+    write_model(root / "repository", MODEL, source, Backend.NATIVE)
     with served(root, (MODEL,)) as address:
         yield address
 
@@ -213,26 +291,3 @@ def _cores(count: int) -> Iterator[None]:
         yield
     finally:
         os.sched_setaffinity(0, before)
-
-
-def _python_share(address: str, rate_bps: float, flows: int, seconds: float, ahead_us: int) -> float:
-    """Return the share of batches that the Python client, paced like the agent, decides in time."""
-    batch_s = PACKET_BYTES * 8 * HORIZON / rate_bps
-    lead_s = ahead_us / 1e6
-    batches, in_time = int(seconds / batch_s), 0
-    flow_ids = [i % flows for i in range(HORIZON)]
-    sizes, receivers, queues = [PACKET_BYTES] * HORIZON, [0] * HORIZON, [1] * HORIZON
-    with SenderAgent(deadline_us=ahead_us, address=address) as agent:
-        if not agent.wait_for_model(10):
-            raise RuntimeError(f"bench linerate: {agent.problem}")
-        start_s = time.perf_counter() + lead_s
-        for k in range(batches):
-            due_s = start_s + k * batch_s
-            time.sleep(max(0.0, due_s - lead_s - time.perf_counter()))
-            now_ns = round(k * batch_s * 1e9)
-            if time.perf_counter() < due_s:  # no wait for a batch that is late already
-                decision = agent.decide(k * HORIZON, now_ns, sizes, flow_ids, receivers, queues)
-                in_time += decision.outcome == "decided" and time.perf_counter() <= due_s
-            for i in range(HORIZON):
-                agent.sent(k * HORIZON + i, now_ns, PACKET_BYTES, flow_ids[i], 0, 1)
-    return in_time / batches

@@ -20,6 +20,10 @@ OURS: Final[dict[str, dict[str, tuple[str, ...]]]] = {
         "swiftqueue_refused_requests_total": ("model", "version"),
         "swiftqueue_head_loaded_seconds": ("model", "version", "encoder"),
         "swiftqueue_encoders": (),
+        "swiftqueue_sessions": (),
+        "swiftqueue_sessions_opened_total": (),
+        "swiftqueue_sessions_evicted_total": ("reason",),
+        "swiftqueue_resends_total": (),
     },
     "agent": {
         "swiftqueue_agent_batches_total": ("outcome",),
@@ -29,6 +33,7 @@ OURS: Final[dict[str, dict[str, tuple[str, ...]]]] = {
         "swiftqueue_agent_connected": ("server",),
         "swiftqueue_agent_model_refused": ("server",),
         "swiftqueue_agent_refused_models_total": ("server",),
+        "swiftqueue_agent_resends_total": ("server",),
         "swiftqueue_agent_stale_answers_total": (),
         "swiftqueue_agent_moved_unacked": (),
         "swiftqueue_agent_guard_receivers": ("state",),

@@ -181,7 +181,7 @@ class Stop {
 
 void wait_for_model(DecisionLoop& loop, Predictor& predictor, double seconds, const Stop& stop) {
   const std::int64_t end_ns = monotonic_ns() + static_cast<std::int64_t>(seconds * 1e9);
-  while (predictor.model().tokens == 0 && monotonic_ns() < end_ns && !stop.now) {
+  while (predictor.model().reach == 0 && monotonic_ns() < end_ns && !stop.now) {
     loop.run(std::min(monotonic_ns() + kIdleNs, end_ns));
   }
 }
@@ -235,7 +235,7 @@ int run(const Options& o) {
   DecisionLoop loop(*predictor, controller, statistics, telemetry.get(), &heartbeat);
   Report report(statistics, o.listen.empty() ? kReportMs : 0);
   const auto say_ready = [&] {
-    report.say("{\"event\": \"ready\", \"tokens\": " + std::to_string(predictor->model().tokens) +
+    report.say("{\"event\": \"ready\", \"reach\": " + std::to_string(predictor->model().reach) +
                ", \"version\": " + std::to_string(predictor->model().version) +
                ", \"metrics_port\": " + (metrics ? std::to_string(metrics->port()) : "null") +
                ", \"problem\": " + json_string(predictor->problem()) + "}");

@@ -219,7 +219,7 @@ class ReplayRun:
     def _hear(self, line: dict[str, Any], record: Path) -> None:
         self.problem = line.get("problem", self.problem)
         if line["event"] == "ready":
-            if not line["tokens"]:
+            if not line["reach"]:
                 self.no_model()
             return
         by_outcome = {outcome: line[outcome] for outcome in frames.OUTCOMES}

@@ -32,7 +32,7 @@
 #include "serving/agent/io/clock.h"
 #include "serving/agent/io/feed.h"
 #include "serving/agent/io/frame_sink.h"
-#include "serving/agent/marking/agent_link.h"
+#include "serving/agent/marking/marked_udp.h"
 #include "serving/agent/predictors/local_predictor.h"
 
 namespace {
@@ -88,10 +88,18 @@ class MoodyPredictor final : public Predictor {
 
   Model model() const override { return model_; }
   std::string problem() const override { return ""; }
-  bool ask(std::uint64_t ticket, const float* x_BWF, int windows, std::int64_t) override {
-    for (std::size_t i = 0; i < static_cast<std::size_t>(windows) * model_.floats(); ++i) {
-      require(std::isfinite(x_BWF[i]), "a window that is not finite");
-    }
+  bool ask(const Enquiry& enquiry) override {
+    const std::uint64_t ticket = enquiry.ticket;
+    const auto finite = [](const float* x_RF, int rows) {
+      require(std::all_of(x_RF, x_RF + std::ptrdiff_t{rows} * kEventWindowFeatureCount,
+                          [](float x) { return std::isfinite(x); }),
+              "a row that is not finite");
+    };
+    finite(enquiry.x_QF, enquiry.alternatives * kHorizon);
+    const EventRows& rows = enquiry.rows;
+    require(rows.next() - rows.first() >= std::min<std::int64_t>(rows.next(), model_.reach),
+            "fewer events are kept than a question looks back at");
+    rows.visit(begin_of_session(rows.next(), model_.reach), rows.next(), finite);
     if (steady) {
       waiting_.push_back(ticket);
       return true;
@@ -112,8 +120,8 @@ class MoodyPredictor final : public Predictor {
   }
   bool next(Answer& answer, std::int64_t) override {
     if (!steady && upto(random_, 99) == 0) {
-      static constexpr int kTokens[] = {0, 16, 64, 72};
-      model_.tokens = kTokens[upto(random_, 3)];
+      static constexpr int kReach[] = {0, 64, 128, 192};
+      model_.reach = kReach[upto(random_, 3)];
     }
     if (waiting_.empty() || (!steady && upto(random_, 3) == 0)) return false;
     answer.ticket = waiting_.front();
@@ -124,6 +132,7 @@ class MoodyPredictor final : public Predictor {
     if (!steady && upto(random_, 9) == 0) answer.y_BH[3] = upto(random_, 1) == 0 ? NAN : -1.0F;
     return true;
   }
+  void forget(std::uint32_t) override {}
   void wake() override {}
   std::vector<ServerState> servers() const override { return {}; }
 
@@ -131,7 +140,7 @@ class MoodyPredictor final : public Predictor {
 
  private:
   Random random_;
-  Model model_{16, 1};
+  Model model_{64, 1};
   std::vector<std::uint64_t> waiting_;
 };
 
@@ -269,12 +278,13 @@ void shares(Random& random) {
 // queue's.
 class OnDemandPredictor final : public Predictor {
  public:
-  Model model() const override { return {16, 1}; }
+  Model model() const override { return {64, 1}; }
   std::string problem() const override { return ""; }
-  bool ask(std::uint64_t ticket, const float*, int, std::int64_t) override {
-    ticket_ = ticket;
+  bool ask(const Enquiry& enquiry) override {
+    ticket_ = enquiry.ticket;
     return true;
   }
+  void forget(std::uint32_t) override {}
   bool next(Answer& answer, std::int64_t) override {
     if (!std::exchange(tell, false)) return false;
     answer.ticket = ticket_;
@@ -352,12 +362,13 @@ void room() {
 // Takes questions in the order in which they come, and notes when they are due.
 class NotingPredictor final : public Predictor {
  public:
-  Model model() const override { return {16, 1}; }
+  Model model() const override { return {64, 1}; }
   std::string problem() const override { return ""; }
-  bool ask(std::uint64_t, const float*, int, std::int64_t due_ns) override {
-    due.push_back(due_ns);
+  bool ask(const Enquiry& enquiry) override {
+    due.push_back(enquiry.deadline_ns);
     return true;
   }
+  void forget(std::uint32_t) override {}
   bool next(Answer&, std::int64_t) override { return false; }
   void wake() override {}
   std::vector<ServerState> servers() const override { return {}; }
@@ -377,6 +388,12 @@ int connected_to(const std::string& path) {
   return fd;
 }
 
+HelloFrame greeting(std::string_view name) {
+  HelloFrame hello;
+  hello.name = text_field<sizeof hello.name>(name);
+  return hello;
+}
+
 // Tests that the agent takes everything a sender's library says, however late an ACK comes.
 void told() {
   const std::string path = socket_path();
@@ -390,7 +407,7 @@ void told() {
   AgentLink link(path, "told");
   link.turn(monotonic_ns());
   const int fd = accept(listening, nullptr, nullptr);
-  const auto hello = finished(HelloFrame{}, 1, 0);
+  const auto hello = finished(greeting("agent"), 1, 0);
   require(send(fd, &hello, sizeof hello, MSG_NOSIGNAL) == sizeof hello, "not sent");
   link.turn(monotonic_ns());
   require(link.connected(), "the sender was not greeted");
@@ -416,6 +433,38 @@ void told() {
   std::printf("told: what a sender says can be, however late an ACK is\n");
 }
 
+// Tests that ACKs without end hold up no sender: while one is taken another comes, and it gets its
+// turn all the same, and then the rest.
+void endless_acks() {
+  constexpr std::int64_t kPackets = 3 * kMostAtOnce / 2;
+  const int receiver = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t length = sizeof address;
+  auto* const generic = reinterpret_cast<sockaddr*>(&address);
+  require(bind(receiver, generic, length) == 0 && getsockname(receiver, generic, &length) == 0,
+          "no socket to receive at");
+  MarkedUdp udp("", "flooded");
+  const int flow = udp.add_flow("127.0.0.1", ntohs(address.sin_port));
+  const std::array<char, MarkedUdp::kLeastPayload> payload{};
+  for (std::int64_t i = 0; i < kPackets; ++i) udp.send(flow, payload.data(), payload.size());
+  DataHeader header;
+  require(recvfrom(receiver, &header, sizeof header, 0, generic, &length) > 0, "nothing came");
+  Acknowledgement ack;
+  const auto acknowledge = [&] { sendto(receiver, &ack, sizeof ack, 0, generic, length); };
+  acknowledge();
+  for (const std::int64_t expected : {std::int64_t{kMostAtOnce}, kPackets}) {
+    udp.wait(monotonic_ns() + 10'000'000'000);
+    udp.poll([&](const MarkedUdp::Ack&) {
+      if (++ack.packet < kPackets) acknowledge();
+    });
+    require(ack.packet == expected, "ACKs hold up their sender, or are lost");
+  }
+  close(receiver);
+  std::printf("udp: ACKs without end hold up no sender\n");
+}
+
 // Tests that among batches asked meanwhile the one that is due first is computed first.
 bool earliest_first() {
   const std::string path = socket_path();
@@ -434,7 +483,7 @@ bool earliest_first() {
       const auto whole = finished(frame, 0, 0);
       bytes.append(reinterpret_cast<const char*>(&whole), sizeof whole);
     };
-    add(HelloFrame{});
+    add(greeting("early"));
     for (int i = 0; i < kBatches; ++i) {
       BatchFrame batch;
       batch.first_packet = i * kHorizon;
@@ -608,6 +657,32 @@ void fuzz_socket(long rounds, Random& random) {
               static_cast<long>(statistics.all_batches()));
 }
 
+// Tests that a sender who is forgotten before each question gets what one gets who never is.
+void again(const std::string& artifact, Random& random) {
+  const auto predictor = make_local_predictor(artifact);
+  EventRows rows(predictor->model().reach);
+  std::vector<float> x_QF(std::size_t{kMaxQueries} * kEventWindowFeatureCount);
+  for (float& x : x_QF) x = static_cast<float>(upto(random, 1));
+  Answer kept;
+  Answer anew;
+  for (std::uint64_t ticket = 0; ticket < 200; ++ticket) {
+    for (std::int64_t events = upto(random, 40); events > 0; --events) {
+      std::generate_n(rows.place(), kEventWindowFeatureCount,
+                      [&] { return static_cast<float>(upto(random, 1)); });
+      rows.add();
+    }
+    for (auto [sender, answer] : {std::pair{1U, &kept}, {2U, &anew}}) {
+      const std::int64_t due_ns = monotonic_ns() + 60'000'000'000;
+      require(predictor->ask({ticket, sender, rows, x_QF.data(), 2, due_ns}) &&
+                  predictor->next(*answer, 0) && answer->ok,
+              "no answer");
+    }
+    require(kept.y_BH == anew.y_BH, "events that are sent again make another answer");
+    predictor->forget(2);
+  }
+  std::printf("again: a session that is begun anew answers the same\n");
+}
+
 // Tests artifacts that come, go and break under a loop that asks all the while.
 void swap_artifacts(const std::string& artifact, Random& random) {
   namespace fs = std::filesystem;
@@ -645,9 +720,17 @@ void swap_artifacts(const std::string& artifact, Random& random) {
       done = true;
     });
     Answer answer;
-    const std::vector<float> x_WF(predictor->model().floats(), 7.0F);
+    EventRows rows(predictor->model().reach);
+    const std::vector<float> x_QF(std::size_t{kMaxQueries} * kEventWindowFeatureCount, 7.0F);
     while (!done) {
-      require(predictor->ask(1, x_WF.data(), 1, monotonic_ns() + 1'000'000'000),
+      for (std::int64_t events = upto(random, 300); events > 0; --events) {
+        std::fill_n(rows.place(), kEventWindowFeatureCount, static_cast<float>(events % 7));
+        rows.add();
+      }
+      const auto sender = static_cast<std::uint32_t>(upto(random, 1));
+      if (upto(random, 9) == 0) predictor->forget(sender);
+      require(predictor->ask({1, sender, rows, x_QF.data(), static_cast<int>(1 + upto(random, 1)),
+                              monotonic_ns() + 1'000'000'000}),
               "a question is not taken");
       require(predictor->next(answer, 0) && answer.ok, "no answer");
       require(answer.version == 1 || answer.version == 2, "a broken artifact answers");
@@ -676,6 +759,7 @@ int main(int argc, char** argv) {
   swiftqueue::agent::early();
   swiftqueue::agent::room();
   swiftqueue::agent::told();
+  swiftqueue::agent::endless_acks();
   int tries = 0;  // one that is interrupted for long counts as having had its share
   while (!swiftqueue::agent::earliest_first()) {
     swiftqueue::agent::require(++tries < 10, "what is due first does not come first");
@@ -684,6 +768,7 @@ int main(int argc, char** argv) {
   swiftqueue::agent::fuzz_reader(rounds, random);
   std::freopen("/dev/null", "w", stderr);  // a line for each sender refused
   swiftqueue::agent::fuzz_socket(rounds / 40, random);
+  swiftqueue::agent::again(argv[1], random);
   swiftqueue::agent::swap_artifacts(argv[1], random);
   return 0;
 }

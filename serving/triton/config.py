@@ -26,13 +26,31 @@ _MODEL: Final = """\
 name: "{name}"
 {backend}
 max_batch_size: {max_batch}
-input [ {{ name: "window" data_type: TYPE_FP32 dims: [ {tokens}, {features} ] }} ]
+input [ {{ name: "window" data_type: TYPE_FP32 dims: [ {tokens}, {features} ]{optional} }} ]
 output [ {{ name: "{output}" data_type: TYPE_FP32 dims: [ {horizon} ] }} ]
 version_policy {{ specific {{ versions: [ {version} ] }} }}
 instance_group [ {{ count: 1 kind: {kind} }} ]
 parameters {{ key: "schema_hash" value {{ string_value: "{schema_hash}" }} }}
 parameters {{ key: "content_sha256" value {{ string_value: "{content}" }} }}
 """
+# A request has either a window, and whoever asks needs no state here, or what a sender adds to its session
+# (docs/explanation/serving.md).
+_SESSIONS: Final = """\
+input [
+  {{ name: "session" data_type: TYPE_INT64 dims: [ -1 ] optional: true }},
+  {{ name: "events" data_type: TYPE_FP32 dims: [ -1, {features} ] optional: true }},
+  {{ name: "queries" data_type: TYPE_FP32 dims: [ -1, {features} ] optional: true }}
+]
+output [ {{ name: "resend" data_type: TYPE_INT64 dims: [ 1 ] }} ]
+parameters {{ key: "sessions" value {{ string_value: "{sessions}" }} }}
+parameters {{ key: "session_mib" value {{ string_value: "{mib}" }} }}
+parameters {{ key: "session_idle_s" value {{ string_value: "{idle_s}" }} }}
+"""
+# Limits of the sessions of all versions with the same encoder. A sender whose session went sends its last
+# events again.
+SESSIONS: Final = 1024
+SESSION_MIB: Final = 128  # a session of the default network takes 64 KiB
+SESSION_IDLE_S: Final = 60
 # The Python backend computes waiting requests together. The engine answers each request by itself, so there
 # collecting requests would only add a thread to each one's way (docs/explanation/serving.md has the figures).
 _BATCHING: Final = "dynamic_batching { }\n"
@@ -120,7 +138,13 @@ def backend_of(folder: Path) -> Backend:
 def config_text(name: str, version: int, folder: Path) -> str:
     """Return `config.pbtxt` of model `name` in the embedded server; it serves `version` in `folder`."""
     backend = backend_of(folder)
-    text = _model_text(name, version, folder, f'backend: "{backend}"', "KIND_CPU")
+    signature = Signature.read(folder)
+    sessions = backend is Backend.NATIVE and signature.output == LATENCY_OUTPUT
+    text = _model_text(name, version, folder, f'backend: "{backend}"', "KIND_CPU", optional=sessions)
+    if sessions:
+        text += _SESSIONS.format(
+            features=signature.features, sessions=SESSIONS, mib=SESSION_MIB, idle_s=SESSION_IDLE_S
+        )
     return text + (_BATCHING if backend is Backend.PYTHON else "")
 
 
@@ -135,7 +159,9 @@ def gpu_config_text(name: str, version: int, folder: Path) -> str:
     return text + _GPU.format(cache=GPU_CACHE, content=_content(folder), warmup=warmup)
 
 
-def _model_text(name: str, version: int, folder: Path, backend: str, kind: str) -> str:
+def _model_text(
+    name: str, version: int, folder: Path, backend: str, kind: str, *, optional: bool = False
+) -> str:
     signature = Signature.read(folder)
     return _MODEL.format(
         name=name,
@@ -145,6 +171,7 @@ def _model_text(name: str, version: int, folder: Path, backend: str, kind: str) 
         max_batch=MAX_BATCH,
         tokens=signature.tokens,
         features=signature.features,
+        optional=" optional: true" if optional else "",
         horizon=signature.horizon,
         output=signature.output,
         schema_hash=signature.schema_hash,

@@ -27,7 +27,8 @@ def why_not_usable(config: Any) -> str:
         return f"the served model takes features {theirs[:12] or '?'}, this sender makes {ours}"
     features = len(EVENTS.features)
     inputs = [tensor for tensor in config.input if _is(tensor, "window", 2)]
-    if len(config.input) != 1 or not inputs or not _takes_windows(*inputs[0].dims, wanted=features):
+    others = [tensor for tensor in config.input if tensor.name != "window" and not tensor.optional]
+    if others or not inputs or not _takes_windows(*inputs[0].dims, wanted=features):
         return f"the served model does not take FP32 windows [tokens, {features}]"
     if not any(_is(tensor, "latency_us", 1) and tensor.dims[0] == HORIZON for tensor in config.output):
         return f"the served model does not answer with FP32 latency_us [{HORIZON}]"

@@ -203,6 +203,9 @@ def bench(
     packets: Annotated[
         str | None, typer.Option(help="pretrain: a folder of packet tables, instead of simulated")
     ] = None,
+    long: Annotated[
+        bool, typer.Option("--long", help="linerate: stretches of a minute, further settings; half an hour")
+    ] = False,
     json: Annotated[bool, typer.Option("--json", help="print a JSON list of rows")] = False,
     publish: Annotated[bool, typer.Option("--publish", help="put the rows into bench.json, too")] = False,
 ) -> None:
@@ -226,6 +229,7 @@ def bench(
                 minutes=minutes,
                 gigabytes=gigabytes,
                 packets=packets,
+                long=long or None,
             )
     except UnsupportedMachineError as reason:
         print(f"bench {what.value} is left out: {reason}")

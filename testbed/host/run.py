@@ -20,7 +20,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from swiftqueue.serving.agent.bindings.marked_udp import BINARY, why_not_built
+from swiftqueue.serving.agent.marking.udp_command import BINARY, why_not_built
 from swiftqueue.testbed.host import router_log, tcp
 from swiftqueue.testbed.host.checks import capability
 from swiftqueue.testbed.host.hosts import ADDRESS_B, TRAFFIC_PRIORITY, Bed, run_folder

@@ -31,6 +31,7 @@ from swiftqueue.serving.engine import Engine
 needs_agent = pytest.mark.skipif(
     agent_process.why_not_built() is not None, reason=str(agent_process.why_not_built())
 )
+MODEL = Path(__file__).parents[2] / "docs" / "laboratory" / "models" / "figure8" / "rfc9332"
 FLOWS = np.arange(8) % 3  # flow 0 is not L4S-capable
 DEFAULTS = (FLOWS > 0).astype(np.uint8)
 LATENCY_NS = 20_000_000
@@ -103,6 +104,14 @@ class AgentProgram:
         for pipe in (self.process.stdout, self.process.stderr):
             assert pipe is not None
             pipe.close()
+
+
+def local_model(folder: Path) -> Path:
+    """Link a real artifact under a name that is a version, as `--local` wants it."""
+    link = folder / "1"
+    if not link.is_symlink():
+        link.symlink_to(MODEL)
+    return link
 
 
 def memory_over(packets: int, options: list[object], *others: psutil.Process) -> list[list[int]]:

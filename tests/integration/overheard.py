@@ -94,13 +94,17 @@ class Overheard:
             for i, queue in enumerate(frame["queues"])
         }
 
+    def frames(self) -> list[Any]:
+        """Frames that the sender wrote."""
+        return list(split_frames(self.heard))
+
     def sent(self) -> dict[int, int]:
         """Codepoint that the sender said of each packet."""
-        return {int(f["packet"]): int(f["ecn"]) for f in split_frames(self.heard) if f["type"] == 2}
+        return {int(f["packet"]): int(f["ecn"]) for f in self.frames() if f["type"] == 2}
 
     def acked(self) -> list[int]:
         """Packets that the sender said were acknowledged."""
-        return [int(f["packet"]) for f in split_frames(self.heard) if f["type"] == 3]
+        return [int(f["packet"]) for f in self.frames() if f["type"] == 3]
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ them, chosen by the commit; `make test-all` tries all.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from functools import partial
@@ -33,7 +34,7 @@ BENCHES = (
     *("inference", "finetune", "pretrain", "ingest"),
     *("live", "serving", "swap", "linerate"),
 )
-LESS_IS_BETTER = ("us", "ms", "s", "cores", "GB", "ppm")
+LESS_IS_BETTER = ("ns", "us", "ms", "s", "cores", "GB", "ppm")
 tried = partial(sampled.tried, cases=BENCHES, count=1)
 
 
@@ -168,21 +169,31 @@ def test_heads_are_swapped_under_a_client_without_an_unanswered_question(
 
 
 @tried("linerate")
-def test_batches_in_time_are_measured_through_triton_in_process_and_from_python(
+def test_batches_in_time_are_measured_through_triton_and_in_process(
     serving_state: Path, set_to: Callable[..., None]
 ) -> None:
-    set_to(linerate, SECONDS=0.4, UNHURRIED_S=0.4, RATE_BPS=5e6, FLOWS=(4,), AHEAD_US=(50_000, 100_000))
+    set_to(linerate, UNHURRIED_S=0.4, RATE_BPS=5e6, FLOWS=(1, 4), SENDER_BATCHES=200)
     set_to(linerate, LOWEST_BPS=1e6, HIGHEST_BPS=2e6, STEP=1.5)
+    set_to(linerate, USUAL=linerate.Form(0.4, 0.2, (50_000, 100_000), (4,)))
     found = linerate.measure(rounds=1)
     in_time = [row for row in found if row.name.startswith("decided in time")]
     highest = [row for row in found if row.name.startswith("highest rate")]
-    assert len(in_time) == len(highest) == 2
+    lateness = [row for row in found if row.name.startswith("lateness of the load itself")]
+    assert [len(rows) for rows in (in_time, highest, lateness)] == [4, 2, 6]
     assert all(0 < row.ours <= 1 for row in in_time), in_time
     assert all(0 <= row.ours < 2 for row in highest), highest
-    for rows_of_a_kind in (in_time, highest):
-        for ahead in ("asked 50 ms ahead", "asked 100 ms ahead"):
-            assert sum(ahead in row.name for row in rows_of_a_kind) == 1
+    for ahead in ("asked 50 ms ahead", "asked 100 ms ahead"):
+        assert sum(f"{ahead}, 1 flow" in row.name for row in in_time) == 1
+        assert sum(f"{ahead}, 4 flows" in row.name for row in [*in_time, *highest]) == 2
+    # What a load says of itself stands right behind the row that it made.
+    for row, beside in itertools.pairwise(found):
+        if row in [*in_time, *highest]:
+            assert beside in lateness
+            assert row.name.partition("asked")[2] in beside.name
     unhurried = [row for row in found if row.name.startswith("packets decided in a second")]
-    assert len(unhurried) == 1
-    check(unhurried)
-    assert {row.unit for row in found} == {"share", "Mbit/s", "packets/s"}
+    sender = [row for row in found if row.name.startswith("a sender pays for a packet")]
+    assert (len(unhurried), len(sender)) == (1, 4)
+    check([*unhurried, *sender, *lateness])
+    every, *parts = sender
+    assert all(0 < part.ours < every.ours for part in parts)
+    assert {row.unit for row in found} == {"share", "Mbit/s", "packets/s", "us", "ns"}

@@ -21,7 +21,7 @@ from agent_program import AgentProgram, needs_agent, split_frames
 from overheard import Overheard
 from waiting import wait_until
 
-from swiftqueue.serving.agent.bindings.marked_udp import ECT0, ECT1, NOT_ECT
+from swiftqueue.serving.agent.bindings.agent_link import ECT0, ECT1, NOT_ECT
 from swiftqueue.testbed.host import router_log, tcp_traffic
 from swiftqueue.testbed.host.checks import capability
 from swiftqueue.testbed.host.hosts import ADDRESS_B, DEVICE, Bed

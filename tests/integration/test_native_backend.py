@@ -53,6 +53,10 @@ from swiftqueue.serving.triton.repository import MODEL, ModelRepository
 pytestmark = pytest.mark.slow
 PROJECT = Path(__file__).resolve().parents[2]
 NAME = "triton-native"  # of the server's record
+EVENT_SIZES, SESSION_MIB = (
+    'name: "events" data_type: TYPE_FP32 dims: [ ',
+    '"session_mib" value { string_value: "',
+)
 
 
 @dataclass(frozen=True)
@@ -306,7 +310,9 @@ def edit_config(old: str, new: str) -> Callable[[Path], None]:
         (edit_config("dims: [ 136,", "dims: [ -1,"), r"this version's window has dims \[136, "),
         (edit_config('_hash" value { string_value: "', '_hash" value { string_value: "0'), "schema_hash"),
         (edit_config("max_batch_size: 64", "max_batch_size: 0"), "max_batch_size must be at least 1"),
-        (edit_config('name: "window"', 'name: "packets"'), "input must be one tensor, window"),
+        (edit_config('name: "window"', 'name: "packets"'), "this version has no input 'packets'"),
+        (edit_config(EVENT_SIZES + "-", EVENT_SIZES), "this version's events has dims"),
+        (edit_config(SESSION_MIB, SESSION_MIB + "-"), "session_mib must be a number from 1"),
     ],
 )  # fmt: skip
 def test_a_version_that_is_not_right_is_refused_and_the_old_one_goes_on(
@@ -470,7 +476,7 @@ def test_what_the_engine_does_not_compute_takes_its_place_by_onnx_runtime(
     folder, narrow = make_artifact(1), make_artifact(1, onnx=True, width=32)
     pushed = native.push(folder, 1)
     assert (pushed.backend, pushed.reason) == (Backend.NATIVE, "")
-    assert [list(each.dims) for each in native.triton.config().input] == [[136, len(EVENTS.features)]]
+    assert list(native.triton.config().input[0].dims) == [136, len(EVENTS.features)]
     pushed = native.push(narrow, 2, previous=1)
     assert pushed.backend is Backend.PYTHON
     assert "the engine knows only 64" in pushed.reason
@@ -483,7 +489,7 @@ def test_what_the_engine_does_not_compute_takes_its_place_by_onnx_runtime(
 def test_a_version_that_sees_some_features_takes_whole_rows(native: Native, project: Path) -> None:
     folder = served_folder(native, project / "tests/data/artifacts/some-features", 1)
     native.triton.load(MODEL)
-    assert [list(each.dims) for each in native.triton.config().input] == [[72, len(EVENTS.features)]]
+    assert list(native.triton.config().input[0].dims) == [72, len(EVENTS.features)]
     x_BWF = np.ones((2, 72, len(EVENTS.features)), np.float32)
     ours = Engine(folder).forward(x_BWF)
     np.testing.assert_array_equal(native.triton.infer(x_BWF).y_BH, ours)
@@ -531,18 +537,24 @@ def test_linear_layers_are_served_by_onnx_runtime(
 def test_the_agent_asks_an_event_stream_what_a_local_engine_says(
     native: Native, make_artifact: Callable[..., Path], tmp_path: Path
 ) -> None:
-    """Over Triton's stream."""
-    folder, packets, file, record = make_artifact(1), *(tmp_path / n for n in ("packets", "f", "r"))
+    """Bit by bit over Triton's stream what it says in its own process, and what a window gets."""
+    folder, packets, file = make_artifact(1), tmp_path / "packets", tmp_path / "frames"
     native.push(folder, 2)
     toy_world.write_table(packets, toy_world.bottleneck_table("t", 2))
     log = open_log(str(packets), 0, None)
     file.write_bytes(b"".join(frames.replay_frames(log)))
-    arguments = ("--replay", file, "--record", record, "--speed", 0, "--deadline-us", 10_000_000)
-    with AgentProgram(*arguments, "--server", native.triton.address) as agent:
-        counts = agent.end(None)
-    decisions = frames.read_decisions(record)
-    assert counts["decided"] == len(decisions) == len(log.sent_ns) // 8
+    said = []
+    for source in (("--server", native.triton.address), ("--local", folder)):
+        record = tmp_path / source[0].strip("-")
+        arguments = ("--replay", file, "--record", record, "--speed", 0, "--deadline-us", 10_000_000)
+        with AgentProgram(*arguments, *source) as agent:
+            counts = agent.end(None)
+        said.append(frames.read_decisions(record))
+        assert counts["decided"] == len(said[-1]) == len(log.sent_ns) // 8
+    decisions, local = said
     assert set(decisions["version"]) == {2}
+    for column in ("first_packet", "queues", "classic_us", "default_us"):
+        np.testing.assert_array_equal(decisions[column], local[column])
     sender = EngineSender(folder)
     for (_, expected, _), decision in zip(decide_all(log, sender, speed=0), decisions, strict=True):  # type: ignore[arg-type]
         assert expected.predicted_us is not None

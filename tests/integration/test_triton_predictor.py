@@ -112,7 +112,7 @@ class Asking:
 
     def __init__(self, program: Path, servers: list[str], *more: str, deadline_us: int = DEADLINE_US) -> None:
         named = [word for server in servers for word in ("--server", server)]
-        options = ("--rate", str(RATE), "--deadline-us", str(deadline_us), "--windows", "2")
+        options = ("--rate", str(RATE), "--deadline-us", str(deadline_us), "--alternatives", "2")
         self.process = subprocess.Popen(
             [str(program), *named, "--questions", "1000000", *options, *more],
             stdout=subprocess.PIPE,
@@ -262,7 +262,7 @@ def test_one_bad_question_gets_an_error_and_those_sent_with_it_get_answers(
     path = tmp_path / "t.sock"
     with served(tmp_path, [MODEL], name="triton-bad-question", socket_path=path) as address:
         asked = 4000
-        options = ("--rate", "20000", "--windows", "2", "--deadline-us", "20000000", "--poison", "500")
+        options = ("--rate", "20000", "--alternatives", "2", "--deadline-us", "20000000", "--poison", "500")
         ran = subprocess.run(
             [str(program), "--server", address, "--questions", str(asked), *options],
             capture_output=True,

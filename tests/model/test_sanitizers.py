@@ -89,6 +89,8 @@ def test_native_backend(make_artifact: Callable[..., Path], tmp_path: Path) -> N
     version = ModelRepository(tmp_path).stage(make_artifact(1, layers=1), limits, 1, Backend.NATIVE)
     said = sanitize(SOURCES, version, 5000)
     assert len(re.findall(r"^requests: \d+ of 500 answered", said, re.M)) == 1
+    assert len(re.findall(r"^messages: \d+ of 5000 answered, \d+ resent", said, re.M)) == 1
+    assert len(re.findall(r"^sessions: \d+ answers by three threads", said, re.M)) == 2
     assert len(re.findall(r"^limits: \d+ of 5000 damaged texts refused", said, re.M)) == 1
     assert len(re.findall(r"^config: \d+ of 5000 damaged texts refused", said, re.M)) == 1
     assert len(re.findall(r"^swap: 50 versions under \d+ predictions, one encoder", said, re.M)) == 2
@@ -103,9 +105,11 @@ def test_agent(make_artifact: Callable[..., Path]) -> None:
     for line in (
         "live: 10000 batches",
         "without an allocation",
+        "ACKs without end hold up no sender",
         "streams refused",
         "good ones answered",
         "swapped under questions",
+        "begun anew answers the same",
     ):
         assert said.count(line) == 2, said
     for sanitizer in ("address", "thread"):

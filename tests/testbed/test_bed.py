@@ -17,8 +17,8 @@ import psutil
 import pytest
 from waiting import wait_until
 
-from swiftqueue.serving.agent.bindings.marked_udp import BINARY
-from swiftqueue.serving.agent.bindings.marked_udp import why_not_built as no_udp
+from swiftqueue.serving.agent.marking.udp_command import BINARY
+from swiftqueue.serving.agent.marking.udp_command import why_not_built as no_udp
 from swiftqueue.testbed.host import checks, router_log, tcp
 from swiftqueue.testbed.host.checks import capability
 from swiftqueue.testbed.host.hosts import ADDRESS_B, Bed, clean, leftovers, run_folder

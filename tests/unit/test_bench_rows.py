@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from swiftqueue.benchmarks import pretrain
+from swiftqueue.benchmarks import linerate, pretrain
 from swiftqueue.benchmarks.ingest import FLAT_MIB, PROMISED, RunStretch, memory_rows, slope
 from swiftqueue.benchmarks.rows import run_benchmark
 from swiftqueue.models.training import ray_job
@@ -48,3 +49,34 @@ def test_an_option_of_another_bench_is_named() -> None:
         run_benchmark("soak", rounds=1, as_json=True, events=5, minutes=None)
     with pytest.raises(ValueError, match="--minutes: bench ingest has no such option"):
         run_benchmark("ingest", rounds=1, as_json=True, events=None, minutes=1.0)
+    with pytest.raises(ValueError, match="--long: bench swap has no such option"):
+        run_benchmark("swap", rounds=1, as_json=True, long=True)
+
+
+def test_the_search_finds_the_highest_rate_to_a_twentieth() -> None:
+    for limit_bps in (30e6, 333e6, 5e9):
+        asked: list[float] = []
+
+        def share(rate_bps: float, limit_bps: float = limit_bps, asked: list[float] = asked) -> float:
+            asked.append(rate_bps)
+            return 0.995 if rate_bps <= limit_bps else 0.98
+
+        assert limit_bps / linerate.STEP <= linerate.searched_bps(share) <= limit_bps
+        assert len(asked) < 10
+
+
+def test_the_usual_form_is_of_minutes_and_the_long_one_has_all_of_its_settings() -> None:
+    """The stretches of five rounds, both ways, take the usual form two minutes beside the starts."""
+    usual, long = linerate.USUAL, linerate.LONG
+
+    def seconds(form: linerate.Form) -> float:
+        whole = len(form.ahead_us) * (len(linerate.FLOWS) + len(form.searched_flows))
+        probes = math.log2(math.log(linerate.HIGHEST_BPS / linerate.LOWEST_BPS, linerate.STEP))
+        searched = len(form.ahead_us) * len(form.searched_flows)
+        return 2 * (5 * form.seconds * whole + form.probe_s * math.ceil(probes) * searched)
+
+    assert 60 < seconds(usual) < 150
+    assert seconds(long) > 10 * seconds(usual)
+    assert usual.ahead_us == (2_000,)
+    assert set(usual.ahead_us) < set(long.ahead_us)
+    assert set(usual.searched_flows) < set(long.searched_flows)

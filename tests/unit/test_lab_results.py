@@ -406,8 +406,8 @@ def test_the_page_shows_every_control_profile_and_gap(tmp_path: Path) -> None:
     assert page.count('src="data:image/png;base64,') == 4  # how it opens, two of figure 8, one of the sweep
     assert "After the paper's figure 7b." in page
     assert "rfc9332, model: not run (1 run): no --artifact was given" in page
-    assert "not asked for: no_l4s, oracle_in_order, last_latency<" in page  # of figure 8
-    assert "not asked for: no_l4s, oracle_in_order, last_latency, model<" in page
+    assert "not asked for: no_l4s, oracle_in_order, last_latency, virtual_queue<" in page  # of figure 8
+    assert "not asked for: no_l4s, oracle_in_order, last_latency, virtual_queue, model<" in page
     assert "take reordering for loss by: 3 duplicate ACKs" in page
     assert "Short runs of heavy-tailed messages vary: these figures are of 8 s after the warm-up." in page
     for word in ("goodput", "classic flows&#39; share", "RTT P99", "retransmitted", "reordered"):
@@ -426,8 +426,8 @@ def test_the_page_shows_every_control_profile_and_gap(tmp_path: Path) -> None:
     assert opened
     assert missing.splitlines() == [
         "- figure8: rfc9332, model: not run (1 run): no --artifact was given",
-        "- figure8: not asked for: no_l4s, oracle_in_order, last_latency",
-        "- mine: not asked for: no_l4s, oracle_in_order, last_latency, model",
+        "- figure8: not asked for: no_l4s, oracle_in_order, last_latency, virtual_queue",
+        "- mine: not asked for: no_l4s, oracle_in_order, last_latency, virtual_queue, model",
     ]
     tables, _, rule = tables.rpartition("\n\n")
     assert rule == "S1's L4S flows take reordering for loss by: 3 duplicate ACKs\n"

@@ -54,7 +54,7 @@ def test_an_import_that_meets_it_ends_in_one_line(tmp_path: Path) -> None:
         ("serving/triton/native", "model.cc", "HEADERS"),
         ("serving/triton/identity", "identity.cc", "HEADERS"),
         ("serving/agent", "io/feed.cc", "HEADERS"),
-        ("serving/agent", "bindings/marked_udp_capi.cc", "UDP_HEADERS"),
+        ("serving/agent", "bindings/swiftqueue.cc", "UDP_HEADERS"),
     ],
 )
 def test_make_knows_each_header_that_a_source_includes(

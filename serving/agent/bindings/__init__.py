@@ -1,1 +1,1 @@
-"""The sending library for C and Python."""
+"""`swiftqueue.h` for programs that send, the same calls for Python, and the controller for Python."""

@@ -13,7 +13,6 @@
 namespace swiftqueue::agent {
 namespace {
 
-constexpr int kFirstTokens = 64;  // window size until a model says its own
 // Batches whose ACKs are waited for: 1 Gbit/s of 1,500-byte packets over 100 ms has 1,042 of them.
 constexpr std::size_t kDecidedBatches = 4096;
 constexpr float kMaxErrorUs = 1e12F;  // a sender may send any number as a latency
@@ -36,7 +35,7 @@ DecisionLoop::DecisionLoop(Predictor& predictor, const ControllerParams& params,
       statistics_(statistics),
       telemetry_(telemetry),
       heartbeat_(heartbeat),
-      x_BWF_(static_cast<std::size_t>(kMaxWindows) * kMaxTokens * kEventWindowFeatureCount),
+      x_QF_(std::size_t{kMaxQueries} * kEventWindowFeatureCount),
       pending_(kMaxOutstanding) {
   due_.reserve(2 * kMaxOutstanding);
 }
@@ -46,9 +45,8 @@ std::uint32_t DecisionLoop::open(std::string_view name, DecisionTaker& taker) {
     ++last_stream_;
   } while (last_stream_ == 0 || streams_.contains(last_stream_));
   const std::uint32_t id = last_stream_;
-  const int served = predictor_.model().tokens;
-  const int tokens = served > 0 ? served : kFirstTokens;
-  streams_.emplace(id, std::make_unique<Stream>(id, name, tokens, params_, pool_, taker));
+  const int reach = predictor_.model().reach;
+  streams_.emplace(id, std::make_unique<Stream>(id, name, reach, params_, pool_, taker));
   statistics_.senders.add();
   if (telemetry_ != nullptr) {
     HelloFrame hello;
@@ -72,6 +70,7 @@ void DecisionLoop::close(std::uint32_t sender) {
   statistics_.senders.add(-1);
   flows_ -= stream.sender.flows();
   receivers_ -= stream.sender.receivers();
+  predictor_.forget(sender);
   streams_.erase(sender);
   if (telemetry_ != nullptr) telemetry_->put(ByeFrame{}, sender);
 }
@@ -191,21 +190,19 @@ bool DecisionLoop::batch(std::uint32_t sender, const BatchFrame& frame, std::int
     return true;
   };
   const Model model = predictor_.model();
-  if (model.tokens == 0) return keep(Outcome::kNoModel);
-  counted(stream, [&] {
-    stream.sender.set_tokens(model.tokens);
-    return true;
-  });
+  if (model.reach == 0) return keep(Outcome::kNoModel);
+  stream.sender.keep(model.reach);
   const std::int64_t asked_ns = monotonic_ns();
   if (asked_ns >= due_ns) return keep(Outcome::kLate);
-  const auto question = stream.sender.ask(frame.first_packet, frame.now_ns, batch, x_BWF_.data());
+  const auto question = stream.sender.ask(frame.first_packet, frame.now_ns, batch, x_QF_.data());
   if (!question || stream.outstanding >= pending_.size() - outstanding_) {
     return keep(Outcome::kError);
   }
   // A batch that is due long after the others keeps its slot; the others go round it.
   while (slot_of(last_ticket_ + 1).ticket != 0) ++last_ticket_;
   PendingBatch& pending = slot_of(last_ticket_ + 1);
-  if (!predictor_.ask(last_ticket_ + 1, x_BWF_.data(), question->windows, due_ns)) {
+  if (!predictor_.ask({last_ticket_ + 1, sender, stream.sender.rows(), x_QF_.data(),
+                       question->alternatives, due_ns})) {
     return keep(Outcome::kError);
   }
   pending = {++last_ticket_, &stream, *question, frame.now_ns, asked_ns, due_ns};

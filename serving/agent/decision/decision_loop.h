@@ -77,9 +77,9 @@ class DecisionLoop {
     Arms arms{};
   };
   struct Stream {
-    Stream(std::uint32_t number, std::string_view called, int tokens,
-           const ControllerParams& params, const EventStream::Pool& pool, DecisionTaker& to)
-        : id(number), name(called), sender(tokens, params, pool), taker(to) {}
+    Stream(std::uint32_t number, std::string_view called, int reach, const ControllerParams& params,
+           const EventStream::Pool& pool, DecisionTaker& to)
+        : id(number), name(called), sender(reach, params, pool), taker(to) {}
     // Returns the decision about a packet's batch; null if there was none, or it is long ago.
     DecidedBatch* decided_about(std::int64_t packet);
 
@@ -129,7 +129,7 @@ class DecisionLoop {
   std::size_t flows_ = 0;      // flows of all senders
   std::size_t receivers_ = 0;  // receivers of all senders
   std::uint32_t last_stream_ = 0;
-  std::vector<float> x_BWF_;
+  std::vector<float> x_QF_;
   std::vector<PendingBatch> pending_;  // ring by ticket
   std::vector<Deadline> due_;  // heap, earliest first; entries of ended batches are swept out
   std::uint64_t last_ticket_ = 0;

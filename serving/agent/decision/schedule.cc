@@ -209,7 +209,9 @@ void run_schedule(Source& source, DecisionLoop& loop, std::uint32_t sender, cons
       do {  // the loop touches its heartbeat now and then, also while the source is silent for long
         loop.run(std::min(ask_ns, monotonic_ns() + kSilentNs));
       } while (monotonic_ns() < ask_ns && !stop);
-      statistics.behind.add(monotonic_ns() - ask_ns > kBehindNs ? 1 : 0);
+      const std::int64_t late_ns = monotonic_ns() - ask_ns;
+      statistics.behind.add(late_ns > kBehindNs ? 1 : 0);
+      statistics.lateness.observe(late_ns);
     }
     BatchFrame asked = *batch;
     asked.now_ns = std::max<std::int64_t>(batch->now_ns - lead_ns, 0);

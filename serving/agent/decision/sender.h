@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
 //
-// One sender: its event window, its queue controller and its counts. The agent and the
-// simulator compile this file. Pure: no I/O, no clock, no thread; every time is an argument, on the
-// sender's own clock. A question contains only what `sent` and `acked` have said by then.
+// One sender: its events, its queue controller and its counts. The agent and the simulator compile
+// this file. Pure: no I/O, no clock, no thread; every time is an argument, on the sender's own
+// clock. A question contains only what `sent` and `acked` have said by then.
 //
-//   const auto question = sender.ask(first_packet, now_ns, batch, x_BWF);   // windows to predict
+//   const auto question = sender.ask(first_packet, now_ns, batch, x_QF);   // rows of candidates
 //   ... the answer may take its time; other batches may be asked about meanwhile ...
 //   sender.decide(*question, then_ns, y_BHL)   or    sender.keep_default(batch, Outcome::kLate)
 //
 // Each batch ends in exactly one of `decide` and `keep_default`: batches = decided + late + failed.
 //
-// Shapes: B windows asked about (1 or 2), W window rows, F features of a row, H horizon (8
-// packets), L levels of quantiles.
+// Shapes: B alternatives asked about (1 or 2), H horizon (8 packets), Q queries (8 for each
+// alternative), F features of a row, L levels of quantiles.
 #ifndef SWIFTQUEUE_SERVING_AGENT_SENDER_H_
 #define SWIFTQUEUE_SERVING_AGENT_SENDER_H_
 
@@ -25,12 +25,14 @@
 #include <span>
 #include <utility>
 
-#include "feature_store/events/event_window.h"
+#include "feature_store/events/event_stream.h"
 #include "serving/agent/decision/controller.h"
+#include "serving/agent/decision/event_rows.h"
 
 namespace swiftqueue::agent {
 
-inline constexpr int kMaxWindows = 2;  // windows of a batch: one for each candidate queue
+inline constexpr int kMaxAlternatives = 2;  // the classic queue, and each packet's default queue
+inline constexpr int kMaxQueries = kMaxAlternatives * kHorizon;  // queries of a batch
 
 // The end of a batch.
 enum class Outcome : std::uint8_t {
@@ -64,40 +66,40 @@ struct Counts {
 struct Question {
   std::int64_t first_packet;
   Batch batch;
-  int windows;  // B: 1 where both candidate queues make the same window
+  int alternatives;  // B: 1 where all default queues are the classic one
   std::int32_t in_flight;
+
+  int queries() const { return alternatives * kHorizon; }
 };
 
 class Sender {
  public:
-  // `tokens` is W. Throws std::invalid_argument for impossible sizes or parameters.
-  explicit Sender(int tokens, const ControllerParams& params = {},
+  // `reach` events are those that a question looks back at. Throws std::invalid_argument for
+  // impossible parameters.
+  explicit Sender(int reach, const ControllerParams& params = {},
                   EventStream::Pool pool = std::make_shared<swiftqueue::detail::EventPool>())
-      : pool_(std::move(pool)), log_(std::in_place, tokens, pool_), controller_(params) {}
+      : rows_(reach), stream_(std::move(pool)), controller_(params) {}
 
-  int tokens() const { return log_->tokens(); }
-  // Takes windows of another size, for another model: history starts anew, as after a restart.
-  // Packets sent before are forgotten.
-  void set_tokens(int tokens) {
-    if (tokens == this->tokens()) return;
-    overflowed_ = overflowed();
-    log_.emplace(tokens, pool_);
-  }
+  // Rows of its last events, for whoever answers.
+  const EventRows& rows() const { return rows_; }
+  // Keeps as many rows as another model looks back at.
+  void keep(int reach) { rows_.keep(reach); }
 
   // Numbers of packets remembered because an ACK may come, and of their flows.
-  std::int32_t remembered() const { return log_->remembered(); }
-  std::size_t flows() const { return log_->flows(); }
+  std::int32_t remembered() const { return stream_.remembered(); }
+  std::size_t flows() const { return stream_.flows(); }
   // Number of receivers whose least latency is remembered.
-  std::size_t receivers() const { return log_->receivers(); }
+  std::size_t receivers() const { return stream_.receivers(); }
   // Number of packets given up before their time, for want of room.
-  std::int64_t overflowed() const { return overflowed_ + log_->overflowed(); }
+  std::int64_t overflowed() const { return stream_.overflowed(); }
   // Gives up the oldest packet before its time. False: there is none.
-  bool give_up_oldest() { return log_->give_up_oldest(); }
+  bool give_up_oldest() { return stream_.give_up_oldest(); }
 
   // Logs a packet as it is sent, in the queue it is marked for; `arm` belongs to the decision that
   // it followed. False: refused, nothing changed.
   bool sent(std::int64_t packet, std::int64_t sent_ns, const Candidate& what, Arm arm = 0) {
-    if (!log_->sent(packet, sent_ns, what)) return false;
+    if (!stream_.sent(packet, sent_ns, what, rows_.place())) return false;
+    add(0);
     controller_.sent(packet, sent_ns, what, arm);
     return true;
   }
@@ -105,25 +107,26 @@ class Sender {
   // Logs the first ACK that covers a packet; NaN where the latency is unknown (Karn).
   bool acked(std::int64_t packet, std::int64_t acked_ns, float latency_us) {
     controller_.acked(packet, acked_ns, std::isfinite(latency_us));
-    return log_->acked(packet, acked_ns, latency_us);
+    if (!stream_.acked(packet, acked_ns, latency_us, rows_.place())) return false;
+    add(1);
+    return true;
   }
 
-  // Writes the windows of a decision taken at `now_ns` about packets `first_packet` .. + H - 1:
-  // window 0 has all of them in the classic queue, window 1 each in its default queue, unless that
-  // is the same window. x_BWF takes kMaxWindows windows. Returns nothing if a packet of the batch
-  // is impossible (size below 1, unknown queue).
+  // Writes the queries x_QF of a decision taken at `now_ns` about packets `first_packet` .. + H -
+  // 1: all of them in the classic queue, then each in its default queue, unless that is the same.
+  // x_QF takes kMaxQueries rows. Returns nothing if a packet of the batch is impossible (size below
+  // 1, unknown queue).
   std::optional<Question> ask(std::int64_t first_packet, std::int64_t now_ns, const Batch& batch,
-                              float* x_BWF) const {
+                              float* x_QF) const {
     Question question{first_packet, batch, 1, 0};
     Batch classic = batch;
     for (Candidate& packet : classic) packet.queue = kClassic;
-    question.in_flight = log_->window(now_ns, classic, x_BWF);
-    if (question.in_flight < 0) return std::nullopt;
+    if (!query(now_ns, classic, x_QF)) return std::nullopt;
+    question.in_flight = static_cast<std::int32_t>(x_QF[event_input("in_flight")]);
     if (std::any_of(batch.begin(), batch.end(),
                     [](const Candidate& packet) { return packet.queue != kClassic; })) {
-      float* const default_WF = x_BWF + std::ptrdiff_t{tokens()} * kEventWindowFeatureCount;
-      if (log_->window(now_ns, batch, default_WF) < 0) return std::nullopt;
-      question.windows = 2;
+      if (!query(now_ns, batch, x_QF + kHorizon * kEventWindowFeatureCount)) return std::nullopt;
+      question.alternatives = 2;
     }
     return question;
   }
@@ -134,8 +137,8 @@ class Sender {
   Decision decide(const Question& question, std::int64_t now_ns, const float* y_BHL,
                   std::span<const double> levels = {}) {
     BatchAnswer answered{levels, y_BHL, y_BHL};
-    const std::size_t values = kHorizon * answered.outputs();  // values of a window
-    const float* const end = y_BHL + static_cast<std::size_t>(question.windows) * values;
+    const std::size_t values = kHorizon * answered.outputs();  // values of an alternative
+    const float* const end = y_BHL + static_cast<std::size_t>(question.alternatives) * values;
     answered.default_us_HL = end - values;
     if (!std::all_of(y_BHL, end, [](float us) { return std::isfinite(us) && us >= 0; })) {
       return keep_default(question.batch, Outcome::kError);
@@ -170,9 +173,21 @@ class Sender {
   const Guard::Counts& guarded() const { return controller_.guarded(); }
 
  private:
-  EventStream::Pool pool_;
-  std::optional<EventWindow> log_;  // always has a value; a window of another size takes its place
-  std::int64_t overflowed_ = 0;     // overflowed packets in windows of other sizes
+  // Takes up the row that was just written; `ack` says whether it is an ACK's.
+  void add(float ack) {
+    rows_.place()[kEventInputCount] = ack;
+    rows_.add();
+  }
+  bool query(std::int64_t now_ns, const Batch& batch, float* x_HF) const {
+    for (int place = 0; place < kHorizon; ++place, x_HF += kEventWindowFeatureCount) {
+      if (!stream_.query(now_ns, batch[static_cast<std::size_t>(place)], place, x_HF)) return false;
+      x_HF[kEventInputCount] = 0;
+    }
+    return true;
+  }
+
+  EventRows rows_;
+  EventStream stream_;
   QueueController controller_;
   Counts counts_;
 };

@@ -112,6 +112,7 @@ struct Statistics {
   GuardStatistics guard;
   DurationHistogram round_trip;
   DurationHistogram prediction_error;  // |predicted - came|
+  DurationHistogram lateness;          // from a batch's time to the question about it
 
   std::int64_t of(Outcome outcome) const {
     return batches[static_cast<std::size_t>(outcome)].get();

@@ -65,11 +65,12 @@ class AgentSocket {
   // The connection is gone, and what the agent said is void.
   virtual void gone() = 0;
 
+  // `may_wait`: the frame need not be written before the next one or the next turn.
   template <typename T>
-  void say(const T& frame) {
+  void say(const T& frame, bool may_wait = false) {
     const T whole = finished(frame, 0, 0);
     out_.append(reinterpret_cast<const char*>(&whole), sizeof whole);
-    write_socket();
+    if (!may_wait || out_.size() >= kTogether) write_socket();
     if (out_.size() > kMostWaiting) lose("it takes nothing any more");
   }
 
@@ -77,6 +78,7 @@ class AgentSocket {
   static constexpr std::int64_t kRetryNs = 1'000'000'000;  // between attempts to connect
   // Bytes that the agent has not taken, at which it is as good as gone.
   static constexpr std::size_t kMostWaiting = 1 << 20;
+  static constexpr std::size_t kTogether = 1 << 12;  // bytes that are written together at most
 
   void connect_socket() {
     fd_ = ::socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);

@@ -84,11 +84,13 @@ std::vector<MetricFamily> collect(const Statistics& s, const Predictor& predicto
   std::vector<ClientMetric> connected;
   std::vector<ClientMetric> refused;
   std::vector<ClientMetric> refusals;
+  std::vector<ClientMetric> resends;
   for (const ServerState& server : predictor.servers()) {
     const std::vector<ClientMetric::Label> label{{"server", server.name}};
     connected.push_back(labelled(label, MetricType::Gauge, server.connected ? 1 : 0));
     refused.push_back(labelled(label, MetricType::Gauge, server.refused ? 1 : 0));
     refusals.push_back(labelled(label, MetricType::Counter, static_cast<double>(server.refusals)));
+    resends.push_back(labelled(label, MetricType::Counter, static_cast<double>(server.resends)));
     if (server.version >= 0) {
       version.push_back(labelled(label, MetricType::Gauge, static_cast<double>(server.version)));
     }
@@ -112,6 +114,8 @@ std::vector<MetricFamily> collect(const Statistics& s, const Predictor& predicto
              MetricType::Gauge, std::move(refused)),
       family("refused_models_total", "Models found damaged or made for other features.",
              MetricType::Counter, std::move(refusals)),
+      family("resends_total", "Times that the server had lost a sender's events.",
+             MetricType::Counter, std::move(resends)),
       family("stale_answers_total", "Answers that came after their batch was due.",
              MetricType::Counter, single(MetricType::Counter, s.stale)),
       family("moved_unacked", "Packets moved to the classic queue and not acknowledged yet.",

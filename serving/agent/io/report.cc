@@ -57,6 +57,7 @@ std::string Report::counts() const {
   }
   add("stale_answers", s.stale.get());
   add("behind_schedule", s.behind.get());
+  add("lateness_p99_ns", s.lateness.quantile_ns(0.99));
   add("packets_classic", s.packets[kClassic].get());
   add("packets_l4s", s.packets[kL4s].get());
   return out;

@@ -36,6 +36,10 @@ class AgentLink final : public AgentSocket<Frame, read_frame> {
   // Without an agent nothing is ever decided.
   using AgentSocket::AgentSocket;
 
+  // From now on SENT and ACKED frames are written together: with the next question, at the next
+  // turn, or when 4 KiB of them wait. Without this each one is written at once.
+  void write_together() { together_ = true; }
+
   LinkCounts counts() const { return {connections(), lost(), asked_, answered_}; }
 
   void ask(std::int64_t first_packet, std::int64_t now_ns, std::int64_t due_ns,
@@ -58,8 +62,15 @@ class AgentLink final : public AgentSocket<Frame, read_frame> {
     const std::int64_t batch = packet / kHorizon;
     decisions_.erase(decisions_.begin(), decisions_.lower_bound(batch));
     const auto found = decisions_.find(batch);
-    if (found == decisions_.end()) return std::nullopt;
-    return found->second[static_cast<std::size_t>(packet % kHorizon)];
+    if (found == decisions_.end() || found->second.outcome != Outcome::kDecided)
+      return std::nullopt;
+    return found->second.queues[static_cast<std::size_t>(packet % kHorizon)];
+  }
+
+  // Returns the answer about the earliest batch, each once, whatever its outcome.
+  std::optional<DecisionFrame> next() {
+    if (decisions_.empty()) return std::nullopt;
+    return decisions_.extract(decisions_.begin()).mapped();
   }
 
   void sent(std::int64_t packet, std::int64_t sent_ns, const Candidate& as, std::uint8_t ecn,
@@ -75,7 +86,7 @@ class AgentLink final : public AgentSocket<Frame, read_frame> {
     frame.queue = as.queue;
     frame.ecn = ecn;
     frame.retransmitted = retransmitted;
-    say(frame);
+    say(frame, together_);
   }
 
   // Reports the first ACK of a packet, unless this connection was not told of the packet, or the
@@ -87,17 +98,18 @@ class AgentLink final : public AgentSocket<Frame, read_frame> {
     frame.packet = packet;
     frame.acked_ns = acked_ns;
     frame.latency_us = latency_us;
-    say(frame);
+    say(frame, together_);
   }
 
  private:
+  static constexpr std::size_t kMostAnswers = 1 << 12;  // answers that nobody took
+
   void took(const Frame& frame) override {
     if (frame.header.type != FrameType::kDecision) return;
     const DecisionFrame& decision = frame.decision;
     ++answered_[static_cast<std::size_t>(decision.outcome)];
-    if (decision.outcome == Outcome::kDecided) {
-      decisions_[decision.first_packet / kHorizon] = decision.queues;
-    }
+    decisions_[decision.first_packet / kHorizon] = decision;
+    if (decisions_.size() > kMostAnswers) decisions_.erase(decisions_.begin());
   }
 
   void gone() override {
@@ -105,8 +117,9 @@ class AgentLink final : public AgentSocket<Frame, read_frame> {
     decisions_.clear();
   }
 
+  bool together_ = false;  // whether SENT and ACKED frames may wait
   std::int64_t first_told_ = -1;
-  std::map<std::int64_t, Queues> decisions_;  // queues by batch
+  std::map<std::int64_t, DecisionFrame> decisions_;  // answers by batch
   std::int64_t asked_ = 0;
   std::array<std::int64_t, kOutcomeNames.size()> answered_{};
 };

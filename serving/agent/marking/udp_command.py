@@ -4,11 +4,21 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
-from swiftqueue.serving.agent.bindings.marked_udp import BINARY, why_not_built
+from swiftqueue.common import native
+
+FOLDER: Final = Path(__file__).resolve().parents[1]
+BINARY: Final = FOLDER / "_build" / "swiftqueue-udp"
+
+
+def why_not_built() -> str | None:
+    """Build the sending program if it is missing; return a line if it still is, else None."""
+    if not BINARY.is_file():
+        native.build_room(FOLDER, "udp")
+    return None if BINARY.is_file() else f"{BINARY} is not built; `make -C {FOLDER} udp` says what is missing"
 
 
 def send(

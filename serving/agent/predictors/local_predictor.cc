@@ -14,10 +14,12 @@
 #include <mutex>
 #include <stdexcept>
 #include <thread>
+#include <unordered_map>
 #include <vector>
 
 #include "serving/agent/io/clock.h"
 #include "serving/agent/predictors/artifact_folder.h"
+#include "serving/agent/predictors/up_to_date.h"
 #include "serving/agent/predictors/usable_model.h"
 #include "serving/engine/artifact.h"
 #include "serving/engine/engine.h"
@@ -28,11 +30,11 @@ namespace {
 using engine::Artifact;
 using engine::Engine;
 
-constexpr std::int64_t kSmooth = 8;  // windows over which the time of one is averaged
+constexpr std::int64_t kSmooth = 8;  // questions over which the time of one is averaged
 constexpr std::int64_t kTryNs = 20'000'000;
 constexpr std::int64_t kSpinNs = 60'000;  // a sleep may end this much too late
 
-// Returns an engine that has answered a window of padding; throws the artifact's fault.
+// Returns an engine that has answered a question; throws the artifact's fault.
 std::unique_ptr<Engine> tried(const Artifact& artifact, std::int64_t version) {
   const auto& model = artifact.description;
   engine::require_one_latency(model);
@@ -40,9 +42,9 @@ std::unique_ptr<Engine> tried(const Artifact& artifact, std::int64_t version) {
       why_not_usable(model.schema_hash, model.tokens, kEventWindowFeatureCount, kHorizon);
   if (!why.empty()) throw std::runtime_error(why);
   auto engine = std::make_unique<Engine>(artifact, nullptr, "auto", version);
-  const std::vector<float> x_WF(Model{model.tokens, version}.floats());
+  const std::array<float, std::size_t{kHorizon} * kEventWindowFeatureCount> x_HF{};
   std::array<float, kHorizon> y_H{};
-  engine->forward(x_WF.data(), 1, model.tokens, y_H.data(), nullptr);
+  engine->answer(*engine->open_session(), x_HF.data(), kHorizon, y_H.data(), nullptr);
   return engine;
 }
 
@@ -75,35 +77,39 @@ class LocalPredictor final : public Predictor {
     close(wake_fd_);
   }
 
-  Model model() const override { return {engine_->description().tokens, engine_->version()}; }
+  Model model() const override { return {engine_->reach(), engine_->version()}; }
 
   std::string problem() const override { return problem_; }
 
   // A question that cannot be answered in time is not computed: it would make later ones late too.
-  bool ask(std::uint64_t ticket, const float* x_BWF, int windows,
-           std::int64_t deadline_ns) override {
+  bool ask(const Enquiry& enquiry) override {
     if (waiting_ == answers_.size()) {
       problem_ = "more answers wait than are ever taken";
       return false;
     }
     const std::int64_t begin_ns = monotonic_ns();
-    if (begin_ns + windows * window_ns_ > deadline_ns && begin_ns - computed_ns_ < kTryNs) {
+    if (begin_ns + enquiry.alternatives * alternative_ns_ > enquiry.deadline_ns &&
+        begin_ns - computed_ns_ < kTryNs) {
       return true;  // one slow answer must not keep all later ones from being tried
     }
     Answer answer;
-    answer.ticket = ticket;
+    answer.ticket = enquiry.ticket;
     try {
-      answer.version = engine_->forward(x_BWF, windows, engine_->description().tokens,
-                                        answer.y_BH.data(), nullptr);
+      answer.version =
+          engine_->answer(up_to_date(enquiry), enquiry.x_QF, enquiry.alternatives * kHorizon,
+                          answer.y_BH.data(), nullptr);
       answer.ok = true;
       computed_ns_ = monotonic_ns();
-      window_ns_ += ((computed_ns_ - begin_ns) / windows - window_ns_) / kSmooth;
+      alternative_ns_ +=
+          ((computed_ns_ - begin_ns) / enquiry.alternatives - alternative_ns_) / kSmooth;
     } catch (const std::exception& error) {
       problem_ = answer.error = error.what();
     }
     answers_[(taken_ + waiting_++) % answers_.size()] = std::move(answer);
     return true;
   }
+
+  void forget(std::uint32_t sender) override { sessions_.erase(sender); }
 
   bool next(Answer& answer, std::int64_t until_ns) override {
     if (fresh_.load(std::memory_order_acquire)) take_up();
@@ -128,6 +134,14 @@ class LocalPredictor final : public Predictor {
   }
 
  private:
+  // Returns the sender's session, with all its events.
+  const engine::Session& up_to_date(const Enquiry& enquiry) {
+    std::unique_ptr<engine::Session>& session = sessions_[enquiry.sender];
+    if (session == nullptr) session = engine_->open_session();
+    bring_up_to_date(*engine_, *session, enquiry.rows);
+    return *session;
+  }
+
   // Sleeps until shortly before `until_ns`, then looks at the clock; `wake` ends it.
   void wait(std::int64_t until_ns) {
     while (true) {
@@ -149,6 +163,7 @@ class LocalPredictor final : public Predictor {
   void take_up() {
     const std::lock_guard lock(mutex_);
     std::swap(engine_, made_);
+    sessions_.clear();  // of another encoder
     served_ = engine_.get();
     fresh_ = false;
     closed_.notify_all();
@@ -204,12 +219,13 @@ class LocalPredictor final : public Predictor {
   int wake_fd_ = -1;
   // These belong to the loop's thread:
   std::unique_ptr<Engine> engine_;
+  std::unordered_map<std::uint32_t, std::unique_ptr<engine::Session>> sessions_;  // by sender
   std::string problem_;
   std::vector<Answer> answers_ = std::vector<Answer>(kMaxOutstanding);  // ring
   std::size_t taken_ = 0;
   std::size_t waiting_ = 0;
-  std::int64_t window_ns_ = 0;    // recent time of one window
-  std::int64_t computed_ns_ = 0;  // time when the last answer was ready
+  std::int64_t alternative_ns_ = 0;  // recent time of one alternative
+  std::int64_t computed_ns_ = 0;     // time when the last answer was ready
   // These belong to the watcher:
   Fingerprint seen_;
   Artifact artifact_;  // without its tensors

@@ -2,12 +2,12 @@
 //
 // Asks servers questions as the agent does and prints the results: for `swiftqueue bench serving`
 // and for the tests of the client. Without a rate it asks one question at a time, so that the
-// figures are round trips; with one, as many per second whatever the answers do. Each question is
-// about the windows of the one before, 16 tokens later, as a sender's next one is.
+// figures are round trips; with one, as many per second whatever the answers do. There are 16 new
+// events at each question, as a sender of many packets has them.
 //
 // SIGINT ends it early. Prints a line `ready` once a model is served, and at the end one JSON
 // object:
-//   tokens, asked, in_time, late, failed     questions; each is one of the last three
+//   asked, in_time, late, failed             questions; each is one of the last three
 //   p50_us, p99_us                           from asking to the answer, of answers in time
 //   gap_ms, silent_ms                        longest time without an answer in time, and that at
 //   the
@@ -37,8 +37,9 @@ namespace swiftqueue::agent {
 namespace {
 
 constexpr std::int64_t kWarmUp = 500;  // questions that do not count, where one follows another
-// Tokens that are new since the question before: a batch was sent, and one was acknowledged.
-constexpr std::ptrdiff_t kNewTokens = 2 * kHorizon;
+// Events since the question before: a batch was sent, and one was acknowledged.
+constexpr int kNewEvents = 2 * kHorizon;
+constexpr std::uint32_t kSender = 1;
 
 volatile std::sig_atomic_t interrupted = 0;
 
@@ -48,32 +49,32 @@ struct Settings {
   double rate = 0;
   std::int64_t deadline_us = 1'000'000;
   std::int64_t connect_ms = 10'000;
-  int windows = 1;
+  int alternatives = 1;
   std::int64_t poison = 0;  // one question of so many has a NaN
 };
 
-// Makes windows full of real tokens, with values that every unit allows.
-std::vector<float> make_windows(int windows, const Model& model) {
-  std::mt19937 random(0);
-  const auto features = static_cast<std::size_t>(kEventWindowFeatureCount);
-  std::vector<float> x_BWF(static_cast<std::size_t>(windows) * model.floats());
-  for (float& value : x_BWF) value = static_cast<float>(random() % 2);
-  for (std::size_t row = 0; row < x_BWF.size(); row += features) {
-    x_BWF[row + event_input("size_bytes")] = 1500;
+// Makes rows with values that every unit allows.
+class MadeRows {
+ public:
+  void write(float* x_RF, int rows) {
+    for (int row = 0; row < rows; ++row, x_RF += kEventWindowFeatureCount) {
+      for (int f = 0; f < kEventWindowFeatureCount; ++f) {
+        x_RF[f] = static_cast<float>(random_() % 2);
+      }
+      x_RF[event_input("size_bytes")] = 1500;
+    }
   }
-  return x_BWF;
-}
+  // Adds events to a sender's.
+  void add(EventRows& rows, int events) {
+    for (int event = 0; event < events; ++event) {
+      write(rows.place(), 1);
+      rows.add();
+    }
+  }
 
-// Drops the oldest tokens of each window, and adds them again as its newest.
-void go_on(std::vector<float>& x_BWF, int windows, const Model& model) {
-  const std::ptrdiff_t features = kEventWindowFeatureCount;
-  const std::ptrdiff_t history = model.tokens - kHorizon;
-  for (int window = 0; window < windows; ++window) {
-    const auto first = x_BWF.begin() + window * static_cast<std::ptrdiff_t>(model.floats());
-    std::rotate(first, first + std::min(kNewTokens, history) * features,
-                first + history * features);
-  }
-}
+ private:
+  std::mt19937 random_{0};
+};
 
 // The counts of the questions' results.
 class Tally {
@@ -114,16 +115,15 @@ class Tally {
   bool waits() const { return !open_.empty(); }
   std::int64_t next_deadline_ns() const { return open_.front().deadline_ns; }
 
-  void print(int tokens) {
+  void print() {
     std::sort(us_.begin(), us_.end());
     const auto at = [&](double share) {
       return us_.empty()
                  ? -1.0
                  : us_[static_cast<std::size_t>(share * static_cast<double>(us_.size() - 1))];
     };
-    std::printf(
-        "{\"tokens\": %d, \"asked\": %ld, \"in_time\": %zu, \"late\": %ld, \"failed\": %ld, ",
-        tokens, asked_, us_.size(), late_, failed_);
+    std::printf("{\"asked\": %ld, \"in_time\": %zu, \"late\": %ld, \"failed\": %ld, ", asked_,
+                us_.size(), late_, failed_);
     const std::int64_t silent_ns = last_ns_ == 0 ? 0 : monotonic_ns() - last_ns_;
     gap_ns_ = std::max(gap_ns_, silent_ns);
     std::printf("\"p50_us\": %.1f, \"p99_us\": %.1f, \"gap_ms\": %.1f, \"silent_ms\": %.1f, ",
@@ -164,7 +164,7 @@ class Tally {
 
 void wait_for_model(Predictor& predictor, std::int64_t until_ns) {
   Answer answer;
-  while (predictor.model().tokens == 0) {
+  while (predictor.model().reach == 0) {
     if (monotonic_ns() > until_ns) throw std::runtime_error(predictor.problem());
     predictor.next(answer, monotonic_ns() + 1'000'000);
   }
@@ -175,8 +175,11 @@ void wait_for_model(Predictor& predictor, std::int64_t until_ns) {
 void run(const Settings& settings) {
   const auto predictor = make_triton_predictor(settings.triton);
   wait_for_model(*predictor, monotonic_ns() + settings.connect_ms * 1'000'000);
-  Model model = predictor->model();
-  std::vector<float> x_BWF = make_windows(settings.windows, model);
+  MadeRows made;
+  EventRows rows(predictor->model().reach);
+  made.add(rows, predictor->model().reach);
+  std::vector<float> x_QF(std::size_t{kMaxQueries} * kEventWindowFeatureCount);
+  made.write(x_QF.data(), kMaxQueries);
   Tally tally;
   Answer answer;
   const bool one_by_one = settings.rate == 0;
@@ -188,23 +191,20 @@ void run(const Settings& settings) {
     const bool more = i < settings.questions && interrupted == 0;
     const bool ask = more && (one_by_one ? !tally.waits() : now >= due_ns);
     if (ask) {
-      const Model served = predictor->model();
-      if (served.tokens > 0 && served.tokens != model.tokens) {
-        model = served;
-        x_BWF = make_windows(settings.windows, model);
-      }
+      rows.keep(predictor->model().reach);
       const std::int64_t deadline_ns = now + settings.deadline_us * 1000;
       const auto ticket = static_cast<std::uint64_t>(i++ - first);
       const bool poisoned = settings.poison > 0 && i % settings.poison == 0;
-      const float value = std::exchange(x_BWF[0], poisoned ? NAN : x_BWF[0]);
-      if (predictor->ask(ticket, x_BWF.data(), settings.windows, deadline_ns)) {
+      const float value = std::exchange(x_QF[0], poisoned ? NAN : x_QF[0]);
+      if (predictor->ask(
+              {ticket, kSender, rows, x_QF.data(), settings.alternatives, deadline_ns})) {
         tally.asked(ticket, now, deadline_ns);
       } else {
         tally.refused(predictor->problem());
         if (one_by_one) throw std::runtime_error(predictor->problem());
       }
-      x_BWF[0] = value;
-      go_on(x_BWF, settings.windows, model);
+      x_QF[0] = value;
+      made.add(rows, kNewEvents);
       if (!one_by_one) due_ns += static_cast<std::int64_t>(1e9 / settings.rate);
     }
     std::int64_t until_ns = tally.waits() ? tally.next_deadline_ns() : now;
@@ -214,13 +214,14 @@ void run(const Settings& settings) {
     if (predictor->next(answer, until_ns)) tally.answered(answer, monotonic_ns());
     tally.expire(monotonic_ns());
   }
-  tally.print(model.tokens);
+  tally.print();
 }
 
 }  // namespace
 }  // namespace swiftqueue::agent
 
 int main(int count, char** arguments) {
+  using swiftqueue::agent::kMaxAlternatives;
   using swiftqueue::agent::Settings;
   Settings settings;
   CLI::App app("Asks Triton servers as the sender agent does.");
@@ -229,7 +230,8 @@ int main(int count, char** arguments) {
   app.add_option("--model", settings.triton.model, "model's name");
   app.add_option("--questions", settings.questions, "how many")->check(CLI::PositiveNumber);
   app.add_option("--rate", settings.rate, "questions per second; 0: one after the other");
-  app.add_option("--windows", settings.windows, "windows of a question")->check(CLI::Range(1, 2));
+  app.add_option("--alternatives", settings.alternatives, "what a question compares")
+      ->check(CLI::Range(1, kMaxAlternatives));
   app.add_option("--poison", settings.poison, "make every so many questions one with a NaN");
   app.add_option("--deadline-us", settings.deadline_us, "after which an answer is late");
   app.add_option("--connect-ms", settings.connect_ms, "longest wait for a model");

@@ -89,8 +89,8 @@ class TritonPredictor : public Predictor {
 
   Model model() const override;
   std::string problem() const override;
-  bool ask(std::uint64_t ticket, const float* x_BWF, int windows,
-           std::int64_t deadline_ns) override;
+  bool ask(const Enquiry& enquiry) override;
+  void forget(std::uint32_t sender) override;
   bool next(Answer& answer, std::int64_t until_ns) override;
   void wake() override {
     woken_ = true;
@@ -103,6 +103,7 @@ class TritonPredictor : public Predictor {
   bool wait(std::int64_t now, std::int64_t until_ns);
   void tend(std::int64_t now);
   void route(std::int64_t now);
+  void put_back(std::unique_ptr<Request> request);
   bool all_in_time(std::int64_t first_ns) const;
   void choose_server(std::int64_t now);
   void give_up_stalled(std::int64_t now);
@@ -166,25 +167,34 @@ Model TritonPredictor::model() const {
   return last_ == nullptr ? Model{} : last_->model();
 }
 
-bool TritonPredictor::ask(std::uint64_t ticket, const float* x_BWF, int windows,
-                          std::int64_t deadline_ns) {
+bool TritonPredictor::ask(const Enquiry& enquiry) {
   if (active_ == nullptr || !active_->usable()) return false;
-  const Model& model = active_->model();
   const std::int64_t now = monotonic_ns();
+  const std::int64_t deadline_ns = enquiry.deadline_ns;
   if (deadline_ns - now < active_->least_ns(now)) return true;  // the answer would be late
+  const auto last = std::find_if(waiting_.rbegin(), waiting_.rend(), [&](const auto& request) {
+    return request->sender() == enquiry.sender;
+  });
   const bool joins =
-      !waiting_.empty() && !waiting_.back()->alone &&
-      waiting_.back()->model().tokens == model.tokens &&
-      waiting_.back()->windows() + windows <=
-          active_->batch_limit(std::min(waiting_.back()->first_deadline_ns(), deadline_ns) - now);
-  if (!joins) waiting_.push_back(pool_.take(model));
-  waiting_.back()->add({ticket, windows, deadline_ns}, x_BWF);
+      last != waiting_.rend() && !(*last)->alone &&
+      (*last)->alternatives() + enquiry.alternatives <=
+          active_->batch_limit(std::min((*last)->first_deadline_ns(), deadline_ns) - now);
+  if (!joins) waiting_.push_back(pool_.take(enquiry.sender, enquiry.rows));
+  (joins ? **last : *waiting_.back())
+      .add({enquiry.ticket, enquiry.rows.next(), enquiry.alternatives, deadline_ns}, enquiry.x_QF);
   if (active_->room()) {
     route(now);
   } else {
     active_->await(deadline_ns);
   }
   return true;
+}
+
+void TritonPredictor::forget(std::uint32_t sender) {
+  for (auto& server : servers_) server->forget(sender);
+  const auto of_sender = [&](const auto& request) { return request->sender() == sender; };
+  std::erase_if(waiting_, of_sender);
+  std::erase_if(outcomes_.returned, of_sender);
 }
 
 bool TritonPredictor::next(Answer& answer, std::int64_t until_ns) {
@@ -242,11 +252,13 @@ void TritonPredictor::tend(std::int64_t now) {
 
 // Chooses the server, and gives it the waiting questions: new ones, and those that another left
 // unanswered. They go in order where all can be in time that way. When there are more than the
-// server can answer, the newest go first: in order, all would wait until each is too late.
+// server can answer, the newest go first: in order, all would wait until each is too late. A
+// sender's older ones are then not asked at all.
 void TritonPredictor::route(std::int64_t now) {
   choose_server(now);
-  for (auto& request : outcomes_.returned) waiting_.push_front(std::move(request));
-  outcomes_.returned.clear();
+  for (; !outcomes_.returned.empty(); outcomes_.returned.pop_back()) {
+    put_back(std::move(outcomes_.returned.back()));
+  }
   const std::int64_t earliest_ns = now + (active_ == nullptr ? 0 : active_->least_ns(now));
   while (!waiting_.empty() && waiting_.front()->deadline_ns() <= earliest_ns) {
     pool_.give_back(std::move(waiting_.front()));
@@ -257,8 +269,7 @@ void TritonPredictor::route(std::int64_t now) {
     std::unique_ptr<Request> request = std::move(in_order ? waiting_.front() : waiting_.back());
     in_order ? waiting_.pop_front() : waiting_.pop_back();
     request->drop_expired(earliest_ns);
-    if (!request->empty() && active_ != nullptr &&
-        active_->model().tokens == request->model().tokens) {
+    if (!request->empty() && active_ != nullptr) {
       active_->send(std::move(request));
       continue;
     }
@@ -267,11 +278,24 @@ void TritonPredictor::route(std::int64_t now) {
   }
 }
 
+// Lets a request wait again, before the others but after those of its sender that were asked
+// before: a server takes a sender's events in order.
+void TritonPredictor::put_back(std::unique_ptr<Request> request) {
+  if (request->empty()) return pool_.give_back(std::move(request));
+  auto place = waiting_.begin();
+  for (auto other = waiting_.begin(); other != waiting_.end(); ++other) {
+    const bool earlier = (*other)->sender() == request->sender() && !(*other)->empty() &&
+                         (*other)->tickets().front().number < request->tickets().front().number;
+    if (earlier) place = other + 1;
+  }
+  waiting_.insert(place, std::move(request));
+}
+
 // Returns whether the server in use can answer all waiting questions in time from `first_ns` on.
 bool TritonPredictor::all_in_time(std::int64_t first_ns) const {
   return std::all_of(waiting_.begin(), waiting_.end(), [&](const auto& request) {
     const bool in_time = first_ns <= request->first_deadline_ns();
-    first_ns += request->windows() * active_->window_ns();
+    first_ns += request->alternatives() * active_->alternative_ns();
     return in_time;
   });
 }

@@ -51,6 +51,8 @@ constexpr std::int64_t kTryNs = 20 * kMs;
 constexpr std::int64_t kTogetherShare = 8;  // a request may take this part of the time left
 constexpr std::int64_t kFirstRestNs = 1'000 * kMs;
 constexpr std::int64_t kLastRestNs = 60'000 * kMs;
+constexpr std::size_t kMostEnded = 64;
+const EventRows kNoRows(0);  // rows of a sender without events
 
 gpr_timespec in_ms(std::int64_t ms) {
   return gpr_time_add(gpr_now(GPR_CLOCK_MONOTONIC), gpr_time_from_millis(ms, GPR_TIMESPAN));
@@ -61,24 +63,51 @@ std::string schema_hash_of(const inference::ModelConfig& config) {
   return hash == config.parameters().end() ? "" : hash->second.string_value();
 }
 
+bool is(const auto& tensor, const char* name, inference::DataType type, int dims) {
+  return tensor.name() == name && tensor.data_type() == type && tensor.dims_size() == dims;
+}
+
 // Returns why this sender cannot ask the model; empty if it can.
 std::string mismatch(const inference::ModelConfig& config) {
-  const auto is = [](const auto& tensor, const char* name, int dims) {
-    return tensor.name() == name && tensor.data_type() == inference::TYPE_FP32 &&
-           tensor.dims_size() == dims;
-  };
-  const bool takes = config.input_size() == 1 && is(config.input(0), "window", 2);
-  const auto answer = std::find_if(config.output().begin(), config.output().end(),
-                                   [&](const auto& each) { return is(each, "latency_us", 1); });
-  const std::string why = why_not_usable(
-      schema_hash_of(config), takes ? config.input(0).dims(0) : 0,
-      takes ? config.input(0).dims(1) : 0, answer == config.output().end() ? 0 : answer->dims(0));
+  std::int64_t tokens = 0;
+  std::int64_t features = 0;
+  for (const auto& input : config.input()) {
+    if (is(input, "window", inference::TYPE_FP32, 2)) {
+      tokens = input.dims(0);
+      features = input.dims(1);
+    } else if (!input.optional()) {
+      tokens = features = 0;
+      break;
+    }
+  }
+  const auto answer = std::find_if(
+      config.output().begin(), config.output().end(),
+      [](const auto& output) { return is(output, "latency_us", inference::TYPE_FP32, 1); });
+  const std::string why = why_not_usable(schema_hash_of(config), tokens, features,
+                                         answer == config.output().end() ? 0 : answer->dims(0));
   if (!why.empty()) return "the served model " + why;
-  if (config.max_batch_size() < kMaxWindows) {
-    return "the served model takes fewer than " + std::to_string(kMaxWindows) +
+  if (config.max_batch_size() < kMaxAlternatives) {
+    return "the served model takes fewer than " + std::to_string(kMaxAlternatives) +
            " windows in a request";
   }
   return {};
+}
+
+int tokens_of(const inference::ModelConfig& config) {
+  const auto window = std::find_if(config.input().begin(), config.input().end(),
+                                   [](const auto& input) { return input.name() == "window"; });
+  return static_cast<int>(window->dims(0));
+}
+
+bool keeps_sessions(const inference::ModelConfig& config) {
+  const auto has = [](const auto& tensors, const char* name, inference::DataType type, int dims) {
+    return std::any_of(tensors.begin(), tensors.end(),
+                       [&](const auto& tensor) { return is(tensor, name, type, dims); });
+  };
+  return has(config.input(), "session", inference::TYPE_INT64, 1) &&
+         has(config.input(), "events", inference::TYPE_FP32, 2) &&
+         has(config.input(), "queries", inference::TYPE_FP32, 2) &&
+         has(config.output(), "resend", inference::TYPE_INT64, 1);
 }
 
 // Returns whether Triton says that it serves no version (any more), as it does while it ends.
@@ -106,12 +135,13 @@ TritonServer::TritonServer(std::string name, int index, const TritonOptions& opt
 TritonServer::~TritonServer() = default;
 
 ServerState TritonServer::state() const {
-  return {name_, usable(), model_.version, problem_, !refusal_.empty(), refusals_};
+  return {name_, usable(), model_.version, problem_, !refusal_.empty(), refusals_, resends_};
 }
 
 void TritonServer::tend(std::int64_t now_ns) {
   if (call_ == nullptr && now_ns >= reopen_ns_) open();
   if (probe_ == nullptr && now_ns >= probe_ns_) begin_probe(now_ns);
+  end_sessions();
 }
 
 std::int64_t TritonServer::overdue_ns(std::int64_t now_ns) const {
@@ -141,8 +171,9 @@ std::int64_t TritonServer::least_ns(std::int64_t now_ns) const {
 }
 
 int TritonServer::batch_limit(std::int64_t left_ns) const {
-  const std::int64_t windows = left_ns / kTogetherShare / std::max<std::int64_t>(window_ns_, 1);
-  return static_cast<int>(std::clamp<std::int64_t>(windows, kMaxWindows, max_batch_));
+  const std::int64_t alternatives =
+      left_ns / kTogetherShare / std::max<std::int64_t>(alternative_ns_, 1);
+  return static_cast<int>(std::clamp<std::int64_t>(alternatives, kMaxAlternatives, max_batch_));
 }
 
 bool TritonServer::too_slow(std::int64_t now_ns) const {
@@ -185,13 +216,44 @@ void TritonServer::open() {
 }
 
 void TritonServer::send(std::unique_ptr<Request> request) {
-  const inference::ModelInferRequest& message = request->sealed(++sent_);
+  const bool made = sessions_
+                        ? request->go_on(sent_ + 1, session_of_[request->sender()], model_.reach)
+                        : request->make_windows(sent_ + 1, model_.reach + kHorizon);
+  if (made) {
+    write(std::move(request));
+  } else {
+    pool_.give_back(std::move(request));
+  }
+}
+
+void TritonServer::write(std::unique_ptr<Request> request) {
+  ++sent_;
+  const inference::ModelInferRequest& message = request->message();
   if (in_flight_.empty()) awaited_ns_ = kNobody;  // no answer was owed
   request->sent_ns = monotonic_ns();
   in_flight_.push_back(std::move(request));
   writing_ = true;
   ++call_->events;
   call_->stream->Write(message, &call_->write);
+}
+
+void TritonServer::forget(std::uint32_t sender) {
+  for (const auto& request : in_flight_) {
+    if (request->sender() == sender) request->forget();
+  }
+  const auto place = session_of_.find(sender);
+  if (place == session_of_.end()) return;
+  if (place->second.open && ended_.size() < kMostEnded) ended_.push_back(place->second);
+  session_of_.erase(place);
+}
+
+// Tells the server of a session that has ended. One that it is not told of ends when it is idle.
+void TritonServer::end_sessions() {
+  if (ended_.empty() || !room()) return;
+  auto request = pool_.take(0, kNoRows);
+  request->end(sent_ + 1, ended_.back());
+  ended_.pop_back();
+  write(std::move(request));
 }
 
 void TritonServer::handle(const Tag& tag, bool ok, std::int64_t now_ns) {
@@ -236,6 +298,8 @@ void TritonServer::lose(const std::string& why, std::int64_t now_ns) {
   open_ = writing_ = false;
   std::move(in_flight_.begin(), in_flight_.end(), std::back_inserter(outcomes_.returned));
   in_flight_.clear();
+  for (auto& [sender, session] : session_of_) session.open = false;  // what arrived is not known
+  ended_.clear();
   reopen_ns_ = now_ns + backoff_ns_;
   backoff_ns_ = std::min(2 * backoff_ns_, kLastBackoffNs);
   trouble(why, now_ns);
@@ -253,6 +317,7 @@ void TritonServer::take_answer(std::int64_t now_ns) {
   std::unique_ptr<Request> request = std::move(*place);
   in_flight_.erase(place);
   awaited_ns_ = kNobody;
+  if (request->empty()) return pool_.give_back(std::move(request));  // nobody waits for it
   if (ending(response.error_message())) {  // no fault of the question: another server may answer it
     in_flight_.push_back(std::move(request));
     lose(describe(grpc::Status(grpc::StatusCode::UNAVAILABLE, response.error_message())), now_ns);
@@ -263,11 +328,14 @@ void TritonServer::take_answer(std::int64_t now_ns) {
     probe_ns_ = std::min(probe_ns_, now_ns + kFirstProbePauseNs);  // another model may be there
     return;
   }
+  if (const std::int64_t wanted = resend_wanted(response.infer_response()); wanted >= 0) {
+    return resend(std::move(request), wanted);
+  }
   const std::int64_t due_ns = request->deadline_ns();
   const std::int64_t took_ns = now_ns - request->sent_ns;
   // The server computes one request after the other.
   const std::int64_t busy_ns = now_ns - std::max(request->sent_ns, answered_ns_);
-  window_ns_ += (busy_ns / request->windows() - window_ns_) / kSmooth;
+  alternative_ns_ += (busy_ns / request->alternatives() - alternative_ns_) / kSmooth;
   request->answer(response.infer_response(), index_, outcomes_.answers);
   pool_.give_back(std::move(request));
   const Answer& last = outcomes_.answers.back();
@@ -294,7 +362,30 @@ void TritonServer::complain(const std::string& line) {
   said_ = line;
 }
 
+// The server lacks events: the next message has them again. Its questions are asked once more, at
+// once, if their answers can still be in time.
+void TritonServer::resend(std::unique_ptr<Request> request, std::int64_t wanted) {
+  ++resends_;
+  const std::int64_t lacking = request->tickets().front().event - wanted;
+  lost_session(*request, static_cast<int>(std::clamp<std::int64_t>(lacking, 0, kMaxTokens)));
+  if (request->begins() && std::exchange(request->resent, true)) {
+    problem_ = "the server wants a sender's events again and again";
+    request->fail(problem_, index_, outcomes_.answers);
+    pool_.give_back(std::move(request));
+  } else {
+    outcomes_.returned.push_back(std::move(request));
+  }
+}
+
+void TritonServer::lost_session(const Request& request, int reach) {
+  const auto place = session_of_.find(request.sender());
+  if (place == session_of_.end() || place->second.begun != request.begun()) return;
+  place->second.open = false;
+  place->second.reach = reach;
+}
+
 void TritonServer::refuse(std::unique_ptr<Request> request, const std::string& error) {
+  lost_session(*request, 0);  // it may have taken some of the events
   if (request->tickets().size() == 1) {
     problem_ = describe(grpc::Status(grpc::StatusCode::INVALID_ARGUMENT, error));
     complain(" refused a batch: " + problem_);
@@ -303,9 +394,9 @@ void TritonServer::refuse(std::unique_ptr<Request> request, const std::string& e
     return;
   }
   for (std::size_t i = 0; i < request->tickets().size(); ++i) {
-    auto single = pool_.take(request->model());
+    auto single = pool_.take(request->sender(), request->rows());
     single->alone = true;
-    single->add(request->tickets()[i], request->windows_of(i));
+    single->add(request->tickets()[i], request->queries_of(i));
     outcomes_.returned.push_back(std::move(single));
   }
   pool_.give_back(std::move(request));
@@ -345,13 +436,14 @@ void TritonServer::config_done(Probe& probe, std::int64_t now_ns) {
     return end_probe(refusal_, true, now_ns);
   }
   max_batch_ = config.max_batch_size();
-  model_.tokens = static_cast<int>(config.input(0).dims(0));
+  model_.reach = tokens_of(config) - kHorizon;
+  sessions_ = keeps_sessions(config);
   if (usable() && answered_ns_ > now_ns - kProbePauseNs) return end_probe({}, false, now_ns);
-  auto request = padding_window();
+  auto request = padding_question();
   probe.infer_context.set_deadline(in_ms(kProbeMs));
   probe.tag.event = Tag::kInfer;
   probe.infer_call =
-      stub_->PrepareAsyncModelInfer(&probe.infer_context, request->sealed(0), &queue_);
+      stub_->PrepareAsyncModelInfer(&probe.infer_context, request->message(), &queue_);
   probe.infer_call->StartCall();
   probe.infer_call->Finish(&probe.inferred, &probe.status, &probe.tag);
   pool_.give_back(std::move(request));
@@ -360,7 +452,7 @@ void TritonServer::config_done(Probe& probe, std::int64_t now_ns) {
 void TritonServer::infer_done(const Probe& probe, std::int64_t now_ns) {
   if (!probe.status.ok()) return end_probe(describe(probe.status), false, now_ns);
   std::deque<Answer> answers;
-  auto request = padding_window();
+  auto request = padding_question();
   request->answer(probe.inferred, index_, answers);
   pool_.give_back(std::move(request));
   if (!answers.front().ok) return end_probe(answers.front().error, false, now_ns);
@@ -370,10 +462,11 @@ void TritonServer::infer_done(const Probe& probe, std::int64_t now_ns) {
 }
 
 // Makes a question that any model can answer.
-std::unique_ptr<Request> TritonServer::padding_window() {
-  auto request = pool_.take(model_);
-  const std::vector<float> x_WF(model_.floats());
-  request->add({0, 1, 0}, x_WF.data());
+std::unique_ptr<Request> TritonServer::padding_question() {
+  auto request = pool_.take(0, kNoRows);
+  const std::vector<float> x_HF(std::size_t{kHorizon} * kEventWindowFeatureCount);
+  request->add({0, 0, 1, 0}, x_HF.data());
+  request->make_windows(0, model_.reach + kHorizon);
   return request;
 }
 
@@ -385,7 +478,7 @@ void TritonServer::end_probe(const std::string& problem, bool model_gone, std::i
     probe_pause_ns_ = kProbePauseNs;
   } else if (model_gone || !answers) {
     const std::int64_t pause_ns = std::min(2 * probe_pause_ns_, kProbePauseNs);
-    if (model_gone) model_.tokens = 0;
+    if (model_gone) model_.reach = 0;
     trouble(problem, now_ns);
     probe_pause_ns_ = pause_ns;
   }

@@ -18,6 +18,7 @@
 #include <limits>
 #include <memory>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "grpc_service.grpc.pb.h"
@@ -66,11 +67,14 @@ class TritonServer {
   // Ends all calls; their events still come.
   void cancel();
 
-  bool usable() const { return open_ && model_.tokens > 0 && proven_ns_ > trouble_ns_; }
+  bool usable() const { return open_ && model_.reach > 0 && proven_ns_ > trouble_ns_; }
   // After repeated trouble it is left alone for a while, where there is another server.
   bool resting(std::int64_t now_ns) const { return now_ns < rest_until_ns_; }
   bool room() const { return open_ && !writing_ && in_flight_.size() < kMaxInFlight; }
+  // Sends the questions of a request that can be asked here; the others get no answer.
   void send(std::unique_ptr<Request> request);
+  // Forgets a sender, and ends its session.
+  void forget(std::uint32_t sender);
   // Notes that a question waits for room here: silence meanwhile counts against the server, too.
   void await(std::int64_t deadline_ns) { awaited_ns_ = std::min(awaited_ns_, deadline_ns); }
   // Returns how long ago the first of the questions under way, or waiting since its last answer,
@@ -88,9 +92,10 @@ class TritonServer {
   // Returns the least recent time of an answer: a question with less time left is not asked, since
   // it would make others late, too. 0 if it is unknown.
   std::int64_t least_ns(std::int64_t now_ns) const;
-  // Returns the recent time of a window at the server.
-  std::int64_t window_ns() const { return window_ns_; }
-  // Returns how many windows to send together with `left_ns` to go: they are answered together.
+  // Returns the recent time of an alternative at the server.
+  std::int64_t alternative_ns() const { return alternative_ns_; }
+  // Returns how many alternatives to send together with `left_ns` to go: they are answered
+  // together.
   int batch_limit(std::int64_t left_ns) const;
   const std::string& problem() const { return problem_; }
   ServerState state() const;
@@ -102,6 +107,10 @@ class TritonServer {
   void open();
   void take_answer(std::int64_t now_ns);
   void refuse(std::unique_ptr<Request> request, const std::string& error);
+  void resend(std::unique_ptr<Request> request, std::int64_t wanted);
+  void lost_session(const Request& request, int reach);
+  void end_sessions();
+  void write(std::unique_ptr<Request> request);
   void complain(const std::string& line);
   void lose(const std::string& why, std::int64_t now_ns);
   void trouble(const std::string& why, std::int64_t now_ns);
@@ -110,7 +119,7 @@ class TritonServer {
   void infer_done(const Probe& probe, std::int64_t now_ns);
   void end_probe(const std::string& problem, bool model_gone, std::int64_t now_ns);
   void drop_probe();
-  std::unique_ptr<Request> padding_window();
+  std::unique_ptr<Request> padding_question();
 
   const std::string name_;
   const int index_;
@@ -141,7 +150,11 @@ class TritonServer {
   std::vector<std::unique_ptr<Probe>> old_probes_;
 
   Model model_;
-  int max_batch_ = 0;  // most windows of a request to the model
+  int max_batch_ = 0;      // most alternatives of a request to the model
+  bool sessions_ = false;  // whether the model keeps sessions
+  std::unordered_map<std::uint32_t, ServerSession> session_of_;  // by sender
+  std::vector<ServerSession> ended_;  // those that the server has not been told of
+  std::int64_t resends_ = 0;
   Complaints complaints_;
   std::string problem_;
   std::string said_;     // last report about a batch
@@ -149,7 +162,7 @@ class TritonServer {
   std::int64_t refusals_ = 0;
   std::int64_t answered_ns_ = -1;  // time of the stream's last good answer
   std::int64_t least_ns_ = 0;      // from sending to an answer in time: falls at once, rises slowly
-  std::int64_t window_ns_ = 0;
+  std::int64_t alternative_ns_ = 0;
   std::int64_t trouble_ns_ = 0;      // time of the last trouble
   std::int64_t proven_ns_ = -1;      // start of the last inference that was asked to prove it
   std::int64_t late_since_ns_ = -1;  // first deadline missed since the last one met

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The Triton backend `swiftqueue_identity`: takes the windows that the backend `swiftqueue` takes
-// and answers each with its own first 8 values, without their signs: latencies have none. It
-// computes nothing else, so its round trip is what gRPC and Triton cost: the reference of
-// `swiftqueue bench serving`.
+// The Triton backend `swiftqueue_identity`: takes the windows, or messages of sessions, that the
+// backend `swiftqueue` takes. It answers each window, and each 8 queries, with its own first 8
+// values, without their signs: latencies have none. It keeps and computes nothing, so its round
+// trip is what gRPC and Triton cost: the reference of `swiftqueue bench serving`.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -19,28 +19,41 @@
 namespace swiftqueue::backend {
 namespace {
 
-// Answers windows x_BWF, which lie in `pieces`, with the beginning of each.
-void answer(TRITONBACKEND_Request* request, TRITONBACKEND_Response* response) {
-  thread_local std::vector<Piece> pieces;
+// Answers `windows` parts of equal size of a tensor with the beginning of each.
+void answer(const Tensor& tensor, std::size_t windows, TRITONBACKEND_Response* response) {
   thread_local std::vector<char> x_BWF;
-  const std::span<const std::int64_t> shape = read_windows(request, pieces);
   x_BWF.clear();
-  for (const Piece& piece : pieces) {
+  for (const Piece& piece : tensor.pieces) {
     const char* begin = static_cast<const char*>(piece.data);
     x_BWF.insert(x_BWF.end(), begin, begin + piece.bytes);
   }
   constexpr std::size_t kAnswerBytes = kHorizon * sizeof(float);
-  const std::size_t windows =
-      shape.size() == 3 && shape[0] > 0 ? static_cast<std::size_t>(shape[0]) : 0;
   if (windows == 0 || x_BWF.size() / windows < kAnswerBytes) {
-    throw engine::InvalidError("window is not FP32 [windows, tokens, features]");
+    throw engine::InvalidError("neither windows FP32 [windows, tokens, features] nor queries");
   }
-  auto* const y_BH = static_cast<float*>(answers(response, "latency_us", shape[0], kHorizon));
+  auto* const y_BH =
+      place_for<float>(response, "latency_us", static_cast<std::int64_t>(windows), kHorizon);
   for (std::size_t i = 0; i < windows; ++i) {
     float* const y_H = y_BH + i * kHorizon;
     std::memcpy(y_H, x_BWF.data() + i * (x_BWF.size() / windows), kAnswerBytes);
     std::transform(y_H, y_H + kHorizon, y_H, [](float value) { return std::abs(value); });
   }
+}
+
+void answer(TRITONBACKEND_Request* request, TRITONBACKEND_Response* response) {
+  thread_local Tensor windows;
+  thread_local SessionMessage message;
+  const auto size = [](const Tensor& tensor, std::size_t i) {
+    return tensor.shape.size() == 3 && tensor.shape[i] > 0
+               ? static_cast<std::size_t>(tensor.shape[i])
+               : std::size_t{0};
+  };
+  read_input(request, "window", kFp32, windows);
+  if (!windows.shape.empty()) return answer(windows, size(windows, 0), response);
+  read_message(request, message);
+  *place_for<std::int64_t>(response, "resend", 1, 1) = -1;
+  if (message.queries.shape.empty()) return;  // only events, or the end
+  answer(message.queries, size(message.queries, 1) / kHorizon, response);
 }
 
 }  // namespace

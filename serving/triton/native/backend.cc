@@ -65,12 +65,14 @@ class Version {
   ~Version() {
     model_.reset();  // and perhaps its encoder, if no other version uses it
     backend_.metrics.encoders.set(static_cast<double>(backend_.encoders.size()));
+    report_sessions();
   }
   Version(const Version&) = delete;
   Version& operator=(const Version&) = delete;
 
   const Model& model() const { return *model_; }
   VersionMetrics& metrics() { return metrics_; }
+  void report_sessions() { backend_.metrics.report(backend_.encoders.sessions()); }
 
  private:
   static std::string hexadecimal(std::uint64_t hash) {
@@ -87,7 +89,7 @@ class Version {
 // One of a version's instances: Triton gives it one batch at a time.
 class Instance {
  public:
-  explicit Instance(Version& version) : version_(version), session_(version.model()) {}
+  explicit Instance(Version& version) : version_(version), worker_(version.model()) {}
 
   void execute(TRITONBACKEND_ModelInstance* instance, TRITONBACKEND_Request** requests,
                std::uint32_t count) noexcept {
@@ -102,6 +104,7 @@ class Instance {
       if (compute_start_ns == 0) compute_start_ns = answer.compute_start_ns;
       compute_end_ns = answer.compute_end_ns;
     }
+    version_.report_sessions();
     if (windows == 0) return;  // all were refused: no batch was computed
     version_.metrics().windows.add(static_cast<double>(windows));
     logged(TRITONBACKEND_ModelInstanceReportBatchStatistics(
@@ -123,13 +126,25 @@ class Instance {
     TRITONBACKEND_Response* response = nullptr;
     OwnedError error(guarded([&] {
       require(TRITONBACKEND_ResponseNew(&response, request));
-      const std::span<const std::int64_t> shape = read_windows(request, pieces_);
-      answer.compute_start_ns = now_ns();
-      const std::span<const float> y_BH = session_.predict(shape, pieces_);
-      answer.compute_end_ns = now_ns();
-      const auto horizon = static_cast<std::int64_t>(y_BH.size()) / shape[0];
-      std::memcpy(answers(response, kOutput, shape[0], horizon), y_BH.data(), y_BH.size_bytes());
-      answer.windows = static_cast<std::uint64_t>(shape[0]);
+      read_input(request, "window", kFp32, windows_);
+      std::span<const float> y_BH;
+      if (windows_.shape.empty()) {
+        read_message(request, message_);
+        answer.compute_start_ns = now_ns();
+        const SessionReply reply = worker_.converse(message_);
+        answer.compute_end_ns = now_ns();
+        *place_for<std::int64_t>(response, "resend", 1, 1) = reply.resend;
+        y_BH = reply.y_BH;
+      } else {
+        answer.compute_start_ns = now_ns();
+        y_BH = worker_.predict(windows_);
+        answer.compute_end_ns = now_ns();
+      }
+      const auto windows = static_cast<std::int64_t>(y_BH.size()) / kHorizon;
+      if (windows == 0) return;
+      std::memcpy(place_for<float>(response, kOutput, windows, kHorizon), y_BH.data(),
+                  y_BH.size_bytes());
+      answer.windows = static_cast<std::uint64_t>(windows);
     }));
     if (error != nullptr) version_.metrics().refused.add(1);
     if (response != nullptr) {
@@ -144,8 +159,9 @@ class Instance {
   }
 
   Version& version_;
-  Session session_;
-  std::vector<Piece> pieces_;
+  Worker worker_;
+  Tensor windows_;
+  SessionMessage message_;
 };
 
 template <typename State, typename Object>

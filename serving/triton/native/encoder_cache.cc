@@ -5,7 +5,7 @@
 
 namespace swiftqueue::backend {
 
-std::shared_ptr<const engine::EncoderWeights> EncoderCache::get(const engine::Artifact& artifact) {
+std::shared_ptr<Encoder> EncoderCache::get(const engine::Artifact& artifact) {
   const std::lock_guard<std::mutex> lock(mutex_);
   std::erase_if(entries_, [](const Entry& entry) { return entry.encoder.expired(); });
   for (const Entry& entry : entries_) {
@@ -14,7 +14,8 @@ std::shared_ptr<const engine::EncoderWeights> EncoderCache::get(const engine::Ar
     }
     if (auto encoder = entry.encoder.lock()) return encoder;
   }
-  auto encoder = std::make_shared<const engine::EncoderWeights>(artifact);
+  const std::shared_ptr<Encoder> encoder(new Encoder{
+      std::make_shared<const engine::EncoderWeights>(artifact), SessionStore(sessions_)});
   entries_.push_back({artifact.encoder_hash, artifact.description, encoder});
   return encoder;
 }

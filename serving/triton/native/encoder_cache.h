@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The encoders in this process. Versions that differ only in their heads (the five-minute update)
-// share one, so loading such a version adds the two last linear layers and nothing else.
+// share one and its senders' sessions, so loading such a version adds the two last linear layers
+// and nothing else.
 #ifndef SWIFTQUEUE_SERVING_TRITON_NATIVE_ENCODER_CACHE_H_
 #define SWIFTQUEUE_SERVING_TRITON_NATIVE_ENCODER_CACHE_H_
 
@@ -13,8 +14,14 @@
 
 #include "serving/engine/artifact.h"
 #include "serving/engine/weights.h"
+#include "serving/triton/native/session_store.h"
 
 namespace swiftqueue::backend {
+
+struct Encoder {
+  std::shared_ptr<const engine::EncoderWeights> weights;
+  SessionStore sessions;
+};
 
 // An encoder lives as long as a version that uses it; the cache itself keeps none alive. Any thread
 // may call.
@@ -22,18 +29,22 @@ class EncoderCache {
  public:
   // Returns the artifact's encoder: the one in memory if it has the same weights and description
   // (features, scaling, sizes), else a new one.
-  std::shared_ptr<const engine::EncoderWeights> get(const engine::Artifact& artifact);
+  std::shared_ptr<Encoder> get(const engine::Artifact& artifact);
 
   // Returns the number of encoders in memory.
   std::size_t size() const;
+
+  // Counts of the sessions with all encoders.
+  SessionCounts& sessions() { return sessions_; }
 
  private:
   struct Entry {
     std::uint64_t hash;
     engine::Description description;
-    std::weak_ptr<const engine::EncoderWeights> encoder;
+    std::weak_ptr<Encoder> encoder;
   };
 
+  SessionCounts sessions_;
   mutable std::mutex mutex_;
   std::vector<Entry> entries_;
 };

@@ -40,19 +40,31 @@ bool Limits::within(const float* x_TF, std::int64_t rows) const {
   return bad == 0;
 }
 
-void Limits::check(const float* x_BWF, std::int64_t windows, std::int64_t tokens) const {
-  if (within(x_BWF, windows * tokens)) return;
+template <typename Name>
+void Limits::refuse(const float* x_RF, std::int64_t rows, Name name) const {
   const auto features = static_cast<std::int64_t>(names_.size());
-  for (std::int64_t i = 0; i < windows * tokens * features; ++i) {
+  for (std::int64_t i = 0; i < rows * features; ++i) {
     const auto f = static_cast<std::size_t>(i % features);
-    if (x_BWF[i] >= low_F_[f] && x_BWF[i] <= high_F_[f]) continue;
+    if (x_RF[i] >= low_F_[f] && x_RF[i] <= high_F_[f]) continue;
     char range[64];
     std::snprintf(range, sizeof range, "[%g, %g]", static_cast<double>(low_F_[f]),
                   static_cast<double>(high_F_[f]));
-    throw InvalidError("window " + std::to_string(i / features / tokens) + ", token " +
-                       std::to_string(i / features % tokens) + ": " + names_[f] +
-                       " is NaN or outside " + range);
+    throw InvalidError(name(i / features) + ": " + names_[f] + " is NaN or outside " + range);
   }
+}
+
+void Limits::check(const float* x_BWF, std::int64_t windows, std::int64_t tokens) const {
+  if (within(x_BWF, windows * tokens)) return;
+  refuse(x_BWF, windows * tokens, [&](std::int64_t row) {
+    return "window " + std::to_string(row / tokens) + ", token " + std::to_string(row % tokens);
+  });
+}
+
+void Limits::check_rows(const float* x_RF, std::int64_t rows, const char* kind,
+                        std::int64_t first) const {
+  if (within(x_RF, rows)) return;
+  refuse(x_RF, rows,
+         [&](std::int64_t row) { return std::string(kind) + " " + std::to_string(first + row); });
 }
 
 }  // namespace swiftqueue::backend

@@ -56,6 +56,21 @@ MetricFamily::~MetricFamily() {
   if (family_ != nullptr) logged(TRITONSERVER_MetricFamilyDelete(family_));
 }
 
+void Metrics::report(SessionCounts& counts) {
+  const auto add = [](Metric& metric, std::atomic<std::int64_t>& count) {
+    if (count.load(std::memory_order_relaxed) == 0) return;
+    metric.add(static_cast<double>(count.exchange(0)));
+  };
+  add(opened, counts.opened);
+  add(evicted, counts.evicted);
+  add(expired, counts.expired);
+  add(resends, counts.resends);
+  if (counts.open == said_open) return;
+  const std::lock_guard lock(mutex);  // else an older number could be said last
+  said_open = counts.open.load();
+  sessions.set(static_cast<double>(said_open));
+}
+
 VersionMetrics::VersionMetrics(const Metrics& metrics, const std::string& model,
                                std::int64_t version, const std::string& encoder)
     : windows(metrics.windows, version_labels(model, version)),

@@ -4,11 +4,14 @@
 #ifndef SWIFTQUEUE_SERVING_TRITON_NATIVE_METRICS_H_
 #define SWIFTQUEUE_SERVING_TRITON_NATIVE_METRICS_H_
 
+#include <atomic>
 #include <cstdint>
+#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "serving/triton/native/session_store.h"
 #include "serving/triton/native/triton_api.h"
 
 namespace swiftqueue::backend {
@@ -57,6 +60,24 @@ struct Metrics {
                               "Distinct encoders in memory; versions that differ in their heads "
                               "share one"};
   Metric encoders{encoder_family, {}};
+  MetricFamily session_family{kGauge, "swiftqueue_sessions", "Senders' sessions in memory"};
+  Metric sessions{session_family, {}};
+  MetricFamily opened_family{kCounter, "swiftqueue_sessions_opened_total", "Sessions opened"};
+  Metric opened{opened_family, {}};
+  MetricFamily evicted_family{kCounter, "swiftqueue_sessions_evicted_total",
+                              "Sessions that went before their sender ended them, by reason"};
+  Metric evicted{evicted_family, {{"reason", "room"}}};
+  Metric expired{evicted_family, {{"reason", "idle"}}};
+  MetricFamily resend_family{kCounter, "swiftqueue_resends_total",
+                             "Messages answered with the wish for earlier events: the session is "
+                             "not known, or has others"};
+  Metric resends{resend_family, {}};
+
+  std::mutex mutex;
+  std::atomic<std::int64_t> said_open{0};  // the last value of `sessions`
+
+  // Adds what has been counted since the last report; any thread may call.
+  void report(SessionCounts& counts);
 };
 
 // The rows of one version.

@@ -1,7 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "serving/triton/native/model.h"
 
+#include <algorithm>
+#include <charconv>
+#include <chrono>
 #include <cstring>
+#include <optional>
+#include <system_error>
 #include <utility>
 
 #include "feature_store/events/event_window.h"
@@ -17,6 +22,13 @@ using engine::InvalidError;
 using engine::json::Value;
 
 constexpr std::size_t kMaxLimitsBytes = std::size_t{1} << 20;
+constexpr std::size_t kMost = 1'000'000;  // a limit of sessions
+constexpr std::int64_t kMostEvent = std::int64_t{1} << 62;
+constexpr std::int64_t kMostOfOne = 16;  // queries of a question
+// Bounds of one message, so that no other waits for it for long.
+constexpr std::int64_t kMostEvents = 2 * kMaxTokens;
+constexpr std::int64_t kMostQueries = 64 * kHorizon;  // as many windows as a request may have
+constexpr std::int64_t kMostHeader = 1 + 2 * kMostQueries / kHorizon;
 
 std::string shape_text(std::span<const std::int64_t> shape) {
   std::string text = "[";
@@ -26,24 +38,98 @@ std::string shape_text(std::span<const std::int64_t> shape) {
   return text + "]";
 }
 
-// Checks the only tensor of a configuration's `input` or `output`.
-void check_tensor(const Value& config, const std::string& side, const std::string& name,
-                  const std::vector<std::int64_t>& sizes) {
-  const engine::json::Array& tensors = config.at(side, "config").array(side);
-  if (tensors.size() != 1 || tensors[0].at("name", side).string(side + " name") != name) {
-    throw InvalidError("config: " + side + " must be one tensor, " + name);
+std::size_t bytes_of(std::span<const Piece> pieces) {
+  std::size_t bytes = 0;
+  for (const Piece& piece : pieces) bytes += piece.bytes;
+  return bytes;
+}
+
+// Throws unless `pieces` are `rows` rows of `row_bytes`. It divides instead of multiplying: the
+// number of rows is the client's and could overflow.
+void require_bytes(const std::string& name, std::span<const std::int64_t> shape,
+                   std::span<const Piece> pieces, std::int64_t rows, std::size_t row_bytes) {
+  const std::size_t bytes = bytes_of(pieces);
+  if (bytes % row_bytes != 0 || bytes / row_bytes != static_cast<std::size_t>(rows)) {
+    throw InvalidError(name + " has " + std::to_string(bytes) +
+                       " bytes, which does not fit shape " + shape_text(shape));
   }
-  if (tensors[0].at("data_type", side).string(side + " data_type") != "TYPE_FP32") {
-    throw InvalidError("config: " + name + " must be TYPE_FP32");
+}
+
+// Returns the number of rows of a session's tensor, int64 [1, rows] or float [1, rows, features];
+// 0 if the message has none.
+std::int64_t rows_of(const std::string& name, const Tensor& tensor, std::int64_t most,
+                     std::optional<std::int64_t> features) {
+  const std::span<const std::int64_t> shape = tensor.shape;
+  if (shape.empty()) return 0;
+  const bool fits = shape.size() == (features ? 3 : 2) && shape[0] == 1 && shape[1] >= 0 &&
+                    shape[1] <= most && (!features || shape[2] == *features);
+  if (!fits) {
+    std::string wanted = "[1, at most " + std::to_string(most);
+    if (features) wanted += ", " + std::to_string(*features);
+    throw InvalidError(name + " has shape " + shape_text(shape) + ", a message takes " + wanted +
+                       "]");
   }
-  const engine::json::Array& dims = tensors[0].at("dims", side).array(side + " dims");
-  bool same = dims.size() == sizes.size();
-  for (std::size_t i = 0; same && i < sizes.size(); ++i) {
-    same = dims[i].number(side + " dims") == static_cast<double>(sizes[i]);
+  const std::size_t row_bytes =
+      features ? static_cast<std::size_t>(*features) * sizeof(float) : sizeof(std::int64_t);
+  require_bytes(name, shape, tensor.pieces, shape[1], row_bytes);
+  return shape[1];
+}
+
+// Throws unless a header fits the events and queries of its message.
+void require_possible(std::span<const std::int64_t> header, std::int64_t events,
+                      std::int64_t queries) {
+  bool possible = header.size() % 2 == 1 && header[0] >= 0 && header[0] <= kMostEvent;
+  for (std::size_t i = 1; possible && i < header.size(); i += 2) {
+    possible = header[i] >= 0 && header[i] <= events && header[i + 1] > 0 &&
+               header[i + 1] <= kMostOfOne && header[i + 1] % kHorizon == 0;
+    events -= header[i];
+    queries -= header[i + 1];
   }
-  if (!same) {
-    throw InvalidError("config: this version's " + name + " has dims " + shape_text(sizes) +
-                       ", the configuration says otherwise");
+  if (!possible || queries != 0) {
+    throw InvalidError(
+        "session is not the number of the first event and, for each question, how many of the "
+        "events come before it and how many of the queries (8 or 16) are its");
+  }
+}
+
+// A tensor that clients are promised; its sizes are those of one request of the batch.
+struct TensorPromise {
+  std::string_view name;
+  std::string_view type;
+  std::vector<std::int64_t> sizes;
+};
+
+bool same_sizes(const engine::json::Array& dims, const TensorPromise& promised) {
+  if (dims.size() != promised.sizes.size()) return false;
+  for (std::size_t i = 0; i < dims.size(); ++i) {
+    if (dims[i].number("dims") != static_cast<double>(promised.sizes[i])) return false;
+  }
+  return true;
+}
+
+// Checks the tensors of a configuration's `input` or `output`: the first that is promised must be
+// there, others may be.
+void check_tensors(const Value& config, const std::string& side,
+                   const std::vector<TensorPromise>& promised) {
+  bool first = false;
+  for (const Value& tensor : config.at(side, "config").array(side)) {
+    const std::string& name = tensor.at("name", side).string(side + " name");
+    const auto found = std::find_if(promised.begin(), promised.end(),
+                                    [&](const TensorPromise& each) { return each.name == name; });
+    if (found == promised.end()) {
+      throw InvalidError("config: this version has no " + side + " " + engine::json::quoted(name));
+    }
+    first |= found == promised.begin();
+    if (tensor.at("data_type", side).string(side + " data_type") != found->type) {
+      throw InvalidError("config: " + name + " must be " + std::string(found->type));
+    }
+    if (!same_sizes(tensor.at("dims", side).array(side + " dims"), *found)) {
+      throw InvalidError("config: this version's " + name + " has dims " +
+                         shape_text(found->sizes) + ", the configuration says otherwise");
+    }
+  }
+  if (!first) {
+    throw InvalidError("config: it has no " + side + " " + std::string(promised.front().name));
   }
 }
 
@@ -55,22 +141,25 @@ const Value* member(const Value& object, std::string_view key) {
   return nullptr;
 }
 
-// Throws InvalidError unless `pieces` are windows [shape[0], tokens, features].
-std::size_t bytes_of(std::span<const std::int64_t> shape, std::span<const Piece> pieces,
-                     std::int64_t tokens, std::int64_t features) {
-  if (shape.size() != 3 || shape[0] < 1 || shape[1] != tokens || shape[2] != features) {
-    throw InvalidError("window has shape " + shape_text(shape) + ", this version takes " +
-                       shape_text(std::vector<std::int64_t>{-1, tokens, features}));
+// Returns the text of a configuration's parameter, empty if there is none.
+std::string parameter(const Value& config, const std::string& name) {
+  const Value* parameters = member(config, "parameters");
+  const Value* found = parameters == nullptr ? nullptr : member(*parameters, name);
+  return found == nullptr ? "" : found->at("string_value", name).string(name);
+}
+
+// Sets `limit` to the parameter `name`, times `unit`, where the configuration has it.
+template <typename Limit>
+void set_limit(const Value& config, const std::string& name, Limit& limit, std::size_t unit) {
+  const std::string text = parameter(config, name);
+  if (text.empty()) return;
+  std::size_t number = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  if (error != std::errc() || end != text.data() + text.size() || number < 1 || number > kMost) {
+    throw InvalidError("config: parameter " + name + " must be a number from 1 to " +
+                       std::to_string(kMost));
   }
-  std::size_t bytes = 0;
-  for (const Piece& piece : pieces) bytes += piece.bytes;
-  const auto window_bytes = static_cast<std::size_t>(tokens * features) * sizeof(float);
-  // It divides instead of multiplying: the number of windows is the client's and could overflow.
-  if (bytes % window_bytes != 0 || bytes / window_bytes != static_cast<std::size_t>(shape[0])) {
-    throw InvalidError("window has " + std::to_string(bytes) + " bytes, which does not fit shape " +
-                       shape_text(shape));
-  }
-  return bytes;
+  limit = Limit(number * unit);
 }
 
 // Reads `limits.json` of rows with the features `names`; errors name the file.
@@ -90,7 +179,9 @@ Model::Model(const std::string& folder, std::int64_t version, EncoderCache& enco
 
 Model::Model(const std::string& folder, const engine::Artifact& artifact, std::int64_t version,
              EncoderCache& encoders)
-    : engine_(std::make_unique<engine::Engine>(artifact, encoders.get(artifact), "auto", version)),
+    : encoder_(encoders.get(artifact)),
+      counts_(encoders.sessions()),
+      engine_(std::make_unique<engine::Engine>(artifact, encoder_->weights, "auto", version)),
       limits_(read_limits(folder + "/limits.json",
                           {kEventWindowFeatures.begin(), kEventWindowFeatures.end()})),
       encoder_hash_(artifact.encoder_hash) {
@@ -100,44 +191,131 @@ Model::Model(const std::string& folder, const engine::Artifact& artifact, std::i
 void Model::check_config(std::string_view json) const {
   const engine::Description& description = engine_->description();
   const Value config = engine::json::parse(json);
-  check_tensor(config, "input", "window", {description.tokens, kEventWindowFeatureCount});
-  check_tensor(config, "output", kOutput, {kHorizon});
+  check_tensors(config, "input",
+                {{"window", "TYPE_FP32", {description.tokens, kEventWindowFeatureCount}},
+                 {"session", "TYPE_INT64", {-1}},
+                 {"events", "TYPE_FP32", {-1, kEventWindowFeatureCount}},
+                 {"queries", "TYPE_FP32", {-1, kEventWindowFeatureCount}}});
+  check_tensors(config, "output",
+                {{kOutput, "TYPE_FP32", {kHorizon}}, {"resend", "TYPE_INT64", {1}}});
   const Value* most = member(config, "max_batch_size");
   if (most == nullptr || !(most->number("max_batch_size") >= 1)) {
     throw InvalidError("config: max_batch_size must be at least 1, a request has B windows");
   }
-  const Value* parameters = member(config, "parameters");
-  const Value* hash = parameters == nullptr ? nullptr : member(*parameters, "schema_hash");
-  if (hash != nullptr &&
-      hash->at("string_value", "schema_hash").string("schema_hash") != description.schema_hash) {
+  const std::string hash = parameter(config, "schema_hash");
+  if (!hash.empty() && hash != description.schema_hash) {
     throw InvalidError("config: made for features of another schema_hash than the artifact's " +
                        description.schema_hash);
   }
+  SessionLimits limits;
+  set_limit(config, "sessions", limits.sessions, 1);
+  set_limit(config, "session_mib", limits.bytes, std::size_t{1} << 20);
+  set_limit(config, "session_idle_s", limits.idle, 1);
+  encoder_->sessions.limit(limits);
 }
 
-std::span<const float> Session::predict(std::span<const std::int64_t> shape,
-                                        std::span<const Piece> pieces) {
+std::span<const float> Worker::predict(const Tensor& windows) {
+  const std::span<const std::int64_t> shape = windows.shape;
   const int tokens = engine_->description().tokens;
-  const float* x_BWF = gather(pieces, bytes_of(shape, pieces, tokens, kEventWindowFeatureCount));
+  if (shape.size() != 3 || shape[0] < 1 || shape[1] != tokens ||
+      shape[2] != kEventWindowFeatureCount) {
+    throw InvalidError("window has shape " + shape_text(shape) + ", this version takes " +
+                       shape_text(std::vector<std::int64_t>{-1, tokens, kEventWindowFeatureCount}));
+  }
+  require_bytes("window", shape, windows.pieces, shape[0],
+                static_cast<std::size_t>(tokens) * kEventWindowFeatureCount * sizeof(float));
+  const float* x_BWF = x_BWF_.of(windows.pieces);
   model_.limits().check(x_BWF, shape[0], tokens);
   y_BH_.resize(static_cast<std::size_t>(shape[0] * kHorizon));
   engine_->forward(x_BWF, shape[0], tokens, y_BH_.data(), nullptr);
   return y_BH_;
 }
 
-const float* Session::gather(std::span<const Piece> pieces, std::size_t bytes) {
-  if (pieces.size() == 1 &&
-      reinterpret_cast<std::uintptr_t>(pieces[0].data) % alignof(float) == 0) {
-    return static_cast<const float*>(pieces[0].data);
+SessionReply Worker::converse(const SessionMessage& message) {
+  if (message.id == 0) throw InvalidError("a session has a number: the parameter sequence_id");
+  const auto numbers = rows_of("session", message.header, kMostHeader, {});
+  const auto events = rows_of("events", message.events, kMostEvents, kEventWindowFeatureCount);
+  const auto queries = rows_of("queries", message.queries, kMostQueries, kEventWindowFeatureCount);
+  const Talk talk{{header_.of(message.header.pieces), static_cast<std::size_t>(numbers)},
+                  x_EF_.of(message.events.pieces),
+                  events,
+                  x_QF_.of(message.queries.pieces)};
+  require_possible(talk.header, events, queries);
+  model_.limits().check_rows(talk.x_EF, events, "event", talk.header[0]);
+  model_.limits().check_rows(talk.x_QF, queries, "query", 0);
+  y_BH_.resize(static_cast<std::size_t>(queries));
+  SessionReply reply;
+  if (const SessionStore::Use session = session_of(message, talk.header[0])) {
+    reply.resend = go_through(*session, talk);
+  } else {
+    reply.resend = wanted_at(talk.header[0] + (numbers > 1 ? talk.header[1] : events));
   }
-  x_BWF_.resize(bytes / sizeof(float));
-  auto* to = reinterpret_cast<std::byte*>(x_BWF_.data());
+  if (message.end) model_.sessions().close(message.id);
+  if (reply.resend < 0) {
+    reply.y_BH = y_BH_;
+  } else {
+    ++model_.session_counts().resends;
+  }
+  return reply;
+}
+
+SessionStore::Use Worker::session_of(const SessionMessage& message, std::int64_t first) const {
+  const auto now = std::chrono::steady_clock::now();
+  if (!message.start) return model_.sessions().find(message.id, now);
+  SessionStore::Use session =
+      model_.sessions().open(message.id, now, [&] { return engine_->open_session(); });
+  session->begin(static_cast<std::uint64_t>(first));
+  return session;
+}
+
+// Returns from which event on a session that is asked after `event` events is begun anew.
+std::int64_t Worker::wanted_at(std::int64_t event) const {
+  return std::max<std::int64_t>(event - engine_->reach(), 0);
+}
+
+// Takes the events and answers the questions; returns -1, or from which event on rows are wanted
+// where the session has others than the sender thinks: then the rest is not looked at.
+std::int64_t Worker::go_through(engine::Session& session, const Talk& talk) {
+  std::int64_t event = talk.header[0];
+  const float* x_EF = talk.x_EF;
+  const auto take = [&](std::int64_t count) {
+    const bool follow =
+        engine_->take(session, static_cast<std::uint64_t>(event), x_EF, static_cast<int>(count));
+    event += count;
+    x_EF += count * kEventWindowFeatureCount;
+    return follow && session.next() == static_cast<std::uint64_t>(event);
+  };
+  const float* x_QF = talk.x_QF;
+  float* y_Q = y_BH_.data();
+  for (std::size_t i = 1; i < talk.header.size(); i += 2) {
+    if (!take(talk.header[i])) return wanted_at(event);
+    const auto begun = static_cast<std::int64_t>(session.first());
+    if (begun > 0 && event - begun < engine_->reach()) return wanted_at(event);
+    const auto queries = static_cast<int>(talk.header[i + 1]);
+    engine_->answer(session, x_QF, queries, y_Q, nullptr);
+    x_QF += std::ptrdiff_t{queries} * kEventWindowFeatureCount;
+    y_Q += queries;
+  }
+  return take(talk.header[0] + talk.events - event) ? -1 : wanted_at(event);
+}
+
+template <typename Number>
+const Number* Whole<Number>::of(std::span<const Piece> pieces) {
+  if (pieces.size() == 1 &&
+      reinterpret_cast<std::uintptr_t>(pieces[0].data) % alignof(Number) == 0) {
+    return static_cast<const Number*>(pieces[0].data);
+  }
+  values_.resize(bytes_of(pieces) / sizeof(Number));
+  auto* to = reinterpret_cast<std::byte*>(values_.data());
   for (const Piece& piece : pieces) {
     if (piece.bytes == 0) continue;  // its address may be null
     std::memcpy(to, piece.data, piece.bytes);
     to += piece.bytes;
   }
-  return x_BWF_.data();
+  return values_.data();
 }
+
+template class Whole<float>;
+template class Whole<std::int64_t>;
 
 }  // namespace swiftqueue::backend

@@ -3,7 +3,8 @@
 // A served version and a request's answer. Nothing here knows Triton, so that sanitizers can drive
 // it (stress.cc).
 //
-// Shapes: B windows, W rows, F features of a row, H horizon.
+// Shapes: B windows or alternatives, W rows of a window, E events, Q queries (8 for each
+// alternative), F features of a row, H horizon.
 #ifndef SWIFTQUEUE_SERVING_TRITON_NATIVE_MODEL_H_
 #define SWIFTQUEUE_SERVING_TRITON_NATIVE_MODEL_H_
 
@@ -27,9 +28,45 @@ struct Piece {
   std::size_t bytes;
 };
 
-inline constexpr char kOutput[] = "latency_us";  // name of the output tensor
+// A tensor of a request; without dimensions where the request has none of its name.
+struct Tensor {
+  std::span<const std::int64_t> shape;
+  std::vector<Piece> pieces;
+};
 
-// One version: head and limits of its own, the encoder shared with the other versions that have it.
+// A message of a session. `header`, int64 [1, 1 + 2 n], has the number of the first of the events,
+// then for each of n questions how many of them come before it since the last question, and how
+// many queries it has. Events after the last question are taken as well.
+struct SessionMessage {
+  std::uint64_t id = 0;
+  bool start = false;  // the sender begins anew: with its first event, or `reach` events at least
+  bool end = false;    // its last message
+  Tensor header;
+  Tensor events;   // float [1, E, F]
+  Tensor queries;  // float [1, Q, F]
+};
+
+struct SessionReply {
+  // Number of the event from which on they must be sent again, with `start`; -1: all is well.
+  std::int64_t resend = -1;
+  std::span<const float> y_BH;  // latencies in us; empty if rows must be sent again
+};
+
+// A request's tensor as one aligned array.
+template <typename Number>
+class Whole {
+ public:
+  // The array stays until the next call, or is the pieces' own memory.
+  const Number* of(std::span<const Piece> pieces);
+
+ private:
+  std::vector<Number> values_;  // used when the tensor is in pieces or not aligned
+};
+
+inline constexpr char kOutput[] = "latency_us";  // name of the answers' tensor
+
+// One version: head and limits of its own; encoder and sessions shared with the other versions that
+// have it.
 class Model {
  public:
   // Loads version folder `folder`: model.json, model.safetensors, limits.json. Throws FileError or
@@ -37,41 +74,59 @@ class Model {
   Model(const std::string& folder, std::int64_t version, EncoderCache& encoders);
 
   // Throws InvalidError unless Triton's configuration (JSON) promises clients the inputs and
-  // outputs of this version.
+  // outputs of this version. Takes the limits of sessions from it.
   void check_config(std::string_view json) const;
   // Hash of the encoder that versions may share.
   std::uint64_t encoder_hash() const { return encoder_hash_; }
 
   const engine::Engine& engine() const { return *engine_; }
   const Limits& limits() const { return limits_; }
+  SessionStore& sessions() const { return encoder_->sessions; }
+  SessionCounts& session_counts() const { return counts_; }
 
  private:
   Model(const std::string& folder, const engine::Artifact& artifact, std::int64_t version,
         EncoderCache& encoders);
 
+  std::shared_ptr<Encoder> encoder_;
+  SessionCounts& counts_;
   std::unique_ptr<engine::Engine> engine_;
   Limits limits_;
   std::uint64_t encoder_hash_;
 };
 
 // One thread's use of a model.
-class Session {
+class Worker {
  public:
   // `model` must outlive it.
-  explicit Session(const Model& model) : model_(model), engine_(model.engine().share()) {}
+  explicit Worker(const Model& model) : model_(model), engine_(model.engine().share()) {}
 
-  // Answers a request whose input has `shape` and consists of `pieces` with latencies in us, y_BH,
-  // which stay until the next call. Throws InvalidError if the request cannot be answered.
-  std::span<const float> predict(std::span<const std::int64_t> shape,
-                                 std::span<const Piece> pieces);
+  // Answers windows [B, W, F] with latencies in us, y_BH, which stay until the next call. Throws
+  // InvalidError if the request cannot be answered.
+  std::span<const float> predict(const Tensor& windows);
+  // Takes a session's events and answers its questions; otherwise as `predict`. After an error the
+  // session may have taken some of the events.
+  SessionReply converse(const SessionMessage& message);
 
  private:
-  // Returns the pieces as one array, which stays until the next call.
-  const float* gather(std::span<const Piece> pieces, std::size_t bytes);
+  // A message's content, checked.
+  struct Talk {
+    std::span<const std::int64_t> header;
+    const float* x_EF;
+    std::int64_t events;
+    const float* x_QF;
+  };
+
+  SessionStore::Use session_of(const SessionMessage& message, std::int64_t first) const;
+  std::int64_t wanted_at(std::int64_t event) const;
+  std::int64_t go_through(engine::Session& session, const Talk& talk);
 
   const Model& model_;
   std::unique_ptr<engine::Engine> engine_;
-  std::vector<float> x_BWF_;  // used when the input is in pieces or not aligned
+  Whole<float> x_BWF_;
+  Whole<std::int64_t> header_;
+  Whole<float> x_EF_;
+  Whole<float> x_QF_;
   std::vector<float> y_BH_;
 };
 

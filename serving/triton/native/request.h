@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A request's input and its answer's output, in Triton's memory.
+// A request's inputs and its answer's outputs, in Triton's memory.
 #ifndef SWIFTQUEUE_SERVING_TRITON_NATIVE_REQUEST_H_
 #define SWIFTQUEUE_SERVING_TRITON_NATIVE_REQUEST_H_
 
@@ -9,7 +9,8 @@
 #include <cstdint>
 #include <span>
 #include <string>
-#include <vector>
+#include <string_view>
+#include <type_traits>
 
 #include "serving/triton/native/guard.h"
 #include "serving/triton/native/model.h"
@@ -24,19 +25,38 @@ inline std::uint64_t now_ns() {
                                         .count());
 }
 
-// Lists the parts of the request's windows in `pieces`; returns their shape (the request's memory).
-inline std::span<const std::int64_t> read_windows(TRITONBACKEND_Request* request,
-                                                  std::vector<Piece>& pieces) {
-  TRITONBACKEND_Input* input = nullptr;
+// Returns the request's input `name`; null if it has none.
+inline TRITONBACKEND_Input* find_input(TRITONBACKEND_Request* request, std::string_view name) {
+  std::uint32_t count = 0;
+  require(TRITONBACKEND_RequestInputCount(request, &count));
+  for (std::uint32_t i = 0; i < count; ++i) {
+    TRITONBACKEND_Input* input = nullptr;
+    const char* called = nullptr;
+    require(TRITONBACKEND_RequestInputByIndex(request, i, &input));
+    require(
+        TRITONBACKEND_InputProperties(input, &called, nullptr, nullptr, nullptr, nullptr, nullptr));
+    if (called == name) return input;
+  }
+  return nullptr;
+}
+
+// Reads the request's input `name` (the request's memory); without dimensions if it has none.
+inline void read_input(TRITONBACKEND_Request* request, const char* name, DataType wanted,
+                       Tensor& tensor) {
+  tensor.shape = {};
+  tensor.pieces.clear();
+  TRITONBACKEND_Input* const input = find_input(request, name);
+  if (input == nullptr) return;
   int data_type = 0;
   const std::int64_t* shape = nullptr;
   std::uint32_t dimensions = 0;
   std::uint32_t buffers = 0;
-  require(TRITONBACKEND_RequestInput(request, "window", &input));
   require(TRITONBACKEND_InputProperties(input, nullptr, &data_type, &shape, &dimensions, nullptr,
                                         &buffers));
-  if (data_type != kFp32) throw engine::InvalidError("window is not FP32");
-  pieces.clear();
+  if (data_type != wanted) {
+    throw engine::InvalidError(std::string(name) +
+                               (wanted == kFp32 ? " is not FP32" : " is not INT64"));
+  }
   for (std::uint32_t i = 0; i < buffers; ++i) {
     const void* buffer = nullptr;
     std::uint64_t bytes = 0;
@@ -44,20 +64,35 @@ inline std::span<const std::int64_t> read_windows(TRITONBACKEND_Request* request
     std::int64_t memory_id = 0;
     require(TRITONBACKEND_InputBuffer(input, i, &buffer, &bytes, &memory_type, &memory_id));
     if (memory_type != kCpu && memory_type != kCpuPinned) {
-      throw engine::InvalidError("window lies in GPU memory; send it from CPU memory");
+      throw engine::InvalidError(std::string(name) +
+                                 " lies in GPU memory; send it from CPU memory");
     }
-    pieces.push_back({buffer, bytes});
+    tensor.pieces.push_back({buffer, bytes});
   }
-  return {shape, dimensions};
+  tensor.shape = {shape, dimensions};
 }
 
-// Returns the place for the answers `name` about `windows` windows, `horizon` of each.
-inline void* answers(TRITONBACKEND_Response* response, const char* name, std::int64_t windows,
-                     std::int64_t horizon) {
-  const std::int64_t shape[] = {windows, horizon};
-  const auto bytes = static_cast<std::uint64_t>(windows * horizon) * sizeof(float);
+// Reads a message of a session.
+inline void read_message(TRITONBACKEND_Request* request, SessionMessage& message) {
+  std::uint32_t flags = 0;
+  require(TRITONBACKEND_RequestCorrelationId(request, &message.id));
+  require(TRITONBACKEND_RequestFlags(request, &flags));
+  message.start = (flags & kSequenceStart) != 0;
+  message.end = (flags & kSequenceEnd) != 0;
+  read_input(request, "session", kInt64, message.header);
+  read_input(request, "events", kFp32, message.events);
+  read_input(request, "queries", kFp32, message.queries);
+}
+
+// Returns the place for the answer `name` of this shape.
+template <typename Number>
+Number* place_for(TRITONBACKEND_Response* response, const char* name, std::int64_t rows,
+                  std::int64_t columns) {
+  const std::int64_t shape[] = {rows, columns};
+  const auto bytes = static_cast<std::uint64_t>(rows * columns) * sizeof(Number);
+  constexpr DataType kType = std::is_same_v<Number, float> ? kFp32 : kInt64;
   TRITONBACKEND_Output* output = nullptr;
-  require(TRITONBACKEND_ResponseOutput(response, &output, name, kFp32, shape, 2));
+  require(TRITONBACKEND_ResponseOutput(response, &output, name, kType, shape, 2));
   void* buffer = nullptr;
   int memory_type = kCpu;
   std::int64_t memory_id = 0;
@@ -65,7 +100,7 @@ inline void* answers(TRITONBACKEND_Response* response, const char* name, std::in
   if (memory_type != kCpu && memory_type != kCpuPinned) {
     throw engine::InvalidError(std::string(name) + " is wanted in GPU memory; ask for CPU memory");
   }
-  return buffer;
+  return static_cast<Number*>(buffer);
 }
 
 }  // namespace swiftqueue::backend

@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The backend without Triton, to be run under sanitizers (`make sanitize`): hostile requests and
-// limits end in an answer or one error line, and versions that share an encoder come and go while
-// others predict.
+// limits end in an answer or one error line, sessions answer what one that lost nothing answers,
+// and versions that share an encoder come and go while others predict.
 //
 // stress_SANITIZER FOLDER ROUNDS [SEED]   FOLDER: a valid version folder
 //                                         ROUNDS 0: only what has threads
 #include "serving/engine/stress.h"
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cmath>
 #include <cstdio>
@@ -20,6 +21,7 @@
 #include <random>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "feature_store/events/event_window.h"
@@ -42,7 +44,7 @@ class Request {
 
   void set_bytes(const std::vector<std::byte>& bytes, Random& random) {
     memory_.clear();
-    pieces_.clear();
+    tensor_.pieces.clear();
     const std::size_t parts = below(random, 3) == 0 ? 1 + below(random, 4) : 1;
     std::size_t at = 0;
     for (std::size_t part = 1; part <= parts; ++part) {
@@ -51,19 +53,23 @@ class Request {
       const std::size_t shift = below(random, 4) == 0 ? 1 + below(random, 3) : 0;
       memory_.push_back(std::make_unique<std::byte[]>(end - at + shift));
       std::copy_n(bytes.data() + at, end - at, memory_.back().get() + shift);
-      pieces_.push_back({memory_.back().get() + shift, end - at});
+      tensor_.pieces.push_back({memory_.back().get() + shift, end - at});
       at = end;
     }
   }
-  std::span<const Piece> pieces() const { return pieces_; }
+  const Tensor& tensor() {
+    tensor_.shape = shape;
+    return tensor_;
+  }
 
  private:
   std::vector<std::unique_ptr<std::byte[]>> memory_;
-  std::vector<Piece> pieces_;
+  Tensor tensor_;
 };
 
-std::vector<std::byte> bytes_of(const std::vector<float>& values) {
-  std::vector<std::byte> bytes(values.size() * sizeof(float));
+template <typename Number>
+std::vector<std::byte> bytes_of(const std::vector<Number>& values) {
+  std::vector<std::byte> bytes(values.size() * sizeof(Number));
   if (!values.empty()) std::memcpy(bytes.data(), values.data(), bytes.size());
   return bytes;
 }
@@ -93,7 +99,7 @@ bool fits(const std::vector<std::int64_t>& shape, const engine::Description& des
 void hostile_requests(const std::string& folder, long rounds, Random& random) {
   EncoderCache encoders;
   const Model model(folder, 1, encoders);
-  Session session(model);
+  Worker worker(model);
   const engine::Description& description = model.engine().description();
   const std::int64_t features = kEventWindowFeatureCount;
   long answered = 0;
@@ -119,7 +125,7 @@ void hostile_requests(const std::string& folder, long rounds, Random& random) {
     const bool good = damage != 0 && fits(request.shape, description, bytes.size());
     request.set_bytes(bytes, random);
     try {
-      const std::span<const float> y_BH = session.predict(request.shape, request.pieces());
+      const std::span<const float> y_BH = worker.predict(request.tensor());
       require(good, "a bad request is answered");
       require(y_BH.size() == static_cast<std::size_t>(request.shape[0] * kHorizon),
               "another number of latencies");
@@ -132,6 +138,143 @@ void hostile_requests(const std::string& folder, long rounds, Random& random) {
   }
   require(answered > 0 && answered < rounds, "the requests do not reach both outcomes");
   std::printf("requests: %ld of %ld answered\n", answered, rounds);
+}
+
+// Makes rows with values that lie in every feature's range.
+std::vector<float> made_rows(std::int64_t rows, Random& random) {
+  std::vector<float> x_RF(static_cast<std::size_t>(rows * kEventWindowFeatureCount));
+  for (float& x : x_RF) x = static_cast<float>(below(random, 2));
+  return x_RF;
+}
+
+// A sender of messages, good ones and others: what is answered is what a session that never lost
+// anything answers, bit for bit.
+void hostile_messages(const std::string& folder, long rounds, Random& random) {
+  EncoderCache encoders;
+  const Model model(folder, 1, encoders);
+  Worker worker(model);
+  model.sessions().limit({.sessions = 4});
+  const auto reference = model.engine().share();
+  const std::int64_t reach = reference->reach();
+  struct Sender {
+    std::uint64_t id;
+    std::vector<float> x_EF;
+    std::int64_t sent = 0;
+    std::unique_ptr<engine::Session> all;  // has all its events
+    std::int64_t events() const {
+      return static_cast<std::int64_t>(x_EF.size()) / kEventWindowFeatureCount;
+    }
+  };
+  std::vector<Sender> senders(6);
+  for (Sender& sender : senders) {
+    sender.id = random();
+    sender.all = reference->open_session();
+  }
+  const std::vector<float> x_QF = made_rows(16, random);
+  long answered = 0;
+  long resent = 0;
+  long refused = 0;
+  for (long i = 0; i < rounds; ++i) {
+    Sender& sender = senders[below(random, senders.size())];
+    const std::vector<float> more = made_rows(static_cast<std::int64_t>(below(random, 20)), random);
+    sender.x_EF.insert(sender.x_EF.end(), more.begin(), more.end());
+    const std::int64_t end = sender.events();
+    const bool start = sender.sent == 0 || below(random, 8) == 0;
+    std::int64_t first = start ? std::max<std::int64_t>(end - reach, 0) : sender.sent;
+    if (below(random, 8) == 0)
+      first = std::min(end, std::max<std::int64_t>(first + 3, 0) - below(random, 6));
+    first = std::max<std::int64_t>(first, 0);
+    const std::int64_t queries = below(random, 4) == 0 ? 8 : 16;
+    std::vector<std::int64_t> header{first, end - first, queries};
+    std::vector<float> events(sender.x_EF.begin() + first * kEventWindowFeatureCount,
+                              sender.x_EF.end());
+    bool good = true;
+    if (below(random, 6) == 0) {
+      std::int64_t& damaged = header[below(random, header.size())];
+      const std::int64_t was = std::exchange(damaged, any_size(random, damaged));
+      good = damaged == was;
+      if (below(random, 4) == 0) header.resize(below(random, 6), 1);
+    }
+    if (!events.empty() && below(random, 20) == 0) {
+      events[below(random, events.size())] = NAN;
+      good = false;
+    }
+    Request parts[3];
+    parts[0].shape = {1, static_cast<std::int64_t>(header.size())};
+    parts[0].set_bytes(bytes_of(header), random);
+    parts[1].shape = {1, end - first, kEventWindowFeatureCount};
+    parts[1].set_bytes(bytes_of(events), random);
+    parts[2].shape = {1, queries, kEventWindowFeatureCount};
+    parts[2].set_bytes(bytes_of(std::vector<float>(
+                           x_QF.begin(), x_QF.begin() + queries * kEventWindowFeatureCount)),
+                       random);
+    const bool ends = below(random, 50) == 0;
+    try {
+      const SessionReply reply = worker.converse(
+          {sender.id, start, ends, parts[0].tensor(), parts[1].tensor(), parts[2].tensor()});
+      if (!good) {  // by chance it may be possible, and its sender cannot say what the server has
+        sender.sent = 0;
+        continue;
+      }
+      if (reply.resend >= 0) {
+        require(reply.y_BH.empty(), "an answer of a session that lacks events");
+        sender.sent = 0;
+        ++resent;
+        continue;
+      }
+      const auto known = static_cast<std::int64_t>(sender.all->next());
+      require(reference->take(*sender.all, static_cast<std::uint64_t>(known),
+                              sender.x_EF.data() + known * kEventWindowFeatureCount,
+                              static_cast<int>(end - known)),
+              "the reference does not go on");
+      std::array<float, 16> y_Q{};
+      reference->answer(*sender.all, x_QF.data(), static_cast<int>(queries), y_Q.data(), nullptr);
+      require(std::memcmp(reply.y_BH.data(), y_Q.data(), reply.y_BH.size_bytes()) == 0,
+              "a session answers otherwise than one that has all events");
+      sender.sent = ends ? 0 : end;
+      ++answered;
+    } catch (const engine::InvalidError& error) {
+      require(!good, error.what());
+      sender.sent = 0;
+      ++refused;
+    }
+    require(model.sessions().size() <= 4, "more sessions than may be");
+  }
+  require(answered > 0 && resent > 0 && refused > 0, "the messages do not reach all outcomes");
+  std::printf("messages: %ld of %ld answered, %ld resent\n", answered, rounds, resent);
+}
+
+// Several threads with workers of their own take turns at the same few sessions, which come and go.
+void shared_sessions(const std::string& folder, long rounds) {
+  EncoderCache encoders;
+  const Model model(folder, 1, encoders);
+  model.sessions().limit({.sessions = 3});
+  std::atomic<long> answered{0};
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 3; ++i) {
+    threads.emplace_back([&, seed = i] {
+      Random random(static_cast<std::uint64_t>(seed));
+      Worker worker(model);
+      const std::vector<float> rows = made_rows(16, random);
+      const Piece piece{rows.data(), rows.size() * sizeof(float)};
+      const std::vector<std::int64_t> shape{1, 16, kEventWindowFeatureCount};
+      const std::vector<std::int64_t> header_shape{1, 3};
+      std::array<std::int64_t, 3> header{0, 16, 16};
+      for (long round = 0; round < rounds; ++round) {
+        SessionMessage message{1 + below(random, 5),  below(random, 3) == 0,
+                               below(random, 9) == 0, {},
+                               {shape, {piece}},      {shape, {piece}}};
+        header[0] = message.start ? 0 : static_cast<std::int64_t>(16 * below(random, 3));
+        message.header = {header_shape, {{header.data(), sizeof header}}};
+        const SessionReply reply = worker.converse(message);
+        require(reply.resend >= 0 || std::isfinite(reply.y_BH[0]), "no latency");
+        answered += reply.resend < 0 ? 1 : 0;
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  require(answered > 0 && model.sessions().size() <= 3, "sessions are not shared");
+  std::printf("sessions: %ld answers by three threads\n", answered.load());
 }
 
 // Reads `what` from text that is valid but for some damaged characters.
@@ -177,9 +320,9 @@ void hostile_texts(const std::string& folder, long rounds, Random& random) {
   const std::string config =
       R"({"max_batch_size":64,"input":[{"name":"window","data_type":"TYPE_FP32","dims":[)" +
       std::to_string(description.tokens) + "," + std::to_string(kEventWindowFeatureCount) +
-      R"(]}],"output":[{"name":"latency_us","data_type":"TYPE_FP32","dims":[)" +
+      R"(]},{"name":"session","data_type":"TYPE_INT64","dims":[-1]}],"output":[{"name":"latency_us","data_type":"TYPE_FP32","dims":[)" +
       std::to_string(kHorizon) + R"(]}],"parameters":{"schema_hash":{"string_value":")" +
-      description.schema_hash + "\"}}}";
+      description.schema_hash + R"("},"sessions":{"string_value":"9"}}})";
   damaged_text("config", config, rounds, random,
                [&](const std::string& text) { model.check_config(text); });
 }
@@ -205,8 +348,8 @@ void versions_under_load(const std::string& folder, long versions) {
           const std::lock_guard<std::mutex> lock(mutex);
           mine = served;
         }
-        Session session(*mine);
-        const std::span<const float> y_BH = session.predict(shape, {&piece, 1});
+        Worker worker(*mine);
+        const std::span<const float> y_BH = worker.predict({shape, {piece}});
         require(std::isfinite(y_BH[0]), "no latency");
         ++predictions;
       }
@@ -240,8 +383,10 @@ int main(int argc, char** argv) {
   std::mt19937_64 random(argc > 3 ? std::strtoull(argv[3], nullptr, 10) : 1);
   if (rounds > 0) {
     swiftqueue::backend::hostile_requests(folder, rounds / 10, random);
+    swiftqueue::backend::hostile_messages(folder, rounds, random);
     swiftqueue::backend::hostile_texts(folder, rounds, random);
   }
+  swiftqueue::backend::shared_sessions(folder, 2000);
   swiftqueue::backend::versions_under_load(folder, 50);
   return 0;
 }

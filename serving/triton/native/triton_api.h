@@ -38,7 +38,7 @@ enum ErrorCode {
   kErrorUnavailable = 4,
   kErrorUnsupported = 5
 };
-enum DataType { kFp32 = 11 };
+enum DataType { kInt64 = 9, kFp32 = 11 };
 enum MemoryType { kCpu = 0, kCpuPinned = 1 };
 enum LogLevel { kInfo = 0, kWarning = 1, kError = 2 };
 enum ArtifactType { kFilesystem = 0 };
@@ -46,6 +46,8 @@ enum MetricKind { kCounter = 0, kGauge = 1 };
 enum ParameterType { kString = 0 };
 constexpr std::uint32_t kReleaseAll = 1;
 constexpr std::uint32_t kResponseFinal = 1;
+constexpr std::uint32_t kSequenceStart = 1;
+constexpr std::uint32_t kSequenceEnd = 2;
 
 }  // namespace swiftqueue::backend
 
@@ -101,8 +103,15 @@ TRITONSERVER_Error* TRITONBACKEND_ModelInstanceReportBatchStatistics(
     TRITONBACKEND_ModelInstance* instance, std::uint64_t batch_size, std::uint64_t start_ns,
     std::uint64_t compute_start_ns, std::uint64_t compute_end_ns, std::uint64_t end_ns);
 
-TRITONSERVER_Error* TRITONBACKEND_RequestInput(TRITONBACKEND_Request* request, const char* name,
-                                               TRITONBACKEND_Input** input);
+TRITONSERVER_Error* TRITONBACKEND_RequestCorrelationId(TRITONBACKEND_Request* request,
+                                                       std::uint64_t* id);
+TRITONSERVER_Error* TRITONBACKEND_RequestFlags(TRITONBACKEND_Request* request,
+                                               std::uint32_t* flags);
+TRITONSERVER_Error* TRITONBACKEND_RequestInputCount(TRITONBACKEND_Request* request,
+                                                    std::uint32_t* count);
+TRITONSERVER_Error* TRITONBACKEND_RequestInputByIndex(TRITONBACKEND_Request* request,
+                                                      std::uint32_t index,
+                                                      TRITONBACKEND_Input** input);
 TRITONSERVER_Error* TRITONBACKEND_RequestRelease(TRITONBACKEND_Request* request,
                                                  std::uint32_t flags);
 TRITONSERVER_Error* TRITONBACKEND_InputProperties(TRITONBACKEND_Input* input, const char** name,

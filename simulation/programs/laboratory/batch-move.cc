@@ -44,16 +44,20 @@ int32_t IdOf(std::unordered_map<Key, int32_t>& ids, std::vector<Key>& keys, Key 
 
 }  // namespace
 
-BatchMove::BatchMove(const Batching& params, int tokens, bool logged, std::vector<double> levels)
+BatchMove::BatchMove(const Batching& params, int reach, bool logged, std::vector<double> levels)
     : m_params(params),
       m_levels(std::move(levels)),
-      m_sender(tokens, {.margin_us = params.marginUs,
-                        .margin_share = params.marginShare,
-                        .max_moved_unacked = params.maxMovedUnacked,
-                        .max_moved_share = params.maxMovedShare,
-                        .guard = {.on = params.guard}}),
-      m_x_BWF(static_cast<std::size_t>(agent::kMaxWindows * tokens * kEventWindowFeatureCount)),
-      m_logged(logged) {}
+      m_sender(reach, {.margin_us = params.marginUs,
+                       .margin_share = params.marginShare,
+                       .max_moved_unacked = params.maxMovedUnacked,
+                       .max_moved_share = params.maxMovedShare,
+                       .guard = {.on = params.guard}}),
+      m_x_QF(static_cast<std::size_t>(agent::kMaxQueries * kEventWindowFeatureCount)),
+      m_tokens(reach + kHorizon),
+      m_logged(logged),
+      m_x_BWF(
+          static_cast<std::size_t>(agent::kMaxAlternatives * m_tokens * kEventWindowFeatureCount)) {
+}
 
 Candidate BatchMove::Known(const DataPacket& packet) {
   return {.size_bytes = static_cast<int32_t>(packet.sizeBytes),
@@ -82,7 +86,7 @@ void BatchMove::Ask(const DataPacket& first, const Waiting& behind) {
   m_batch = std::make_shared<Batch>();
   m_batch->number = first.number / kHorizon;
   m_batch->candidates = Candidates(first, behind);
-  const auto question = m_sender.ask(first.number, TimeNs(), m_batch->candidates, m_x_BWF.data());
+  const auto question = m_sender.ask(first.number, TimeNs(), m_batch->candidates, m_x_QF.data());
   if (!question) {
     m_sender.keep_default(m_batch->candidates, agent::Outcome::kError);
     return;
@@ -91,7 +95,7 @@ void BatchMove::Ask(const DataPacket& first, const Waiting& behind) {
   if (m_logged && m_batch->number % kLoggedEvery == 0) {
     Log(*question);
   }
-  Forecast(*question, m_x_BWF.data(), m_batch->y_BHL.data());
+  Forecast(*question, m_x_QF.data(), m_batch->y_BHL.data());
   if (m_params.inferenceUs == 0) {
     Due(m_batch);
   } else {
@@ -126,13 +130,17 @@ void BatchMove::Due(std::shared_ptr<Batch> batch) {
 }
 
 void BatchMove::Log(const agent::Question& question) {
-  QuestionRow row{TimeNs(), question.first_packet, question.windows, {}, {}, {}, {}};
+  QuestionRow row{TimeNs(), question.first_packet, question.alternatives, {}, {}, {}, {}};
   for (std::size_t i = 0; i < kHorizon; ++i) {
     const Candidate& candidate = question.batch[i];
     row.sizeBytes[i] = candidate.size_bytes;
     row.flow[i] = candidate.flow_id;
     row.receiver[i] = candidate.receiver_id;
     row.queue[i] = candidate.queue;
+  }
+  for (int i = 0; i < question.alternatives; ++i) {
+    Rows().window(m_tokens, Rows().next(), m_x_QF.data() + i * kHorizon * kEventWindowFeatureCount,
+                  m_x_BWF.data() + i * m_tokens * kEventWindowFeatureCount);
   }
   const auto append = [this](const void* data, std::size_t bytes) {
     const auto* first = static_cast<const char*>(data);
@@ -149,8 +157,8 @@ void BatchMove::WriteQuestions(const std::string& path) const {
     return ", ('" + name + "', '" + type + "', (" + shape + "))";
   };
   const std::string horizon = std::to_string(kHorizon) + ",";
-  const std::string windows = std::to_string(agent::kMaxWindows) + ", " +
-                              std::to_string(m_sender.tokens()) + ", " +
+  const std::string windows = std::to_string(agent::kMaxAlternatives) + ", " +
+                              std::to_string(m_tokens) + ", " +
                               std::to_string(kEventWindowFeatureCount);
   const std::string descr = "[('asked_ns', '<i8'), ('first_packet', '<i8'), ('windows', '<i4')" +
                             field("size_bytes", "<i4", horizon) + field("flow", "<i4", horizon) +

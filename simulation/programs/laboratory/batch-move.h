@@ -3,8 +3,8 @@
 // A forecaster in the loop: the agent's own sender and controller on simulated time.
 // simulation/doc/lab.md, "The model in the loop".
 //
-// Shapes: B windows asked about (1 or 2), W rows of one (events, then queries), F features, H
-// horizon (8 packets), L levels of quantiles (1 without).
+// Shapes: B alternatives asked about (1 or 2), Q queries (8 for each), W rows of a window (events,
+// then queries), F features, H horizon (8 packets), L levels of quantiles (1 without).
 
 #ifndef SWIFTQUEUE_LABORATORY_BATCH_MOVE_H
 #define SWIFTQUEUE_LABORATORY_BATCH_MOVE_H
@@ -26,10 +26,10 @@ namespace swiftqueue::lab {
 class BatchMove : public QueueControl {
  public:
   /**
-   * `tokens` W of its windows. With `logged`, keeps what `WriteQuestions` writes. Forecasts are
-   * quantiles of these levels, or without any one latency of each packet.
+   * A question looks back at `reach` events. With `logged`, keeps what `WriteQuestions` writes.
+   * Forecasts are quantiles of these levels, or without any one latency of each packet.
    */
-  BatchMove(const Batching& params, int tokens, bool logged, std::vector<double> levels = {});
+  BatchMove(const Batching& params, int reach, bool logged, std::vector<double> levels = {});
 
   bool Move(const DataPacket& packet, const Waiting& behind) override;
   void Sent(const DataPacket& packet, uint8_t queue) override;
@@ -44,12 +44,13 @@ class BatchMove : public QueueControl {
 
  protected:
   /** Latencies in us: all packets of the batch in the classic queue, then as they are marked. */
-  virtual void Forecast(const agent::Question& question, const float* x_BWF, float* y_BHL) = 0;
+  virtual void Forecast(const agent::Question& question, const float* x_QF, float* y_BHL) = 0;
 
   /** What a subclass has to say of its decisions. */
   virtual void Describe(JsonObject& decisions) const { (void)decisions; }
 
-  int Tokens() const { return m_sender.tokens(); }
+  /** Rows of the sender's last events, which a question comes after. */
+  const agent::EventRows& Rows() const { return m_sender.rows(); }
   /** L. */
   std::size_t Outputs() const { return m_levels.empty() ? 1 : m_levels.size(); }
   uint16_t FlowOf(const Candidate& candidate) const { return m_flows[candidate.flow_id]; }
@@ -62,7 +63,7 @@ class BatchMove : public QueueControl {
   struct Batch {
     int64_t number{-1};
     agent::Question question;
-    std::array<float, agent::kMaxWindows * kHorizon * agent::kMostLevels> y_BHL;
+    std::array<float, agent::kMaxQueries * agent::kMostLevels> y_BHL;
     agent::Batch candidates;
     agent::Queues queues;  // once decided
     agent::Arms arms;
@@ -87,7 +88,7 @@ class BatchMove : public QueueControl {
   Batching m_params;
   std::vector<double> m_levels;
   agent::Sender m_sender;
-  std::vector<float> m_x_BWF;
+  std::vector<float> m_x_QF;
   std::shared_ptr<Batch> m_batch;  // batch of the packet that leaves
   struct Last {
     uint8_t queue;
@@ -100,7 +101,9 @@ class BatchMove : public QueueControl {
   std::vector<uint16_t> m_flows;  // by flow id
   std::vector<uint32_t> m_receivers;
   std::deque<InFlight> m_inFlight;  // in send order, all but UDP
+  int m_tokens;                     // W
   bool m_logged;
+  std::vector<float> m_x_BWF;  // of a logged question
   std::size_t m_questions{0};
   std::vector<char> m_questionRows;
   int64_t m_unforeseen{0};  // L4S packets of flows that were not among their batch's candidates

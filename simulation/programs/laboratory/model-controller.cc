@@ -5,6 +5,7 @@
 #include <chrono>
 #include <utility>
 
+#include "serving/agent/predictors/up_to_date.h"
 #include "serving/agent/predictors/usable_model.h"
 
 namespace swiftqueue::lab {
@@ -25,18 +26,19 @@ std::unique_ptr<ModelMove> ModelMove::Make(const ModelControl& params, bool logg
 
 ModelMove::ModelMove(const ModelControl& params, std::unique_ptr<engine::Engine> engine,
                      bool logged)
-    : BatchMove(params.batching, static_cast<int>(engine->description().tokens), logged,
-                engine->description().levels),
-      m_engine(std::move(engine)) {}
+    : BatchMove(params.batching, engine->reach(), logged, engine->description().levels),
+      m_engine(std::move(engine)),
+      m_session(m_engine->open_session()) {}
 
 void ModelMove::SwapHead(const std::string& artifact, int64_t version) {
   m_engine->swap_head(artifact, version);
 }
 
-void ModelMove::Forecast(const agent::Question& question, const float* x_BWF, float* y_BHL) {
+void ModelMove::Forecast(const agent::Question& question, const float* x_QF, float* y_BHL) {
   const auto started = std::chrono::steady_clock::now();
-  const int64_t version = m_engine->forward(x_BWF, question.windows, Tokens(), y_BHL, nullptr,
-                                            static_cast<int>(Outputs()));
+  agent::bring_up_to_date(*m_engine, *m_session, Rows());
+  const int64_t version = m_engine->answer(*m_session, x_QF, question.queries(), y_BHL, nullptr,
+                                           static_cast<int>(Outputs()));
   const std::chrono::duration<double> took = std::chrono::steady_clock::now() - started;
   m_engineS += took.count();
   ++m_engineCalls;

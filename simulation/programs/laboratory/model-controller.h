@@ -26,13 +26,14 @@ class ModelMove : public BatchMove {
   void SwapHead(const std::string& artifact, int64_t version);
 
  protected:
-  void Forecast(const agent::Question& question, const float* x_BWF, float* y_BHL) override;
+  void Forecast(const agent::Question& question, const float* x_QF, float* y_BHL) override;
   void Describe(JsonObject& decisions) const override;
 
  private:
   ModelMove(const ModelControl& params, std::unique_ptr<engine::Engine> engine, bool logged);
 
   std::unique_ptr<engine::Engine> m_engine;
+  std::unique_ptr<engine::Session> m_session;
   std::map<int64_t, int64_t> m_askedByVersion;
   double m_engineS{0};
   int64_t m_engineCalls{0};

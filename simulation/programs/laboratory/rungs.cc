@@ -21,18 +21,17 @@
 namespace swiftqueue::lab {
 namespace {
 
-constexpr int kRows = 16;        // the fewest that a sender asks with; nothing reads them
 constexpr float kWorseUs = 1e9;  // than any margin
 
 class Rung : public BatchMove {
  public:
-  explicit Rung(const Batching& params) : BatchMove(params, kRows, false) {}
+  explicit Rung(const Batching& params) : BatchMove(params, 0, false) {}
 
  protected:
   /** Fills both rows: `answer` gives the classic queue's and the L4S queue's latency in us. */
   template <typename Answer>
   static void Fill(const agent::Question& question, float* y_BH, Answer answer) {
-    float* const marked_H = y_BH + (question.windows - 1) * kHorizon;
+    float* const marked_H = y_BH + (question.alternatives - 1) * kHorizon;
     for (std::size_t i = 0; i < kHorizon; ++i) {
       const auto [classicUs, l4sUs] = answer(question.batch[i]);
       y_BH[i] = classicUs;

@@ -1,0 +1,168 @@
+"""The C++ agent's sessions at real Tritons that die, start again, forget, or serve another model.
+
+Each answer is compared with what the network makes of all the sender's events: a batch may be late, and an
+answer is never a wrong one.
+"""
+
+# Shapes: W rows of a window, F features, H horizon (8 packets).
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from agent_program import DEFAULTS, FLOWS, AgentProgram, LiveSender, needs_agent
+from test_native_backend import Native, empty, native  # noqa: F401 - fixtures
+from test_sessions import limited
+from test_triton_predictor import Replica
+from waiting import wait_until
+
+from swiftqueue.benchmarks.served_models import write_model
+from swiftqueue.feature_store.events.event_window import EventWindow
+from swiftqueue.infra.local.processes import free_ports
+from swiftqueue.serving.agent.bindings.controller import CLASSIC
+from swiftqueue.serving.engine import Engine
+from swiftqueue.serving.triton.config import Backend
+from swiftqueue.serving.triton.endpoint import Triton
+from swiftqueue.serving.triton.repository import MODEL
+
+pytestmark = [pytest.mark.slow, needs_agent]
+PATIENT_US = 5_000_000  # a batch that is not decided by then was never answered
+ENOUGH = 60  # batches: 16 events each, and a question looks back at 128
+
+
+class Witness(LiveSender):
+    """A sender that knows what each answer must be: by the version that it names."""
+
+    def __init__(self, path: Path, engines: dict[int, Engine], name: str = "witness") -> None:
+        super().__init__(path, name, PATIENT_US)
+        self.engines = engines
+        self.windows = {engine.shape[0]: EventWindow(engine.shape[0]) for engine in engines.values()}
+        self.decided = 0
+
+    def live(self, batches: int) -> None:
+        """Send batches, of which each answer is compared."""
+        for _ in range(batches):
+            first, now_ns = self.packet, self.now_ns
+            asked_WF = {
+                tokens: np.stack(
+                    [
+                        window.window(now_ns, [1500] * 8, FLOWS, [0] * 8, queues)[0]
+                        for queues in ([CLASSIC] * 8, DEFAULTS)
+                    ]
+                )
+                for tokens, window in self.windows.items()
+            }
+            decision = self.batch()
+            assert decision is not None
+            if self.outcomes[-1] == "decided":
+                self.decided += 1
+                engine = self.engines[int(decision["version"])]
+                expected_BH = engine.forward(asked_WF[engine.shape[0]])
+                said_BH = np.stack([decision["classic_us"], decision["default_us"]])
+                np.testing.assert_allclose(said_BH, expected_BH, rtol=1e-5, err_msg=f"packet {first}")
+            for window in self.windows.values():
+                for i, queue in enumerate(decision["queues"]):
+                    window.sent(first + i, now_ns + i * 250_000, 1500, int(FLOWS[i]), 0, int(queue))
+                for packet in range(max(first - 80, 0), max(first - 72, 0)):
+                    window.acked(packet, self.now_ns, 20_000.0)
+
+
+def resends(agent: AgentProgram) -> float:
+    return sum(value for name, value in agent.metrics().items() if name.startswith("resends_total"))
+
+
+@pytest.fixture
+def pair(
+    make_artifact: Callable[..., Path], tmp_path: Path, serving_state: Path
+) -> Iterator[tuple[Replica, Replica, dict[int, Engine]]]:
+    """Two Tritons with the native backend, of versions 1 and 2, and what computes their answers."""
+    both, engines = [], {}
+    for version in (1, 2):
+        folder, root = make_artifact(version), tmp_path / f"server-{version}"
+        write_model(root / "repository", MODEL, folder, Backend.NATIVE, version)
+        ports = dict(zip(("grpc", "metrics"), free_ports(2), strict=True))
+        both.append(Replica(f"triton-sessions-{version}", root, ports))
+        engines[version] = Engine(folder)
+    try:
+        for replica in both:
+            replica.start()
+        yield both[0], both[1], engines
+    finally:
+        for replica in both:
+            replica.kill()
+
+
+def test_a_killed_server_hands_a_sender_over_and_gets_it_back(
+    pair: tuple[Replica, Replica, dict[int, Engine]], tmp_path: Path
+) -> None:
+    first, second, engines = pair
+    path = tmp_path / "agent.sock"
+    servers = ("--server", first.address, "--server", second.address)
+    with (
+        AgentProgram("--listen", path, *servers, "--metrics-port", 0, "--guard", "off") as agent,
+        Witness(path, engines) as sender,
+    ):
+        sender.live(ENOUGH)
+        assert sender.decided > 0
+        first.kill()
+        sender.live(ENOUGH)
+        first.start()
+        wait_until(lambda: agent.metrics()[f'connected{{server="{first.address}"}}'] == 1)
+        sender.live(ENOUGH)
+        well = [outcome == "decided" for outcome in sender.outcomes]
+        assert sum(well) >= len(well) - 2 - well.index(True), sender.outcomes
+        metrics = agent.metrics()
+        assert metrics['batches_total{outcome="decided"}'] == sum(well)
+
+
+def test_a_server_that_forgets_is_sent_the_events_again(
+    native: Native,  # noqa: F811
+    make_artifact: Callable[..., Path],
+    tmp_path: Path,
+) -> None:
+    """It has room for one session, and two senders take turns."""
+    folder, path = make_artifact(1), tmp_path / "agent.sock"
+    limited(native, folder, sessions=1)
+    engines = {1: Engine(folder)}
+    with AgentProgram(
+        "--listen", path, "--server", native.triton.address, "--metrics-port", 0, "--guard", "off"
+    ) as agent:
+        with Witness(path, engines) as one, Witness(path, {1: Engine(folder)}, "other") as other:
+            wait_until(lambda: one.live(1) or one.decided)
+            for _ in range(30):
+                one.live(1)
+                other.live(1)
+            assert other.outcomes == ["decided"] * 30
+            assert resends(agent) >= 50
+            assert native.metric("swiftqueue_sessions") == [1]
+        wait_until(lambda: native.metric("swiftqueue_sessions") == [0], "a sender's session stays behind")
+
+
+def test_another_head_goes_on_and_another_encoder_begins_anew(
+    native: Native,  # noqa: F811
+    make_artifact: Callable[..., Path],
+    tmp_path: Path,
+) -> None:
+    folders = {1: make_artifact(1), 2: make_artifact(1, head=2), 3: make_artifact(2, layers=3)}
+    path = tmp_path / "agent.sock"
+    native.push(folders[1], 1)
+    with (
+        AgentProgram(
+            "--listen", path, "--server", native.triton.address, "--metrics-port", 0, "--guard", "off"
+        ) as agent,
+        Witness(path, {version: Engine(folder) for version, folder in folders.items()}) as sender,
+    ):
+        wait_until(lambda: sender.live(1) or sender.decided)
+        sender.live(ENOUGH)
+        native.push(folders[2], 2, 1)
+        sender.live(ENOUGH)
+        assert resends(agent) == 0, "a head keeps the session"
+        native.push(folders[3], 3, 2)
+        sender.live(ENOUGH)
+        assert resends(agent) >= 1
+        assert sender.outcomes.count("decided") >= len(sender.outcomes) - 3 - sender.outcomes.index("decided")
+        with Triton(native.triton.address) as triton:
+            assert triton.served_version() == 3
