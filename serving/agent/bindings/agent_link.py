@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-import swiftqueue.feature_store
+from swiftqueue import feature_store
 from swiftqueue.common import native
 from swiftqueue.feature_store.packets.schema import HORIZON
 from swiftqueue.serving.agent.io.frames import OUTCOMES
