@@ -86,8 +86,12 @@ class AgentProgram:
         lines = self.process.stdout.readlines()
         assert self.process.wait(LIMIT_S) == 0, self.complaints
         summary = json.loads(lines[-1])
-        assert summary["batches"] == sum(summary[outcome] for outcome in frames.OUTCOMES)
+        self.check(summary)
         return dict(summary)
+
+    def check(self, summary: dict[str, Any]) -> None:
+        """Check that every batch has an outcome."""
+        assert summary["batches"] == sum(summary[outcome] for outcome in frames.OUTCOMES)
 
     def __enter__(self) -> AgentProgram:
         return self

@@ -162,15 +162,34 @@ def test_a_study_imports_public_faces_and_no_other_study(project: Path) -> None:
             assert hidden == set(), module
 
 
+def without_studies(project: Path, folder: Path) -> None:
+    """Make a checkout in which someone deleted the folder of studies."""
+    for path in tracked(project):
+        name = path.relative_to(project)
+        if name.parts[0] != "studies":
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(path, folder / name)
+
+
+def test_the_rooms_of_cpp_are_built_without_the_studies(project: Path, tmp_path: Path) -> None:
+    """Make finds the sources of each in a fresh checkout: a dry run says what it would compile."""
+    without_studies(project, tmp_path)
+    (tmp_path / ".venv").symlink_to(project / ".venv")
+    for room in sorted(path.parent.relative_to(project) for path in tracked(project, "*/Makefile")):
+        if room.parts[0] != "studies":
+            command = ["make", "-n", f"PYTHON={sys.executable}"]
+            done = subprocess.run(command, cwd=tmp_path / room, capture_output=True, text=True, check=False)
+            assert done.returncode == 0, f"{room}: {done.stderr}"
+            for made in re.findall(r" -o (\S+\.o) ", done.stdout):  # for rooms that link them
+                (tmp_path / room / made).parent.mkdir(parents=True, exist_ok=True)
+                (tmp_path / room / made).touch()
+
+
 @pytest.mark.slow
 @pytest.mark.long
 def test_the_product_does_without_the_studies(project: Path, tmp_path: Path) -> None:
     """A checkout in which someone deleted the folder: its checks pass, and the command line starts."""
-    for path in tracked(project):
-        name = path.relative_to(project)
-        if name.parts[0] != "studies":
-            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(path, tmp_path / name)
+    without_studies(project, tmp_path)
     shown = "import swiftqueue.cli.app as cli; cli.app(['--help'])"
     for command in ([BIN / "ruff", "check", "."], [BIN / "mypy"], [sys.executable, "-c", shown]):
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
 //
-// What the guard (guard.h) looks at besides its pairs: a test that may be looked at after each
+// The guard (guard.h) watches this besides its pairs: a test that may be looked at after each
 // value, and the rates of a receiver's flows, moved and unmoved.
 // Pure: no I/O, no clock, no thread. Bounded memory, O(1) for each packet.
 #ifndef SWIFTQUEUE_SERVING_AGENT_GROWTH_WATCH_H_
@@ -17,7 +17,7 @@
 
 namespace swiftqueue::agent {
 
-// Whether a mean is above 0: a test that may be looked at after each value.
+// Tests whether a mean is above 0; it may be looked at after each value.
 //
 // With x in [-1, 1] and of mean 0 or less given all before it, a gambler who stakes the share b of
 // what he has on each x has no gain to expect: his wealth, the product of 1 + b x, is a
@@ -61,7 +61,7 @@ class HelpTest {
   int values_ = 0;
 };
 
-// What a flow sent unmoved in a window of time, the last ones, on average.
+// The average of what a flow sent unmoved in each of the last windows of time.
 class MeanRate {
  public:
   static constexpr int kMostWindows = 16;
@@ -136,7 +136,7 @@ class MedianRatio {
   double median_ = 0;
 };
 
-// Whether a value is settledly beyond what it was unmoved.
+// Tests whether a value is settledly beyond what it was unmoved.
 //
 // With values that are not beyond it in the mean, given all before them, a change is settled with
 // probability alpha at most in all spells of moving together: the n-th test has alpha / (n (n +
@@ -163,12 +163,12 @@ class ChangeTest {
     ready_ = false;
   }
 
-  // What a window's value is unmoved; `held`: in a hold.
+  // Takes a window's value without moving; `held`: in a hold.
   void learn(double value, bool held) {
     unmoved_.add(value, held);
     ready_ = ready_ || unmoved_.windows() >= kLeastWindows;
   }
-  // A window's value while packets are moved. `most`: the change that is allowed; 0: any.
+  // Takes a window's value while packets are moved. `most`: the change that is allowed; 0: any.
   Verdict judge(double value, double most) {
     if (!ready_ || !(most > 0)) return Verdict::kOpen;
     const Verdict verdict = test_.add(unmoved_.beyond(value, most));
@@ -189,14 +189,14 @@ class ChangeTest {
   HelpTest test_{0.5, 1, 1};
 };
 
-// What the flows of a kind send in a window of time, on average over those that sent in it or in
-// one of the three before: so more or fewer flows are no change, and a packet of each now and then
-// is enough where there are many.
+// The bytes that the flows of a kind send in a window of time, on average over those that sent in
+// it or in one of the three before: so more or fewer flows are no change, and a packet of each now
+// and then is enough where there are many.
 class FlowRate {
  public:
   static constexpr int kActiveWindows = 4;
 
-  // A packet was sent in a window, whose flow sent its last one in the window `before`.
+  // Takes a packet that was sent in a window, whose flow sent its last one in the window `before`.
   void sent(std::int64_t window, std::int64_t before, double bytes) {
     bytes_ += bytes;
     advance(window);
@@ -207,7 +207,7 @@ class FlowRate {
     ++flows_of(newest_);
   }
 
-  // The rate of a window that has ended; 0: nothing was sent.
+  // Returns the rate of a window that has ended; 0: nothing was sent.
   double take(std::int64_t window) {
     advance(window);
     return std::exchange(bytes_, 0.0) /
@@ -229,11 +229,11 @@ class FlowRate {
   std::array<int, kActiveWindows> flows_{};  // by the window in which they sent last
 };
 
-// Whether a receiver's flows that are moved gain on the sender's classic flows, which pay for it.
-// In the ratio of their rates the load, which both share, cancels out. Where there are no classic
-// flows, whether the moved ones send more than they did unmoved.
+// Tests whether a receiver's moved flows gain on the sender's classic flows, which pay for it. In
+// the ratio of their rates the load, which both share, cancels out. Where there are no classic
+// flows, it tests whether the moved ones send more than they did unmoved.
 //
-// What they would send unmoved changes with the network. So moving is held for a moment now and
+// Their rate without moving changes with the network. So moving is held for a moment now and
 // then, each time after twice as long, and the moved flows' unmoved rate is that of then.
 //
 // Moving begins with a part of the batches, and has twice as many after each hold: what would harm
@@ -242,10 +242,10 @@ class GrowthWatch {
  public:
   static constexpr std::int64_t kWindowNs = 100'000'000;
   static constexpr int kSettleWindows = 5;  // after moving ended: the flows' rates come back
-  static constexpr int kHoldWindows = 8;    // of which the first are left out
+  static constexpr int kHoldWindows = 8;    // windows of a hold; the first are left out
   static constexpr int kHoldSettle = 3;
   static constexpr std::array kHoldAfter{16, 128};  // windows of moving: the first time, at most
-  static constexpr double kFirstShare = 0.25;       // of the batches
+  static constexpr double kFirstShare = 0.25;       // share of the batches
   static constexpr int kSilentWindows = 100;        // then the classic flows have ended
 
   // The change that is allowed of each; 0: any.
@@ -312,12 +312,12 @@ class GrowthWatch {
       }
     }
     if (moving) take_turns();
-    // That a part of the batches does no harm says nothing of all of them.
+    // All batches may do harm where a part of them does none.
     if (share_ < 1 && verdicts.none_above()) return {};
     return verdicts;
   }
 
-  // Of moving and of holding it.
+  // Moves and holds in turn.
   void take_turns() {
     if (holds()) {
       if (--hold_left_ == 0) {

@@ -32,17 +32,17 @@ inline sockaddr_un address_of(const std::string& path) {
   return address;
 }
 
-// Removes what a killed agent of this user left there; whatever else is there stays.
+// Removes a socket that a killed agent of this user left there; anything else stays.
 inline void remove_stale(const std::string& path, const sockaddr_un& address) {
   struct stat found{};
-  if (lstat(path.c_str(), &found) != 0) return;  // bind() says what else is wrong with the path
+  if (lstat(path.c_str(), &found) != 0) return;  // bind() reports other faults of the path
   if (!S_ISSOCK(found.st_mode) || found.st_uid != geteuid()) {
     throw std::runtime_error(path + ": is there and is no socket of this user");
   }
   const int probe = socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
   const bool answers =
       connect(probe, reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0;
-  const int error = answers ? EAGAIN : errno;  // EAGAIN: so many wait there that no more may
+  const int error = answers ? EAGAIN : errno;  // EAGAIN: its backlog is full
   close(probe);
   if (error == EAGAIN) throw std::runtime_error(path + ": another program listens there");
   if (error != ECONNREFUSED && error != ENOENT) {
@@ -53,15 +53,15 @@ inline void remove_stale(const std::string& path, const sockaddr_un& address) {
 
 }  // namespace detail
 
-// Listens at `path`, without blocking; throws std::runtime_error with one line. `mode`: of the
-// socket from its first moment, since Linux makes it with the descriptor's.
+// Listens at `path`, without blocking; throws std::runtime_error with one line. `mode` is the
+// socket's from its first moment, since Linux makes it with the descriptor's.
 inline int listening_at(const std::string& path, mode_t mode) {
   const sockaddr_un address = detail::address_of(path);
   detail::remove_stale(path, address);
   const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
   if (fd < 0 || fchmod(fd, mode) != 0 ||
       bind(fd, reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0 ||
-      chmod(path.c_str(), mode) != 0 ||  // the umask may have taken from it
+      chmod(path.c_str(), mode) != 0 ||  // the umask may have removed bits
       listen(fd, 16) != 0) {
     const int error = errno;
     close(fd);
@@ -70,14 +70,14 @@ inline int listening_at(const std::string& path, mode_t mode) {
   return fd;
 }
 
-// What tells a file from every other while it is there.
+// Identifies a file among all others while it exists.
 inline std::pair<dev_t, ino_t> identity(const std::string& path) {
   struct stat found{};
   if (lstat(path.c_str(), &found) != 0) return {};
   return {found.st_dev, found.st_ino};
 }
 
-// The user at the other end, or -1.
+// Returns the user at the other end, or -1.
 inline uid_t user_of(int fd) {
   ucred peer{};
   socklen_t bytes = sizeof peer;
@@ -85,7 +85,7 @@ inline uid_t user_of(int fd) {
                                                                      : static_cast<uid_t>(-1);
 }
 
-// Whether the user may connect: this one, root, and the users `allowed`.
+// Returns whether the user may connect: this one, root, and the users `allowed` may.
 inline bool may_connect(uid_t user, const std::vector<uid_t>& allowed) {
   return user == geteuid() || user == 0 ||
          std::find(allowed.begin(), allowed.end(), user) != allowed.end();

@@ -133,7 +133,7 @@ class Agent {
         counts_(counts),
         woken_fd_(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)),
         rates_(o.local.empty() ? make_triton_rates(o.triton, [this] { wake(); })
-                               : make_local_rates(o.local)),
+                               : make_local_rates(o.local, [this] { wake(); })),
         listen_fd_(listening_at(path_, allowed_.empty() ? 0600 : 0666)),
         own_(identity(path_)) {}
 

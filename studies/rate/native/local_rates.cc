@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <stdexcept>
@@ -33,8 +34,8 @@ struct Known {
 
 class LocalRates final : public KeptRates<Known> {
  public:
-  explicit LocalRates(std::string folder)
-      : folder_(std::move(folder)), seen_(fingerprint_of(folder_)) {
+  LocalRates(std::string folder, std::function<void()> woken)
+      : folder_(std::move(folder)), woken_(std::move(woken)), seen_(fingerprint_of(folder_)) {
     try {
       served_ = taken_up(seen_);
     } catch (const std::exception& error) {
@@ -108,12 +109,15 @@ class LocalRates final : public KeptRates<Known> {
         }
       }
       lock.lock();
-      if (changed) watch_problem_ = problem;
+      if (!changed) continue;
+      watch_problem_ = problem;
       if (fresh) served_ = fresh;
+      woken_();
     }
   }
 
   const std::string folder_;
+  const std::function<void()> woken_;
   Fingerprint seen_;  // of the watcher
   // Shared:
   std::shared_ptr<const Served> served_;
@@ -122,8 +126,8 @@ class LocalRates final : public KeptRates<Known> {
 
 }  // namespace
 
-std::unique_ptr<Rates> make_local_rates(const std::string& folder) {
-  return std::make_unique<LocalRates>(folder);
+std::unique_ptr<Rates> make_local_rates(const std::string& folder, std::function<void()> woken) {
+  return std::make_unique<LocalRates>(folder, std::move(woken));
 }
 
 }  // namespace swiftqueue::agent

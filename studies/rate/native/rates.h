@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Forecasts of TCP connections' rates: the interface between the live feed and the engine in this
-// process or Triton. The decision loop's thread calls everything.
+// Forecasts of TCP connections' rates: the interface between the agent's socket and the network in
+// this process or Triton. The agent's thread calls everything.
 #ifndef SWIFTQUEUE_STUDIES_RATE_RATES_H_
 #define SWIFTQUEUE_STUDIES_RATE_RATES_H_
 
@@ -47,9 +47,9 @@ class Rates {
 };
 
 // The engine, on the artifact in `folder`; another one that appears there is taken up by
-// connections that begin then. Throws std::runtime_error, in one line, if there is none to begin
-// with.
-std::unique_ptr<Rates> make_local_rates(const std::string& folder);
+// connections that begin then, and `woken` is called. Throws std::runtime_error, in one line, if
+// there is none to begin with.
+std::unique_ptr<Rates> make_local_rates(const std::string& folder, std::function<void()> woken);
 
 // Triton's model of rates, asked by a thread of its own, which calls `woken` when there is an
 // answer. Servers in order of preference.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from agent_program import AgentProgram
 
@@ -17,3 +19,7 @@ class RateAgent(AgentProgram):
         if reason := why_no_agent():
             pytest.skip(reason)
         super().__init__(*arguments)
+
+    def check(self, summary: dict[str, Any]) -> None:
+        """Check that every forecast that was timed has an outcome."""
+        assert summary["forecast_us"]["count"] == sum(summary["forecasts"].values())

@@ -215,10 +215,10 @@ def test_what_cannot_be_is_refused_in_one_line_and_others_go_on(agent: RateAgent
             ("a HELLO frame comes first", one(blank(SAMPLE))),
             ("its sample is negative", frames.hello("x").tobytes() + one(blank(SAMPLE), sample=-1)),
             ("a flag or spare byte", frames.hello("x").tobytes() + one(blank(SAMPLE), asked=2)),
-            ("a sender sends one HELLO", frames.hello("x").tobytes() + one(blank(FORECAST))),
+            ("a sender sends one HELLO", frames.hello("x").tobytes() + one(blank(FORECAST), rates=1)),
             ("a sender sends one HELLO", 2 * frames.hello("x").tobytes()),
             ("its size is not that of its type", one(blank(SAMPLE), bytes=255)),
-            ("it is of the latency agent", frames.blank(frames.BATCH).tobytes()),
+            ("it is of the latency agent", frames.blank(frames.BYE).tobytes()),
             ("its format is not 1", b"\0" * 4096),
         ):
             with socket.socket(socket.AF_UNIX) as raw:
