@@ -13,8 +13,8 @@
 //   }
 //   udp.send(flow, payload, bytes);  // marked as decided; not decided in time: with its default
 //
-// `swiftqueue udp send` is made of it. Other programs have sockets of their own, and use the calls of
-// bindings/swiftqueue.h.
+// `swiftqueue udp send` is made of it. Other programs have sockets of their own, and use the calls
+// of bindings/swiftqueue.h.
 //
 // An L4S flow's packets are ECT(1), and ECT(0) where the classic queue was chosen for them, so that
 // a marking router need not drop them there. A flow that is not L4S keeps Not-ECT. The receiver
