@@ -106,10 +106,11 @@ def _contestants(engine: Engine, model: EventPredictor, path: Path) -> dict[str,
     x_BWF = make_windows()
     events_NF, queries_QF = make_rows(EVENTS * CALLS), x_BWF[:QUEUES, -HORIZON:].reshape(QUEUES * HORIZON, -1)
     file = artifact.export_onnx(path)
-    plain = {"PyTorch": functools.partial(_call_module, model), "ONNX Runtime": onnx_runtime(file)}
-    references: dict[str, dict[int, Call]] = {
-        name: dict.fromkeys((1, QUEUES), call) for name, call in plain.items()
+    plain: dict[str, Call] = {
+        "PyTorch": functools.partial(_call_module, model),
+        "ONNX Runtime": onnx_runtime(file),
     }
+    references = {name: {1: call, QUEUES: call} for name, call in plain.items()}
     if importlib.util.find_spec("openvino") is not None:
         references["OpenVINO"] = {windows: openvino_call(file, windows) for windows in (1, QUEUES)}
     else:

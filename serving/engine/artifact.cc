@@ -78,7 +78,7 @@ Inputs read_inputs(const json::Value& described, std::string_view key) {
   return inputs;
 }
 
-// Reads the sizes that an artifact may choose (event_window.py).
+// Reads the sizes that an artifact may choose (models/event_stream/network.py).
 void read_sizes(const json::Value& sizes, int horizon, Description& result) {
   result.feed_forward = bounded(sizes, "feed_forward", "architecture", 1, kMaxFeedForward);
   if (result.feed_forward % kWidth != 0) {
@@ -98,7 +98,8 @@ void read_sizes(const json::Value& sizes, int horizon, Description& result) {
   result.anchor = anchor.is_null() ? -1 : column_of(anchor.string("architecture: anchor"));
 }
 
-// Reads the levels of a model that gives several quantiles of each latency (event_window.py).
+// Reads the levels of a model that gives several quantiles of each latency
+// (models/event_stream/network.py).
 std::vector<double> read_levels(const json::Array& list) {
   std::vector<double> levels;
   for (const json::Value& value : list) {

@@ -244,7 +244,7 @@ std::ptrdiff_t Engine::not_finite(const float* rows, int count) const {
   return std::find_if(rows, rows + values, [](float x) { return !std::isfinite(x); }) - rows;
 }
 
-// Returns one query row's anchor, as window_network.py does.
+// Returns one query row's anchor, as query_network.py does.
 float Engine::anchor(const float* row) const {
   if (description_.anchor < 0) return 0;
   const float own = row[description_.anchor];
@@ -255,7 +255,7 @@ float Engine::anchor(const float* row) const {
   return ((target.logarithm ? std::log(value) : value) - target.shift) / target.scale;
 }
 
-// Returns a latency in us, like window_network.py's `to_us`.
+// Returns a latency in us, like query_network.py's `to_us`.
 float Engine::to_us(float scaled) const {
   const Scaling& target = description_.target;
   const float value = scaled * target.scale + target.shift;

@@ -8,6 +8,5 @@ $(BUILD)/rate-exchange: $(BUILD)/programs/laboratory/ack-tracker.o
 
 # Forecasts by the network. Not $(MAKE): a dry run names what it would compile here.
 $(BUILD)/rate: $(RATE_OBJECTS) $(ENGINE_OBJECTS)
-$(BUILD)/studies/rate.o: $(RATE_OBJECTS)
 $(RATE_OBJECTS) &: FORCE | $(BUILD)/ns3-path $(SCHEMA_HASH) $(ENGINE_OBJECTS)
 	@MAKEFLAGS= make -s -j$(shell nproc) -C $(RATE) $(patsubst $(RATE)/%,%,$(RATE_OBJECTS))

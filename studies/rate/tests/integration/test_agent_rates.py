@@ -218,7 +218,7 @@ def test_what_cannot_be_is_refused_in_one_line_and_others_go_on(agent: RateAgent
             ("a sender sends one HELLO", frames.hello("x").tobytes() + one(blank(FORECAST), rates=1)),
             ("a sender sends one HELLO", 2 * frames.hello("x").tobytes()),
             ("its size is not that of its type", one(blank(SAMPLE), bytes=255)),
-            ("it is of the latency agent", frames.blank(frames.BATCH).tobytes()),
+            ("it is of the latency agent", frames.blank(frames.BYE).tobytes()),
             ("its format is not 1", b"\0" * 4096),
         ):
             with socket.socket(socket.AF_UNIX) as raw:
