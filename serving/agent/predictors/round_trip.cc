@@ -39,6 +39,7 @@ namespace {
 constexpr std::int64_t kWarmUp = 500;  // questions that do not count, where one follows another
 // Events since the question before: a batch was sent, and one was acknowledged.
 constexpr int kNewEvents = 2 * kHorizon;
+constexpr int kPatient = 8192;  // questions that may wait, however late their answers are
 constexpr std::uint32_t kSender = 1;
 
 volatile std::sig_atomic_t interrupted = 0;
@@ -176,7 +177,7 @@ void run(const Settings& settings) {
   const auto predictor = make_triton_predictor(settings.triton);
   wait_for_model(*predictor, monotonic_ns() + settings.connect_ms * 1'000'000);
   MadeRows made;
-  EventRows rows(predictor->model().reach);
+  EventRows rows(kPatient * kNewEvents);
   made.add(rows, predictor->model().reach);
   std::vector<float> x_QF(std::size_t{kMaxQueries} * kEventWindowFeatureCount);
   made.write(x_QF.data(), kMaxQueries);

@@ -226,6 +226,16 @@ void TritonServer::send(std::unique_ptr<Request> request) {
   }
 }
 
+// Returns whether a request under way will come back because its session was lost before it: later
+// questions wait for it, since a session is begun anew with the first of them.
+bool TritonServer::settling() const {
+  return std::any_of(in_flight_.begin(), in_flight_.end(), [&](const auto& request) {
+    const auto session = session_of_.find(request->sender());
+    return session != session_of_.end() && !session->second.open &&
+           session->second.begun == request->begun();
+  });
+}
+
 void TritonServer::write(std::unique_ptr<Request> request) {
   ++sent_;
   const inference::ModelInferRequest& message = request->message();

@@ -70,7 +70,9 @@ class TritonServer {
   bool usable() const { return open_ && model_.reach > 0 && proven_ns_ > trouble_ns_; }
   // After repeated trouble it is left alone for a while, where there is another server.
   bool resting(std::int64_t now_ns) const { return now_ns < rest_until_ns_; }
-  bool room() const { return open_ && !writing_ && in_flight_.size() < kMaxInFlight; }
+  bool room() const {
+    return open_ && !writing_ && in_flight_.size() < kMaxInFlight && !settling();
+  }
   // Sends the questions of a request that can be asked here; the others get no answer.
   void send(std::unique_ptr<Request> request);
   // Forgets a sender, and ends its session.
@@ -103,6 +105,7 @@ class TritonServer {
  private:
   static constexpr std::int64_t kNobody = std::numeric_limits<std::int64_t>::max();
 
+  bool settling() const;
   void connect();
   void open();
   void take_answer(std::int64_t now_ns);
