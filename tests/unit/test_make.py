@@ -40,7 +40,9 @@ def test_make_in_every_room_is_in_one_of_both_lists(project: Path) -> None:
     """But in a study, which builds its own when it is asked."""
     before = prerequisites(project)
     known = {name.removeprefix("native-") for name in before["native"] | before["native-all"]}
-    listed = subprocess.run(["git", "ls-files", "*/Makefile", ":!studies"], cwd=project, capture_output=True, text=True)
+    listed = subprocess.run(
+        ["git", "ls-files", "*/Makefile", ":!studies"], cwd=project, capture_output=True, text=True
+    )
     assert {str(Path(name).parent) for name in listed.stdout.split()} <= known
 
 
