@@ -112,6 +112,20 @@ ROWS: Final[dict[str, tuple[Panel, ...]]] = {
             stacked=True,
         ),
         Panel(
+            "Sessions",
+            "short",
+            "Senders whose events a server keeps; sessions opened, evicted and asked for again in a minute.",
+            (
+                Query("sum(swiftqueue_sessions)", "kept"),
+                Query("sum(increase(swiftqueue_sessions_opened_total[1m]))", "opened"),
+                Query(
+                    "sum by (reason) (increase(swiftqueue_sessions_evicted_total[1m]))", "evicted: {{reason}}"
+                ),
+                Query("sum(increase(swiftqueue_resends_total[1m]))", "asked for again"),
+                Query("sum by (server) (increase(swiftqueue_agent_resends_total[1m]))", "lost by {{server}}"),
+            ),
+        ),
+        Panel(
             "Moved and not acknowledged",
             "short",
             "Beyond a share of the packets in flight the controller moves no more.",
