@@ -404,7 +404,7 @@ void told() {
   const auto hello = finished(HelloFrame{}, 1, 0);
   require(send(fd, &hello, sizeof hello, MSG_NOSIGNAL) == sizeof hello, "not sent");
   link.turn(monotonic_ns());
-  require(link.connected(), "the sender was not greeted");
+  require(link.connected(), ("the sender was not greeted: " + link.problem()).c_str());
   std::int64_t packet = 0;
   for (const float us : {1e6F, 200e6F, NAN}) {
     link.sent(packet, 1, {1500, 0, 0, kL4s}, 1);

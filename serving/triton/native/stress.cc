@@ -181,8 +181,9 @@ void hostile_messages(const std::string& folder, long rounds, Random& random) {
     const std::int64_t end = sender.events();
     const bool start = sender.sent == 0 || below(random, 8) == 0;
     std::int64_t first = start ? std::max<std::int64_t>(end - reach, 0) : sender.sent;
-    if (below(random, 8) == 0)
-      first = std::min(end, std::max<std::int64_t>(first + 3, 0) - below(random, 6));
+    if (below(random, 8) == 0) {  // too early, or too late
+      first = std::min(end, first + 3 - static_cast<std::int64_t>(below(random, 6)));
+    }
     first = std::max<std::int64_t>(first, 0);
     const std::int64_t queries = below(random, 4) == 0 ? 8 : 16;
     std::vector<std::int64_t> header{first, end - first, queries};
