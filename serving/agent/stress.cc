@@ -388,6 +388,12 @@ int connected_to(const std::string& path) {
   return fd;
 }
 
+HelloFrame named_hello() {
+  HelloFrame hello;
+  hello.name = text_field<sizeof hello.name>("stress");
+  return hello;
+}
+
 // Tests that the agent takes everything a sender's library says, however late an ACK comes.
 void told() {
   const std::string path = socket_path();
@@ -401,7 +407,7 @@ void told() {
   AgentLink link(path, "told");
   link.turn(monotonic_ns());
   const int fd = accept(listening, nullptr, nullptr);
-  const auto hello = finished(HelloFrame{}, 1, 0);
+  const auto hello = finished(named_hello(), 1, 0);
   require(send(fd, &hello, sizeof hello, MSG_NOSIGNAL) == sizeof hello, "not sent");
   link.turn(monotonic_ns());
   require(link.connected(), ("the sender was not greeted: " + link.problem()).c_str());
@@ -445,7 +451,7 @@ bool earliest_first() {
       const auto whole = finished(frame, 0, 0);
       bytes.append(reinterpret_cast<const char*>(&whole), sizeof whole);
     };
-    add(HelloFrame{});
+    add(named_hello());
     for (int i = 0; i < kBatches; ++i) {
       BatchFrame batch;
       batch.first_packet = i * kHorizon;
@@ -475,9 +481,7 @@ std::string some_frames(Random& random) {
     const auto whole = finished(frame, 0, 0);
     out.append(reinterpret_cast<const char*>(&whole), sizeof whole);
   };
-  HelloFrame hello;
-  hello.name = text_field<sizeof hello.name>("stress");
-  add(hello);
+  add(named_hello());
   std::int64_t packet = 0;
   for (int i = 0; i < 4; ++i) {
     BatchFrame batch;
