@@ -410,7 +410,7 @@ void told() {
   const auto hello = finished(greeting("agent"), 1, 0);
   require(send(fd, &hello, sizeof hello, MSG_NOSIGNAL) == sizeof hello, "not sent");
   link.turn(monotonic_ns());
-  require(link.connected(), "the sender was not greeted");
+  require(link.connected(), ("the sender was not greeted: " + link.problem()).c_str());
   std::int64_t packet = 0;
   for (const float us : {1e6F, 200e6F, NAN}) {
     link.sent(packet, 1, {1500, 0, 0, kL4s}, 1);
@@ -513,9 +513,7 @@ std::string some_frames(Random& random) {
     const auto whole = finished(frame, 0, 0);
     out.append(reinterpret_cast<const char*>(&whole), sizeof whole);
   };
-  HelloFrame hello;
-  hello.name = text_field<sizeof hello.name>("stress");
-  add(hello);
+  add(greeting("sender"));
   std::int64_t packet = 0;
   for (int i = 0; i < 4; ++i) {
     BatchFrame batch;

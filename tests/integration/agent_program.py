@@ -291,23 +291,34 @@ while due := sys.stdin.buffer.read(8):
 
 
 class EngineSender:
-    """The Python side of a decision: window, engine and controller, without any deadline."""
+    """The Python side of a decision: events, the engine's session and controller, without any deadline."""
 
     def __init__(self, artifact: Path, params: ControllerParams | None = None) -> None:
         self.engine = Engine(artifact)
+        self.session = self.engine.open_session()
         self.window = EventWindow(self.engine.shape[0])
         self.controller = QueueController(params)
-        self.sent = self.window.sent
+        self.events = 0
+
+    def sent(self, *packet: int) -> None:
+        self.window.sent(*packet)
+        self.events += 1
 
     def acked(self, packet: int, acked_ns: int, latency_us: float | None) -> None:
-        self.window.acked(packet, acked_ns, latency_us)
+        self.events += self.window.acked(packet, acked_ns, latency_us)
         self.controller.acked(packet)
 
     def decide(self, first: int, now_ns: int, *columns: np.ndarray) -> AgentDecision:
         *same, defaults = columns
         asked = [self.window.window(now_ns, *same, queues) for queues in ([CLASSIC] * 8, defaults)]
-        y_2H = self.engine.forward(np.stack([x_WF for x_WF, _ in asked]))
-        queues = self.controller.choose(first, now_ns, columns[1], defaults, y_2H, asked[0][1])
+        (x_WF, in_flight), _ = asked
+        new = min(self.events - self.session.next, self.engine.reach)
+        if new < self.events - self.session.next:
+            self.session.begin(self.events - new)
+        assert self.engine.take(self.session, self.events - new, x_WF[-8 - new : -8])
+        y_QL, _ = self.engine.answer(self.session, np.concatenate([x_WF[-8:] for x_WF, _ in asked]))
+        y_2H = y_QL.reshape(2, 8)
+        queues = self.controller.choose(first, now_ns, columns[1], defaults, y_2H, in_flight)
         return AgentDecision("decided", tuple(queues), y_2H)
 
 

@@ -32,7 +32,7 @@ def log(tmp_path: Path) -> PacketLog:
 def test_a_replay_decides_as_the_python_parts_do(
     log: PacketLog, make_artifact: Callable[..., Path], tmp_path: Path
 ) -> None:
-    """Windows, engine and controller are the same code: the same predictions and choices, bit for bit."""
+    """Events, engine and controller are the same code: the same predictions and choices, bit for bit."""
     artifact, file, record = make_artifact(2), tmp_path / "frames", tmp_path / "record"
     file.write_bytes(b"".join(frames.replay_frames(log)))
     arguments = ("--replay", file, "--record", record, "--speed", 0, "--deadline-us", 10_000_000)

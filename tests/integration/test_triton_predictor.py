@@ -278,7 +278,6 @@ def test_one_bad_question_gets_an_error_and_those_sent_with_it_get_answers(
             statistics = client.get_inference_statistics(MODEL, headers=control_headers()).model_stats[0]
         requests = statistics.inference_stats.success.count
         assert requests < asked / 2
-        assert statistics.inference_count >= 2 * found["in_time"]
 
 
 def test_what_is_wrong_is_one_line(

@@ -23,7 +23,13 @@ FOLDER: Final = Path(__file__).resolve().parents[1]
 LIBRARY: Final = FOLDER / "_build" / "libswiftqueue.so"
 HEADERS: Final = (
     *("bindings/swiftqueue", "marking/agent_link", "io/agent_socket", "io/clock", "io/frames"),
-    *("decision/sender", "decision/controller", "decision/guard", "decision/growth_watch"),
+    *(
+        "decision/sender",
+        "decision/event_rows",
+        "decision/controller",
+        "decision/guard",
+        "decision/growth_watch",
+    ),
 )
 SOURCES: Final = (
     FOLDER / "bindings" / "swiftqueue.cc",

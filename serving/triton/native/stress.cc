@@ -96,6 +96,16 @@ bool fits(const std::vector<std::int64_t>& shape, const engine::Description& des
          static_cast<std::size_t>(shape[0] * shape[1] * features) * sizeof(float) == bytes;
 }
 
+// Makes rows of events: 0 and 1 lie in every feature's range, and an event has a size.
+std::vector<float> made_rows(std::int64_t rows, Random& random) {
+  std::vector<float> x_RF(static_cast<std::size_t>(rows * kEventWindowFeatureCount));
+  for (float& x : x_RF) x = static_cast<float>(below(random, 2));
+  for (std::int64_t row = 0; row < rows; ++row) {
+    x_RF[static_cast<std::size_t>(row * kEventWindowFeatureCount + event_input("size_bytes"))] = 1;
+  }
+  return x_RF;
+}
+
 void hostile_requests(const std::string& folder, long rounds, Random& random) {
   EncoderCache encoders;
   const Model model(folder, 1, encoders);
@@ -106,9 +116,7 @@ void hostile_requests(const std::string& folder, long rounds, Random& random) {
   for (long i = 0; i < rounds; ++i) {
     const auto windows = static_cast<std::int64_t>(1 + below(random, 4));
     const std::int64_t tokens = description.tokens;
-    // 0 and 1 lie in every feature's range.
-    std::vector<float> x_BWF(static_cast<std::size_t>(windows * tokens * features));
-    for (float& x : x_BWF) x = static_cast<float>(below(random, 2));
+    std::vector<float> x_BWF = made_rows(windows * tokens, random);
     Request request;
     request.shape = {windows, tokens, features};
     const std::size_t damage = below(random, 4);
@@ -138,13 +146,6 @@ void hostile_requests(const std::string& folder, long rounds, Random& random) {
   }
   require(answered > 0 && answered < rounds, "the requests do not reach both outcomes");
   std::printf("requests: %ld of %ld answered\n", answered, rounds);
-}
-
-// Makes rows with values that lie in every feature's range.
-std::vector<float> made_rows(std::int64_t rows, Random& random) {
-  std::vector<float> x_RF(static_cast<std::size_t>(rows * kEventWindowFeatureCount));
-  for (float& x : x_RF) x = static_cast<float>(below(random, 2));
-  return x_RF;
 }
 
 // A sender of messages, good ones and others: what is answered is what a session that never lost
@@ -181,8 +182,9 @@ void hostile_messages(const std::string& folder, long rounds, Random& random) {
     const std::int64_t end = sender.events();
     const bool start = sender.sent == 0 || below(random, 8) == 0;
     std::int64_t first = start ? std::max<std::int64_t>(end - reach, 0) : sender.sent;
-    if (below(random, 8) == 0)
-      first = std::min(end, std::max<std::int64_t>(first + 3, 0) - below(random, 6));
+    if (below(random, 8) == 0) {  // too early, or too late
+      first = std::min(end, first + 3 - static_cast<std::int64_t>(below(random, 6)));
+    }
     first = std::max<std::int64_t>(first, 0);
     const std::int64_t queries = below(random, 4) == 0 ? 8 : 16;
     std::vector<std::int64_t> header{first, end - first, queries};
@@ -193,7 +195,10 @@ void hostile_messages(const std::string& folder, long rounds, Random& random) {
       std::int64_t& damaged = header[below(random, header.size())];
       const std::int64_t was = std::exchange(damaged, any_size(random, damaged));
       good = damaged == was;
-      if (below(random, 4) == 0) header.resize(below(random, 6), 1);
+      if (below(random, 4) == 0) {
+        header.resize(below(random, 6), 1);
+        good = false;
+      }
     }
     if (!events.empty() && below(random, 20) == 0) {
       events[below(random, events.size())] = NAN;

@@ -17,7 +17,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from swiftqueue.serving.agent import process as agent_process
-from swiftqueue.studies.rate.programs import AGENT, SAMPLER, SAMPLER_OBJECT, why_no_sampler
+from swiftqueue.studies.rate.programs import AGENT, SAMPLER, SAMPLER_OBJECT, why_no_agent, why_no_sampler
 from swiftqueue.studies.rate.testbed.flows import CONTROL
 from swiftqueue.studies.rate.testbed.kept import keeping
 from swiftqueue.testbed.host.programs import wait_for_name
@@ -47,6 +47,8 @@ def following(folder: Path, network: Path, samples: int) -> Iterator[Sampler]:
         RuntimeError: agent or sampler did not start, or have ended early; the line says why.
 
     """
+    if reason := why_no_agent():
+        raise RuntimeError(reason)
     socket = folder / "agent.sock"
     with agent_process.running_agent([f"--listen={socket}", f"--local={network}"], AGENT) as agent:
         next(agent)  # it is ready
