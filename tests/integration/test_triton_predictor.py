@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -39,6 +40,7 @@ pytestmark = pytest.mark.slow
 RATE = 200  # questions a second
 RECOVERY_S = 2.5  # reconnection waits a second at most, and a server that was slow rests for one
 INFLATED_BYTES = 16 << 20  # a client takes 4 MiB
+REACH = make_windows(1).shape[1] - HORIZON  # events that the network looks back at
 DEADLINE_US = 100_000  # far above an answer's time, even on a busy machine
 
 
@@ -199,6 +201,55 @@ class Answers(service_pb2_grpc.GRPCInferenceServiceServicer):
             yield service_pb2.ModelStreamInferResponse(infer_response=answer)
 
 
+class Sessions(Answers):
+    """A server that keeps sessions, as far as its answers tell; it writes down what it is sent."""
+
+    def __init__(self, forgets: set[int]) -> None:
+        super().__init__(1)
+        self.forgets = forgets  # the messages, by number, that find their session gone
+        self.messages: list[dict[str, Any]] = []
+
+    def ModelConfig(self, request: Any, context: Any) -> Any:  # noqa: N802
+        response = super().ModelConfig(request, context)
+        config, features = response.config, make_windows(1).shape[2]
+        config.input[0].optional = True
+        config.input.add(name="session", data_type=model_config_pb2.TYPE_INT64, dims=[-1], optional=True)
+        for name in ("events", "queries"):
+            config.input.add(
+                name=name, data_type=model_config_pb2.TYPE_FP32, dims=[-1, features], optional=True
+            )
+        config.output.add(name="resend", data_type=model_config_pb2.TYPE_INT64, dims=[1])
+        return response
+
+    def ModelInfer(self, request: Any, context: Any) -> Any:  # noqa: N802
+        tensors = {
+            tensor.name: raw for tensor, raw in zip(request.inputs, request.raw_input_contents, strict=True)
+        }
+        if "window" in tensors:
+            return super().ModelInfer(request, context)
+        first, *rest = np.frombuffer(tensors["session"], np.int64).tolist()
+        self.messages.append(
+            {
+                "id": request.parameters["sequence_id"].int64_param,
+                "start": request.parameters["sequence_start"].bool_param,
+                "first": first,
+                "end": first + sum(rest[::2]),
+                "rows": len(tensors.get("events", b"")) // (4 * make_windows(1).shape[2]),
+                "bytes": request.ByteSize(),
+            }
+        )
+        lost = len(self.messages) in self.forgets
+        wanted = max(first + rest[0] - REACH, 0) if lost else -1
+        answer = service_pb2.ModelInferResponse(model_version="1", id=request.id)
+        answer.outputs.add(name="resend", datatype="INT64", shape=[1, 1])
+        answer.raw_output_contents.append(np.int64(wanted).tobytes())
+        if not lost:
+            y_BH = np.ones((sum(rest[1::2]) // HORIZON, HORIZON), np.float32)
+            answer.outputs.add(name="latency_us", datatype="FP32", shape=y_BH.shape)
+            answer.raw_output_contents.append(y_BH.tobytes())
+        return answer
+
+
 @contextmanager
 def answering(answers: Answers) -> Iterator[str]:
     server = grpc_server(ThreadPoolExecutor(4))
@@ -238,6 +289,34 @@ def test_a_compressed_answer_is_refused_before_it_is_inflated(program: Path) -> 
             triton.config()
     finally:
         server.stop(0)
+
+
+def test_each_event_is_sent_once_and_a_question_is_at_most_eight_kilobytes(program: Path) -> None:
+    """Unless the server lost them: then the next message has all that the model looks back at."""
+    ids = set()
+    for _ in range(2):
+        server = Sessions({300, 500})
+        with answering(server) as address:
+            options = ("--questions", "200", "--alternatives", "2", "--deadline-us", "60000000")
+            subprocess.run([str(program), "--server", address, *options], check=True, stdout=subprocess.PIPE)
+        said = server.messages
+        assert len(said) == 500 + 200 + 2, "each that was lost is asked once more"
+        assert said[0]["start"]
+        for number, (before, message) in enumerate(itertools.pairwise(said), 1):
+            assert message["rows"] == message["end"] - message["first"]
+            if number in server.forgets:
+                assert message["start"]
+                assert message["end"] == before["end"], "the question that met it is asked again"
+                assert message["rows"] == min(message["end"], REACH)
+                assert message["bytes"] < 32_768
+            else:
+                assert not message["start"]
+                assert message["first"] == before["end"]
+                assert message["rows"] == 16
+                assert message["bytes"] <= 8_192
+        ids |= {message["id"] for message in said}
+    assert len(ids) == 2, "one for each client"
+    assert not ids & set(range(1 << 20)), "numbers that nobody guesses"
 
 
 @pytest.mark.parametrize("first_bytes", [b"", np.float32("nan").tobytes()], ids=["short", "nan"])

@@ -12,13 +12,14 @@
 
 namespace swiftqueue::agent {
 
-// Gives a session the events that it lacks. One that is far behind begins anew with the last ones.
+// Gives a session the events that it lacks. One that is far behind, or that begins too late because
+// the engine refused some of them, begins anew with the last ones.
 // Throws std::runtime_error if they are no longer kept.
 inline void bring_up_to_date(engine::Engine& engine, engine::Session& session,
                              const EventRows& rows) {
   const std::int64_t begin = begin_of_session(rows.next(), engine.reach());
   auto next = static_cast<std::int64_t>(session.next());
-  if (next < begin) {
+  if (next < begin || static_cast<std::int64_t>(session.first()) > begin) {
     if (begin < rows.first()) throw std::runtime_error("too few of the sender's events are kept");
     session.begin(static_cast<std::uint64_t>(next = begin));
   }
