@@ -137,11 +137,12 @@ def check(program: Path, run: Mapping[str, Any]) -> str | None:
 def with_paths(job: Job) -> dict[str, Any]:
     """Return the run as the program takes it: with the model's folder and the fine-tuning's command here.
 
-    The hash of what the fine-tuning does is the run's identity alone.
+    The hash of what the fine-tuning does and the order of the engine's sums are the run's identity alone.
     """
     run = _with_weights(job.run)
     if job.artifact is not None:
         run["control"]["artifact"] = str(job.artifact)
+        run["control"].pop("sums", None)  # a published run may lack it
     if job.record is not None:
         run["control"]["by"]["decisions"] = str(job.record)
     if run["finetune"] is not None:

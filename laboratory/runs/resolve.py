@@ -39,7 +39,8 @@ FORMAT: Final = 1
 CONTROL_SEED: Final = 1  # seed of the draws of control `random`; the traffic's seed varies beside it
 FIRST_VERSION: Final = 1
 ROUND: Final = "swiftqueue.laboratory.learning.finetune_round"
-SUMS: Final = "by tiles of 16 rows"  # order of the engine's sums; before d6730baf it was by blocks of 64
+# Order of the engine's sums, which an answer's last bits depend on. Runs without it are of blocks of 64 rows.
+SUMS: Final = "tiles of 16 rows"
 ROUND_SECTIONS: Final = ("change", "finetune")
 BATCHING: Final = {"inference_us", "until_decided", "margin_us", "margin_share", "max_moved_unacked"}
 # As published runs have it; the program reads the first key alone.
@@ -228,6 +229,7 @@ def control_of(
     return {
         "kind": "model",
         "artifact": model.content,
+        "sums": SUMS,
         "version": FIRST_VERSION,
         **_batching(chosen),
         "finetune": finetune,
@@ -279,13 +281,10 @@ def finetuning_content(params: Path = PROJECT / "params.yaml") -> str:
 def identity(run: Mapping[str, Any], program: str) -> str:
     """Return the hash of a run and of its program: runs of one hash have one result.
 
-    A profile counts by its first name, so that a new one makes no other run. What the engine answers depends on
-    the order of its sums, so a model's runs of another order are other runs.
+    A profile counts by its first name, so that a new one makes no other run.
     """
     first = {name: former for former, name in FORMER_PROFILES.items()}
     named = {**run, "profile": first.get(run["profile"], run["profile"])}
-    if run["control"]["kind"] == "model":
-        named["sums"] = SUMS
     text = json.dumps(named, sort_keys=True, allow_nan=False)
     return hashlib.sha256(f"{program}\n{text}".encode()).hexdigest()[:24]
 
