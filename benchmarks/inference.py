@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from swiftqueue.serving.engine import Engine, Isa
 
 CALLS: Final = 400  # calls per round and contestant
-EVENTS: Final = 2 * HORIZON  # of a batch: as many SENDs as ACKs
+EVENTS: Final = 2 * HORIZON  # new events before each batch: as many SENDs as ACKs
 PEAK_SECONDS: Final = 0.02
 FEATURE_BATCH: Final = 256
 SWAPS: Final = 20

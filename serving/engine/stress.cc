@@ -84,15 +84,22 @@ float any_float(Random& random) {
   return static_cast<float>(std::lognormal_distribution<double>(6, 3)(random));
 }
 
-void stress_windows(const std::string& folder, long rounds, Random& random) {
+// Returns an engine for each kernel that this CPU runs, and names the others.
+std::vector<std::unique_ptr<Engine>> engines_here(const std::string& folder) {
+  std::vector<std::unique_ptr<Engine>> engines;
   for (const char* isa : {"avx512", "avx2", "portable"}) {
-    std::unique_ptr<Engine> engine;
     try {
-      engine = std::make_unique<Engine>(folder, isa);
+      engines.push_back(std::make_unique<Engine>(folder, isa));
     } catch (const InvalidError& error) {
       std::printf("%s: left out: %s\n", isa, error.what());
-      continue;
     }
+  }
+  return engines;
+}
+
+void stress_windows(const std::string& folder, long rounds, Random& random) {
+  for (const auto& engine : engines_here(folder)) {
+    const char* const isa = engine->kernel().name;
     const Description& model = engine->description();
     const std::size_t features = kFeatures;
     const std::size_t horizon = kHorizon;
@@ -143,14 +150,8 @@ void stress_windows(const std::string& folder, long rounds, Random& random) {
 // Tests sessions with events in calls of any length, some of them again, too early or damaged. What
 // a session is left with answers as one that took just these events.
 void stress_sessions(const std::string& folder, long rounds, Random& random) {
-  for (const char* isa : {"avx512", "avx2", "portable"}) {
-    std::unique_ptr<Engine> engine;
-    try {
-      engine = std::make_unique<Engine>(folder, isa);
-    } catch (const InvalidError& error) {
-      std::printf("%s: left out: %s\n", isa, error.what());
-      continue;
-    }
+  for (const auto& engine : engines_here(folder)) {
+    const char* const isa = engine->kernel().name;
     const auto outputs = static_cast<std::size_t>(engine->description().outputs());
     const auto reach = static_cast<std::size_t>(engine->reach());
     const std::unique_ptr<Session> session = engine->open_session();
