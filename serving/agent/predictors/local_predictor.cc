@@ -163,7 +163,7 @@ class LocalPredictor final : public Predictor {
   void take_up() {
     const std::lock_guard lock(mutex_);
     std::swap(engine_, made_);
-    sessions_.clear();  // of another encoder
+    sessions_.clear();  // they belong to another encoder
     served_ = engine_.get();
     fresh_ = false;
     closed_.notify_all();

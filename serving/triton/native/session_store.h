@@ -21,7 +21,7 @@
 namespace swiftqueue::backend {
 
 struct SessionLimits {
-  std::size_t sessions = 1024;                 // of an encoder; the least recently used one goes
+  std::size_t sessions = 1024;  // an encoder has no more; the least recently used one goes
   std::size_t bytes = std::size_t{128} << 20;  // memory of its sessions
   std::chrono::seconds idle{60};               // a session that is not used for so long goes
 };
