@@ -90,7 +90,7 @@ def start_triton_again() -> bool:
     Raises:
         OSError, RuntimeError: as `start_stack`.
     """
-    _start_triton()
+    _start_triton(again=True)
     if elsewhere():
         return False
     served = {kind: last["version"] for kind in MODELS if (last := deploy_log.last_served(kind=kind))}
@@ -116,7 +116,8 @@ def served_backend(kind: str = LATENCY) -> Backend:
         return Backend(triton.config(MODELS[kind]).backend)
 
 
-def _start_triton() -> None:
+def _start_triton(*, again: bool = False) -> None:
+    """Start Triton with what it served last: with the native backend only, unless it is started `again`."""
     if elsewhere():
         print(f"{SERVERS} is set, so no local Triton is started: {', '.join(grpc_addresses())}")
         return
@@ -147,11 +148,11 @@ def _start_triton() -> None:
     for kind in MODELS:
         ModelRepository(kind=kind).drop_candidate()
     command = triton_command(environment, repository.embedded, ports)
-    # The last served version is loaded at once. One of the Python backend is pushed anew: the native backend
-    # may take it now.
+    # The last served version is loaded at once. After a `down`, one of the Python backend is pushed anew: the
+    # native backend may take it now.
     for model in MODELS.values():
         configuration = repository.embedded / model / "config.pbtxt"
-        if configuration.is_file() and f'backend: "{Backend.NATIVE}"' in configuration.read_text():
+        if configuration.is_file() and (again or f'backend: "{Backend.NATIVE}"' in configuration.read_text()):
             command += [f"--load-model={model}", "--exit-on-error=false"]
     with Triton(f"{LOOPBACK}:{ports['grpc']}") as triton:
         server = processes.start(

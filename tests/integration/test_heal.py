@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
+
 import psutil
 import pytest
+from registered import add_version
 from waiting import wait_until
 
 from swiftqueue.infra.local import live_options, processes
 from swiftqueue.infra.local.heal import Healing
+from swiftqueue.infra.local.servers import served_backend
+from swiftqueue.serving.deploy.deployment import deploy_version
 from swiftqueue.serving.triton.endpoint import Triton
 
 pytestmark = pytest.mark.slow
 
 
+@pytest.mark.parametrize("backend", ["native", "python"])
 def test_a_killed_triton_serves_again_what_it_served_and_asks_no_registry(
-    champion: int, monkeypatch: pytest.MonkeyPatch
+    backend: str, triton: Path, make_artifact: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """To look the champion up brings PyTorch and MLflow: 81 to 111 s on a busy machine."""
+    champion = add_version(make_artifact(1, onnx=True, **({"width": 32} if backend == "python" else {})))
+    deploy_version(champion)
+    assert served_backend().name.lower() == backend
     live_options.write(live_options.LiveOptions("x", 1, 60, 30, 8))
     server = processes.running("triton")
     assert server is not None

@@ -430,16 +430,14 @@ def test_a_supervisor_ends_where_nothing_is_to_be_kept(tmp_path: Path) -> None:
         "import sys; from swiftqueue.infra.local import supervisor; supervisor.STILL_S = 1.0; "
         "supervisor.supervise(sys.argv[1], sys.argv[2], sys.argv[3:])"
     )
-    sleeper = [sys.executable, "-c", "import time; time.sleep(3600)"]
+    sleeper = [sys.executable, "-c", "import time; time.sleep(3600)", str(tmp_path)]
     command = [sys.executable, "-c", program, wanted, alive, *sleeper]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as supervisor:
         assert supervisor.stdout is not None
         assert "gave no sign of life for 1 s: starting it again" in supervisor.stdout.readline()
         wanted.unlink()
         assert supervisor.wait(LIMIT_S) == 0
-        assert not psutil.Process().children(recursive=True) or all(
-            "3600" not in " ".join(one.cmdline()) for one in psutil.Process().children(recursive=True)
-        )
+        assert not [one for one in psutil.process_iter(["cmdline"]) if sleeper == one.info["cmdline"]]
 
 
 @pytest.mark.slow
