@@ -114,7 +114,7 @@ def test_agent(make_artifact: Callable[..., Path]) -> None:
         assert said.count(line) == 2, said
     for sanitizer in ("address", "thread"):
         linked = subprocess.run(
-            ["make", "--no-print-directory", "-n", "-W", "stress.cc", f"_build/stress_{sanitizer}"],
+            ["make", "--no-print-directory", "-n", "-W", "../../tests/stress/stress_agent.cc", f"_build/stress_{sanitizer}"],
             cwd=sources,
             capture_output=True,
             text=True,

@@ -34,6 +34,7 @@
 #include "serving/agent/io/frame_sink.h"
 #include "serving/agent/marking/marked_udp.h"
 #include "serving/agent/predictors/local_predictor.h"
+#include "tests/stress/stress.h"
 
 namespace {
 
@@ -69,16 +70,11 @@ void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
 namespace swiftqueue::agent {
 namespace {
 
-using Random = std::mt19937_64;
+using stress::Random;
+using stress::require;
 
 std::int64_t upto(Random& random, std::int64_t n) {
   return std::uniform_int_distribution<std::int64_t>(0, n)(random);
-}
-
-void require(bool condition, const char* what) {
-  if (condition) return;
-  std::printf("stress: %s\n", what);
-  std::exit(1);
 }
 
 // Answers at any time, out of order, wrongly, or never, as a server may.
