@@ -12,9 +12,9 @@
 #include <limits>
 #include <string>
 
-#include "../model/lfq-queue-disc.h"
 #include "ns3/command-line.h"
 #include "serving/engine/dense.h"
+#include "simulation/model/lfq-queue-disc.h"
 
 namespace {
 
