@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import select
+import signal
 import socket
+import subprocess
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -16,11 +18,14 @@ from typing import Any
 import event_rows
 import psutil
 from prometheus_client.parser import text_string_to_metric_families
+from ray_stranger import without_token
 from waiting import wait_until
 
+from swiftqueue.common.program import SWIFTQUEUE
 from swiftqueue.feature_store.telemetry.events import ACK, SEND, Events
 from swiftqueue.feature_store.telemetry.manifest import load_manifest
 from swiftqueue.feature_store.telemetry.recent import latest_minutes
+from swiftqueue.infra.local.processes import free_ports
 from swiftqueue.serving.ingest.client import IngestClient, read_token
 from swiftqueue.serving.ingest.senders import INSTALLATION
 
@@ -28,6 +33,8 @@ START_S = 300.0
 WAIT_S = 90.0
 MS = 1_000_000
 BATCH_PACKETS = 200
+SENDERS = 120  # in the store at most
+HOLDING = Path(__file__).parent / "holding"
 
 
 @dataclass
@@ -104,6 +111,51 @@ class Ingest:
     def events(self) -> dict[str, float]:
         """How many were counted, by kind."""
         return {kind: self.metric("swiftqueue_ingest_events_total", kind=kind) for kind in ("send", "ack")}
+
+
+@contextlib.contextmanager
+def running_ingest(folder: Path) -> Iterator[Ingest]:
+    """Run an ingest of two replicas; its store lies on a small file system of its own."""
+    store, log, port = folder / "store", folder / "log", free_ports(1)[0]
+    state, hold = folder / "state", folder / "hold"
+    store.mkdir()
+    hold.mkdir()
+    mounted = (
+        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256m", "tmpfs", store], check=False).returncode
+        == 0
+    )
+    settings = {
+        "SWIFTQUEUE_INGEST_PORT": str(port),
+        "SWIFTQUEUE_TELEMETRY": str(store),
+        "SWIFTQUEUE_INGEST_REPLICAS": "2",
+        "SWIFTQUEUE_INGEST_SENDERS": str(SENDERS),
+        "SWIFTQUEUE_STATE": str(state),
+        "RAY_ADDRESS": "",
+        "PYTHONPATH": str(HOLDING),
+        "SWIFTQUEUE_TEST_HOLD": str(hold),
+    }
+    with log.open("wb") as output:
+        server = subprocess.Popen(
+            [SWIFTQUEUE, "part", "ingest"],
+            env={**without_token(), **settings},
+            stdout=output,
+            stderr=output,
+        )
+    running = Ingest(f"http://127.0.0.1:{port}", store, psutil.Process(server.pid), log, state, hold)
+    try:
+        wait_until(lambda: running.answers() or server.poll() is not None)
+        assert server.poll() is None, log.read_text()
+        wait_until(lambda: running.begun("a replica") == 2)
+        yield running
+    finally:
+        server.send_signal(signal.SIGTERM)
+        try:
+            server.wait(60)
+        except subprocess.TimeoutExpired:
+            server.kill()
+            server.wait()
+        if mounted:
+            subprocess.run(["umount", "-l", store], check=True)
 
 
 def rows(first: int) -> list[dict[str, object]]:

@@ -23,11 +23,11 @@ from pathlib import Path
 import bombs
 import event_rows
 import mutants
-import psutil
 import pytest
 from agent_program import AgentProgram, LiveSender
 from ingest_program import (
     BATCH_PACKETS,
+    SENDERS,
     WAIT_S,
     Ingest,
     batch,
@@ -37,9 +37,10 @@ from ingest_program import (
     raw,
     replicas,
     rows,
+    running_ingest,
     stored_batches,
 )
-from ray_stranger import check_strangers_are_refused, without_token
+from ray_stranger import check_strangers_are_refused
 from self_signed import self_signed
 from strangers import as_nobody, crowd
 from waiting import wait_until
@@ -63,9 +64,7 @@ from swiftqueue.serving.ingest.senders import INSTALLATION
 from swiftqueue.serving.ingest.server import APPLICATION, serve_ingest
 
 pytestmark = pytest.mark.slow
-SENDERS = 120  # in the store at most
 CROWD = 200  # batches at once; each replica has one in its append and 64 that wait
-HOLDING = Path(__file__).parent / "holding"
 CONNECTIONS = 10_000 if mutants.ALL else 1_000
 NAMES = 100_000 if mutants.ALL else 2_000
 NAMES_BYTES = 32 << 20  # a replica remembers 4096 senders, whatever came
@@ -76,48 +75,9 @@ COMPACTION = "ServeReplica:swiftqueue-ingest:Compaction"
 
 @pytest.fixture(scope="module")
 def ingest(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ingest]:
-    """One ingest of two replicas for all tests; its store lies on a small file system of its own."""
-    folder = tmp_path_factory.mktemp("ingest")
-    store, log, port = folder / "store", folder / "log", free_ports(1)[0]
-    state, hold = folder / "state", folder / "hold"
-    store.mkdir()
-    hold.mkdir()
-    mounted = (
-        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256m", "tmpfs", store], check=False).returncode
-        == 0
-    )
-    settings = {
-        "SWIFTQUEUE_INGEST_PORT": str(port),
-        "SWIFTQUEUE_TELEMETRY": str(store),
-        "SWIFTQUEUE_INGEST_REPLICAS": "2",
-        "SWIFTQUEUE_INGEST_SENDERS": str(SENDERS),
-        "SWIFTQUEUE_STATE": str(state),
-        "RAY_ADDRESS": "",
-        "PYTHONPATH": str(HOLDING),
-        "SWIFTQUEUE_TEST_HOLD": str(hold),
-    }
-    with log.open("wb") as output:
-        server = subprocess.Popen(
-            [SWIFTQUEUE, "part", "ingest"],
-            env={**without_token(), **settings},
-            stdout=output,
-            stderr=output,
-        )
-    running = Ingest(f"http://127.0.0.1:{port}", store, psutil.Process(server.pid), log, state, hold)
-    try:
-        wait_until(lambda: running.answers() or server.poll() is not None)
-        assert server.poll() is None, log.read_text()
-        wait_until(lambda: running.begun("a replica") == 2)
+    """One ingest for all tests."""
+    with running_ingest(tmp_path_factory.mktemp("ingest")) as running:
         yield running
-    finally:
-        server.send_signal(signal.SIGTERM)
-        try:
-            server.wait(60)
-        except subprocess.TimeoutExpired:
-            server.kill()
-            server.wait()
-        if mounted:
-            subprocess.run(["umount", "-l", store], check=True)
 
 
 @pytest.mark.long
