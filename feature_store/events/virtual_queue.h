@@ -32,8 +32,8 @@ inline constexpr double kBusyUs = 1;  // waiting above which a queue is not empt
 // A queue from which nothing is awaited is taken for empty so long after its last ACK: nobody knows
 // it, and a rule that stays away from a queue that was long once would stay away for ever.
 inline constexpr std::int64_t kStaleNs = 100'000'000;
-// Share of the oldest packet's waiting where nothing is fitted, as the fits on training slices of
-// simulated traces chose it.
+// Share of the oldest packet's waiting that counts where nothing is fitted: fits on training slices
+// of simulated traces chose it.
 inline constexpr double kOnlineOverdue = 0.9;
 
 // How the waiting in a queue changes. Rates that are NaN are those that the row has.
@@ -48,16 +48,16 @@ struct VirtualQueueRule {
   }
 };
 
-// What is known of a packet's queue when the packet is about to be sent.
+// A packet's queue as it is known when the packet is about to be sent.
 struct VirtualQueueRow {
   double least_us;     // latency of its receiver, or of any other; NaN: none is known
   double queueing_us;  // waiting of the newest packet of the queue that was acknowledged; or 0
-  double bytes;        // the sender's own in the queue since, that packet's too
-  double since_us;     // since that packet was sent; 0 where the queue is taken for empty
+  double bytes;     // bytes that the sender has put into the queue since, that packet's among them
+  double since_us;  // since that packet was sent; 0 where the queue is taken for empty
   double overdue_us;   // waiting so far of the oldest packet that may still be in the queue; or 0
-  double ahead_bytes;  // of its batch, in the same queue, before it
-  double us_per_byte;  // of a rule, as the sender's own packets give it until now
-  double drained;      // likewise
+  double ahead_bytes;  // bytes of its batch in the same queue before it
+  double us_per_byte;  // a rule's number, as the sender's own packets give it until now
+  double drained;      // a rule's number, likewise
 };
 
 inline constexpr std::array<std::string_view, 8> kVirtualQueueColumns{
@@ -65,7 +65,7 @@ inline constexpr std::array<std::string_view, 8> kVirtualQueueColumns{
     "overdue_us", "ahead_bytes", "us_per_byte", "drained"};
 static_assert(sizeof(VirtualQueueRow) == kVirtualQueueColumns.size() * sizeof(double));
 
-// Everything that a fitted rule relies on, as text.
+// Returns everything that a fitted rule relies on, as text.
 inline std::string virtual_queue_schema_text() {
   std::string text = "virtual queue " + std::to_string(kVirtualQueueVersion) + "\nhorizon " +
                      std::to_string(kHorizon) + "\ngive_up_ns " + std::to_string(kGiveUpNs) +
@@ -76,13 +76,13 @@ inline std::string virtual_queue_schema_text() {
   return text;
 }
 
-// What is left of a queue's waiting, below 0 where it has run empty.
+// Returns the waiting that is left in a queue, below 0 where it has run empty.
 inline double waiting_left_us(const VirtualQueueRow& row, double us_per_byte, double drained) {
   // us = us + us/byte * byte - us/us * us
   return row.queueing_us + us_per_byte * row.bytes - drained * row.since_us;
 }
 
-// The forecast of a packet's latency in us; NaN where no latency is known.
+// Returns the forecast of a packet's latency in us, NaN where no latency is known.
 inline double virtual_queue_us(const VirtualQueueRow& row, const VirtualQueueRule& rule) {
   const double us_per_byte = std::isnan(rule.us_per_byte) ? row.us_per_byte : rule.us_per_byte;
   const double drained = std::isnan(rule.drained) ? row.drained : rule.drained;
@@ -92,8 +92,8 @@ inline double virtual_queue_us(const VirtualQueueRow& row, const VirtualQueueRul
 }
 
 // A rule's rates by least squares over the sender's own packets: each says how the waiting had
-// changed since the packet that it was forecast from. Of a queue that has run empty in between they
-// would tell nothing, so such packets teach nothing. Without packets both rates are 0.
+// changed since the packet that it was forecast from. Packets teach nothing where the queue has run
+// empty in between. Without packets both rates are 0.
 class DrainEstimate {
  public:
   void learn(double bytes, double since_us, double change_us) {
@@ -128,7 +128,7 @@ class DrainEstimate {
   struct Rates {
     double a, b;
   };
-  // The sum of squares but for what no rate changes.
+  // Returns the sum of squares without the terms that no rate changes.
   double error(const Rates& r) const {
     return r.a * r.a * kb_kb_ - 2 * r.a * r.b * kb_ms_ + r.b * r.b * ms_ms_ - 2 * r.a * kb_change_ +
            2 * r.b * ms_change_;
@@ -145,14 +145,15 @@ class DrainEstimate {
 // before sends; a time before the last event's counts as that event's time. Not thread-safe.
 class VirtualQueue {
  public:
-  // Before the first event: a receiver's least latency when the log began.
+  // Sets a receiver's least latency when the log began. Call it before the first event.
   bool begin(std::int32_t receiver_id, float least_us) {
     if (last_packet_ >= 0 || !(std::isfinite(least_us) && least_us >= 0)) return false;
     least(receiver_id, least_us);
     return true;
   }
 
-  // SEND, in send order. Returns false, and changes nothing, for what EventStream would refuse.
+  // Takes a SEND; call it in send order. Returns false, and changes nothing, where EventStream
+  // would refuse the event.
   bool sent(std::int64_t packet, std::int64_t sent_ns, const Candidate& what) {
     if (packet <= last_packet_ || what.size_bytes <= 0 || what.queue >= kQueues || sent_ns < 0 ||
         sent_ns > kMaxTimeNs) {
@@ -183,8 +184,8 @@ class VirtualQueue {
     return true;
   }
 
-  // ACK: the first one that covers `packet`. `latency_us` is NaN where unknown (Karn). Returns
-  // false, and tells nothing, for a packet never sent, acknowledged before, or forgotten.
+  // Takes the first ACK that covers `packet`. `latency_us` is NaN where unknown (Karn). Returns
+  // false, and changes nothing, for a packet never sent, acknowledged before, or forgotten.
   bool acked(std::int64_t packet, std::int64_t acked_ns, float latency_us) {
     if (acked_ns < 0 || acked_ns > kMaxTimeNs) return false;
     const std::int32_t index = outstanding_.take(packet);
@@ -195,7 +196,7 @@ class VirtualQueue {
     if (now_ns - record.sent_ns > kForgetNs) return false;
     now_ns_ = now_ns;
     Queue& queue = queues_[record.queue];
-    // What was sent into a queue before a packet that has left it has left it too, or is lost.
+    // Packets sent into a queue before one that has left it have left it too, or are lost.
     while (!queue.waiting.empty() && queue.waiting.front().packet <= packet) {
       queue.waiting.pop_front();
     }
@@ -215,8 +216,8 @@ class VirtualQueue {
     return true;
   }
 
-  // What is known of a packet to a receiver that would be sent now. `ahead_bytes`: of its batch, in
-  // its queue.
+  // Returns the row of a packet to a receiver that would be sent now; `ahead_bytes` counts the
+  // bytes of its batch that are before it in its queue.
   VirtualQueueRow query(std::int64_t decision_ns, std::int32_t receiver_id, std::uint8_t queue,
                         double ahead_bytes) const {
     const std::int64_t now_ns = std::max(now_ns_, std::min(decision_ns, kMaxTimeNs));
@@ -227,7 +228,7 @@ class VirtualQueue {
     return row;
   }
 
-  // Packets remembered because an ACK may come.
+  // Returns the number of packets remembered because an ACK may come.
   std::int32_t remembered() const { return outstanding_.size(); }
 
  private:
@@ -236,7 +237,7 @@ class VirtualQueue {
     std::int64_t sent_ns;
     std::int32_t receiver_id;
     std::uint8_t queue;
-    std::int64_t bytes_before;  // sent into its queue
+    std::int64_t bytes_before;  // bytes sent into its queue before it
     // Its queue's numbers when it was sent; it teaches if they said that the queue was not empty.
     double queueing_us;
     double bytes;
@@ -254,7 +255,7 @@ class VirtualQueue {
   struct Queue {
     std::int64_t sent_bytes = 0;
     std::int64_t last_ack_ns = 0;
-    bool is_known = false;  // whether a latency is; the next four are that packet's
+    bool is_known = false;  // whether a latency is known; the next four are that packet's
     std::int64_t newest = 0;
     std::int64_t newest_sent_ns = 0;
     std::int64_t bytes_before = 0;
@@ -299,7 +300,7 @@ class VirtualQueue {
 
   std::int64_t now_ns_ = 0;
   std::int64_t last_packet_ = -1;
-  double least_us_ = std::numeric_limits<double>::quiet_NaN();  // of all receivers
+  double least_us_ = std::numeric_limits<double>::quiet_NaN();  // least latency of all receivers
   std::unordered_map<std::int32_t, double> receivers_;          // least latency of each
   std::array<Queue, kQueues> queues_{};
   detail::ChunkPool<Record> records_;

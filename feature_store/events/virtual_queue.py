@@ -44,7 +44,7 @@ class Rule(NamedTuple):
 
 
 class VirtualQueueRows(NamedTuple):
-    """What is known of the packets about to be sent."""
+    """The numbers known of the packets about to be sent."""
 
     queue_DH: npt.NDArray[np.uint8]
     row_DHC: npt.NDArray[np.float64]

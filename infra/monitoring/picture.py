@@ -2,7 +2,7 @@
 
     swiftqueue monitor picture --output docs/pictures/dashboard.png --minutes 30
 
-The panels and queries are those of the Grafana dashboard (dashboard.py). Panels without any data say so.
+The panels and queries are those of the Grafana dashboard. Panels without any data say so.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ cd "$(dirname "$0")/../.."
 ruff check .
 ruff format --check --quiet .
 mypy
+python infra/setup/prose.py
 git ls-files '*.h' '*.cc' | xargs --no-run-if-empty clang-format --dry-run --Werror
 codespell $(git ls-files '*.md' '*.py' '*.cc' '*.h' '*.yaml' '*.toml' 'Makefile' '*.sh')
 echo "lint: the locks are whole; known vulnerabilities of what they name: make audit (needs the net)"

@@ -46,7 +46,7 @@ INSTEAD: Final[Mapping[str, Sequence[Mapping[str, Any]]]] = {
     "new reno, bic": ({"tcp": "new_reno", **ALONE}, {"tcp": "bic", **ALONE}),
     "paced": ({"paced": "on"}, {"paced": "on"}),
 }
-# The rules that are ours. LFQ's network gives the same bits on every CPU (serving/engine/dense.h).
+# The rules that are ours. LFQ's network gives the same bits on every CPU (simulation/model/dense.h).
 ROUTERS: Final[Mapping[str, tuple[str, Mapping[str, str]]]] = {
     "FQ+FIFO": ("swiftqueue::FairQueueDisc", {}),
     "CBQ": ("swiftqueue::ClassQueueDisc", {"Label": "Ecn"}),

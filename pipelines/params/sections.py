@@ -28,7 +28,6 @@ _OF_STAGES: Final = {
     "live": "swiftqueue.pipelines.live.reservoir:LiveParams",
     "evaluate": "swiftqueue.pipelines.evaluate:EvaluateParams",
     "register": "swiftqueue.models.registry.register_params:RegisterParams",
-    "lfq_register": "swiftqueue.models.limit.register_params:LfqRegisterParams",
 }
 
 

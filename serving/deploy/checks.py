@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from swiftqueue.feature_store.events.definition import EVENTS
-from swiftqueue.models.limit import network as limits
 from swiftqueue.models.networks import artifact
 from swiftqueue.models.networks.prediction import predict
 from swiftqueue.models.networks.scaling import ScaledFeature
@@ -91,16 +90,3 @@ def check_latency(source: Path) -> ServableArtifact:
     """
     loaded = artifact.load(source)
     return ServableArtifact(local_smoke(loaded), limits_of(EVENTS.features))
-
-
-def check_limit(source: Path) -> ServableArtifact:
-    """Load a network of LFQ.
-
-    Raises:
-        OSError, ValueError: the artifact is not whole, or takes other inputs.
-    """
-    network, _ = limits.load(source)
-    x_BTF = smoke_windows(limits.features(), 1)
-    return ServableArtifact(
-        SmokeWindows(x_BTF, limits.served_limits(network, x_BTF)), limits_of(limits.features())
-    )

@@ -1,6 +1,6 @@
 """The models that can be deployed: the section, the check of an artifact, and how the first version is made.
 
-The project's own models are described here, a study's in the study (common/studies.py).
+The project's own model is described here, a study's in the study (common/studies.py).
 """
 
 from __future__ import annotations
@@ -13,10 +13,9 @@ from typing import Final
 
 from swiftqueue.common import studies
 from swiftqueue.common.section import read
-from swiftqueue.models.limit.register_params import LfqRegisterParams
 from swiftqueue.models.registry.register_params import RegisteredParams, RegisterParams
-from swiftqueue.serving.deploy.checks import ServableArtifact, check_latency, check_limit
-from swiftqueue.serving.triton.repository import LATENCY, LIMIT
+from swiftqueue.serving.deploy.checks import ServableArtifact, check_latency
+from swiftqueue.serving.triton.repository import LATENCY
 
 PARAMS_FILE: Final = Path("params.yaml")
 
@@ -43,10 +42,7 @@ class ServedModel:
         return read(self.params_file, self.section)
 
 
-_OWN: Final = {
-    LATENCY: ServedModel(RegisterParams, check_latency, "dvc repro register"),
-    LIMIT: ServedModel(LfqRegisterParams, check_limit, "swiftqueue lab register"),
-}
+_OWN: Final = ServedModel(RegisterParams, check_latency, "dvc repro register")
 
 
 @cache
@@ -56,10 +52,10 @@ def served_model(kind: str) -> ServedModel:
     Raises:
         ValueError: there is none of that name, as where a study is not here.
     """
-    if kind in _OWN:
-        return _OWN[kind]
+    if kind == LATENCY:
+        return _OWN
     if kind not in studies.served():
-        raise ValueError(f"there is no model {kind}; these are: {', '.join([*_OWN, *studies.served()])}")
+        raise ValueError(f"there is no model {kind}; these are: {', '.join([LATENCY, *studies.served()])}")
     found = studies.named(studies.served()[kind][1])
     assert isinstance(found, ServedModel)  # noqa: S101
     return found

@@ -24,7 +24,7 @@ namespace swiftqueue::engine {
 // Throws InvalidError for another name, or an instruction set that this CPU lacks.
 const Kernel& select_kernel(std::string_view isa);
 
-inline constexpr int kMostQueries = 16;  // of one call: 8 packets in both queues
+inline constexpr int kMostQueries = 16;  // queries of one call: 8 packets in both queues
 static_assert(kMostQueries <= kTile);
 
 class SharedHead;
@@ -102,7 +102,7 @@ class Engine {
   std::shared_ptr<const EncoderWeights> encoder_;
   std::shared_ptr<SharedHead> head_;
   Scratch scratch_;
-  std::unique_ptr<Session> windows_;  // of `forward`: numbers its windows' events from 0
+  std::unique_ptr<Session> windows_;  // session of `forward`: numbers its windows' events from 0
 };
 
 }  // namespace swiftqueue::engine

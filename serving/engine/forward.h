@@ -409,7 +409,7 @@ void keep(const Ring& ring, int number, const Fresh& fresh) {
   float* keys = ring.keys(number) + ring.slot;
   for (int d = 0; d < kWidth; ++d) {
     for (int f = 0; f < kPanel; f += kLanes) {
-      float* at = keys + d * ring.slots + f;  // what lies after the last event is written unchanged
+      float* at = keys + d * ring.slots + f;  // values after the last event are written unchanged
       store_loose(
           at, lane_numbers(f) < fresh.count ? load(fresh.keys + d * kPanel + f) : load_loose(at));
     }

@@ -107,7 +107,7 @@ struct Ring {
   float* states;  // for each layer keys [D][slots], then values [slots][D]
   int band;
   int slots;  // band rounded up to a multiple of 16
-  int slot;   // of the next event
+  int slot;   // slot of the next event
   int held;   // events that it has, up to `band`
 
   float* keys(int layer) const {

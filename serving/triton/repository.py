@@ -29,11 +29,9 @@ from swiftqueue.models.registry.lineage import content_hash
 from swiftqueue.serving.triton.config import CONTENT_FILE, MODEL_SCRIPT, Backend, config_text, gpu_config_text
 
 LATENCY: Final = "latency"
-LIMIT: Final = "limit"
 # Names of the models in Triton, by what they predict: the word that `deploy --model` takes.
 MODELS: Final = {
     LATENCY: "swiftqueue",
-    LIMIT: "swiftqueue-lfq",
     **{kind: name for kind, (name, _) in studies.served().items()},
 }
 MODEL: Final = MODELS[LATENCY]

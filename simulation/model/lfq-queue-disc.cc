@@ -69,9 +69,9 @@ void LfqQueueDisc::SetWeights(std::string path) {
   }
   try {
     engine::Tensors tensors = engine::parse_safetensors(content);
-    m_network = std::make_unique<engine::Dense>(kSizes, tensors);
-    m_low = engine::take_tensor(tensors, "inputs.low", {lfq::kInputs});
-    m_high = engine::take_tensor(tensors, "inputs.high", {lfq::kInputs});
+    m_network = std::make_unique<Dense>(kSizes, tensors);
+    m_low = take_tensor(tensors, "inputs.low", {lfq::kInputs});
+    m_high = take_tensor(tensors, "inputs.high", {lfq::kInputs});
     if (!tensors.empty()) {
       throw engine::InvalidError("tensor '" + tensors.begin()->first + "' is one too many");
     }

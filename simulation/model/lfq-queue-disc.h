@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 //
 // LFQ: fair queuing in which a network that has learned says each flow's limit. The signals and
-// their averages are testbed/router/lfq.h, the network is serving/engine/dense.h.
+// their averages are testbed/router/lfq.h, the network is dense.h.
 
 #ifndef SWIFTQUEUE_LFQ_QUEUE_DISC_H
 #define SWIFTQUEUE_LFQ_QUEUE_DISC_H
@@ -12,10 +12,10 @@
 #include <string>
 #include <vector>
 
+#include "dense.h"
 #include "fair-queue-disc.h"
 #include "ns3/nstime.h"
 #include "ns3/traced-callback.h"
-#include "serving/engine/dense.h"
 #include "testbed/router/lfq.h"
 
 namespace swiftqueue {
@@ -56,7 +56,7 @@ class LfqQueueDisc : public FairQueueDisc {
   std::string m_path;
   double m_beyond{0};
   ns3::Time m_fallbackRtt;
-  std::unique_ptr<engine::Dense> m_network;
+  std::unique_ptr<Dense> m_network;
   std::vector<float> m_low, m_high;  // range of the training's inputs
   std::vector<lfq::Flow> m_known;
   std::vector<uint32_t> m_limits;

@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 
 from swiftqueue.common.atomic import new_folder
 from swiftqueue.laboratory.runs.programs import hash_of
-from swiftqueue.models.limit.weight_file import INPUTS, LEAST_LIMIT, MOST_LIMIT, content_of
 from swiftqueue.pipelines.simulators import Runs, build_simulator, cores
 from swiftqueue.pipelines.stage import StageError
+from swiftqueue.studies.lfq.weight_file import INPUTS, LEAST_LIMIT, MOST_LIMIT, content_of
 
 LFQ: Final = "swiftqueue::LfqQueueDisc"
 SEGMENT_BYTES: Final = 1446

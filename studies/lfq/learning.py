@@ -16,7 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from swiftqueue.laboratory.runs import execution
-from swiftqueue.models.limit.weight_file import INPUTS, PACKETS
 from swiftqueue.studies.lfq.flows import (
     LFQ,
     NO_LIMIT,
@@ -29,6 +28,7 @@ from swiftqueue.studies.lfq.flows import (
     reward,
 )
 from swiftqueue.studies.lfq.settings import LfqSettings, load
+from swiftqueue.studies.lfq.weight_file import INPUTS, PACKETS
 
 if TYPE_CHECKING:
     import torch
@@ -105,7 +105,7 @@ def counterfactual(
     """Learn the best arms' limits; the epoch is chosen on environments that are not learned from."""
     import torch
 
-    from swiftqueue.models.limit.network import make_network, save
+    from swiftqueue.studies.lfq.network import make_network, save
 
     labels = np.array([forks.label(n, alpha) for n in range(settings.environments)])
     held = math.ceil(settings.environments * settings.validation)
@@ -168,7 +168,7 @@ def literal(settings: LfqSettings, simulator: Simulator, rule: str, alpha: float
     """Learn by plus and minus one from the network's own limit, a batch of forks at a time."""
     import torch
 
-    from swiftqueue.models.limit.network import make_network, save
+    from swiftqueue.studies.lfq.network import make_network, save
 
     torch.manual_seed(settings.seed)
     torch.set_num_threads(1)

@@ -12,18 +12,19 @@ from numpy.typing import NDArray
 
 from swiftqueue.common.section import read
 from swiftqueue.laboratory.runs import execution
-from swiftqueue.models.limit.register_params import LfqRegisterParams
-from swiftqueue.models.limit.weight_file import said_of
 from swiftqueue.models.networks.files import WEIGHTS_FILE
 from swiftqueue.pipelines.simulators import PROJECT
+from swiftqueue.studies.lfq.commands import PARAMS_FILE
+from swiftqueue.studies.lfq.deployed import LfqRegisterParams
 from swiftqueue.studies.lfq.flows import Flow, FlowDisc, Simulator, reward
 from swiftqueue.studies.lfq.learning import KEPT
 from swiftqueue.studies.lfq.settings import LfqSettings, load
 from swiftqueue.studies.lfq.table import best_environments, learned, static
+from swiftqueue.studies.lfq.weight_file import said_of
 
 if TYPE_CHECKING:
-    from swiftqueue.models.limit.gate import LimitScores
     from swiftqueue.models.registry.bars import Verdict
+    from swiftqueue.studies.lfq.gate import LimitScores
 
 ONE_LIMIT: Final = "one limit for all"
 
@@ -59,8 +60,8 @@ class LimitJudge:
         Raises:
             ValueError: it is no such network, or learned with another alpha.
         """
-        from swiftqueue.models.limit.gate import LimitScores
-        from swiftqueue.models.limit.network import load as load_network
+        from swiftqueue.studies.lfq.gate import LimitScores
+        from swiftqueue.studies.lfq.network import load as load_network
 
         _, about = load_network(artifact)
         if float(about["alpha"]) != self.alpha:
@@ -75,15 +76,15 @@ def register(weights: Path, overrides: list[str], output: Path) -> int:
         OSError: the registry does not answer.
         ValueError: a key is wrong, nothing says how the network learned, or it cannot be judged.
     """
-    from swiftqueue.models.limit import gate
-    from swiftqueue.models.limit.network import export_onnx, schema_hash, to_artifact
     from swiftqueue.models.registry.bars import decide
     from swiftqueue.models.registry.entering import enter, outcome_line
     from swiftqueue.models.registry.registry import Registry
     from swiftqueue.models.registry.store import texts
+    from swiftqueue.studies.lfq import gate
+    from swiftqueue.studies.lfq.network import export_onnx, schema_hash, to_artifact
 
     settings, said = load(overrides), said_of(weights)
-    section = read(PROJECT / "params.yaml", LfqRegisterParams)
+    section = read(PROJECT / PARAMS_FILE, LfqRegisterParams)
     if why := section.why_nothing():
         raise ValueError(why)
     with execution.sole_user(output), tempfile.TemporaryDirectory() as temporary:

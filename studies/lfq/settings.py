@@ -10,7 +10,7 @@ import yaml
 from pydantic import Field, ValidationError, model_validator
 
 from swiftqueue.laboratory.scenarios.checked import NotNegative, Positive, ScenarioPart, Share
-from swiftqueue.models.limit.weight_file import LEAST_LIMIT, MOST_LIMIT
+from swiftqueue.studies.lfq.weight_file import LEAST_LIMIT, MOST_LIMIT
 
 FILE: Final = Path(__file__).with_name("lfq.yaml")
 TCPS: Final = ("new_reno", "bic", "cubic", "bbr")

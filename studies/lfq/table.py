@@ -19,12 +19,12 @@ from swiftqueue.common.atomic import new_file
 from swiftqueue.laboratory.learning.champion import champion_folder
 from swiftqueue.laboratory.runs import execution
 from swiftqueue.laboratory.runs.results import kept_table
-from swiftqueue.models.limit.weight_file import content_of, said_of
 from swiftqueue.models.registry.registry import CHAMPION
-from swiftqueue.serving.triton.repository import LIMIT
+from swiftqueue.studies.lfq.commands import KIND
 from swiftqueue.studies.lfq.flows import LFQ, NO_LIMIT, Flow, FlowDisc, FlowPath, Simulator, drawn
 from swiftqueue.studies.lfq.learning import KEPT, LITERAL
 from swiftqueue.studies.lfq.settings import TCPS, LfqSettings, load
+from swiftqueue.studies.lfq.weight_file import content_of, said_of
 
 TABLE: Final = "lfq-400"
 BEST: Final = "lfq-best"
@@ -115,7 +115,7 @@ def networks_of(artifact: str, output: Path) -> dict[str, FlowDisc]:
         FileNotFoundError: there is no champion.
         ValueError: there is none, or nothing says how one learned.
     """
-    folder = champion_folder(output, LIMIT) if artifact == CHAMPION else Path(artifact)
+    folder = champion_folder(output, KIND) if artifact == CHAMPION else Path(artifact)
     found: dict[str, FlowDisc] = {}
     for path in sorted(folder.resolve().glob("*.safetensors")):
         said = said_of(path)

@@ -21,7 +21,7 @@ from swiftqueue.studies.rate.frames import RATE_OUTCOMES, SAMPLE, TYPES, blank
 
 @dataclass(frozen=True)
 class Forecast:
-    """What the agent answered."""
+    """The agent's answer."""
 
     connection: int
     sample: int
@@ -41,9 +41,9 @@ class RateClient:
         """Connect, and say HELLO.
 
         Args:
-            path: of the agent's socket.
+            path: the agent's socket.
             name: to be known by.
-            patience_s: what the agent may take to answer, and later to take a sample.
+            patience_s: seconds that the agent may take to answer, and later to take a sample.
 
         Raises:
             OSError: nobody listens at `path`, or does not answer within `patience_s`.

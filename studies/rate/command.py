@@ -46,7 +46,7 @@ def simulate(output: Flows = FLOWS, params: Params = PARAMS_FILE) -> None:
 def add(
     file: Annotated[Path, typer.Argument(help="CSV or Parquet: `flow` and the 28 fields, a row an ACK")],
     output: Annotated[Path, typer.Option("--output", "-o", help="folder of the flows")] = FLOWS,
-    name: Annotated[str | None, typer.Option(help="of the path (default: the file's)")] = None,
+    name: Annotated[str | None, typer.Option(help="name of the path (default: the file's)")] = None,
     held_out: Annotated[bool, typer.Option("--held-out", help="a path that no model learns from")] = False,
     json: Annotated[bool, typer.Option("--json", help="print a JSON object")] = False,
 ) -> None:
@@ -241,7 +241,7 @@ def exchange(
         Path, typer.Option("--output", "-o", help="folder of the runs, and of exchange.json")
     ] = Path("var/rate-exchange"),
     seeds: Annotated[int, typer.Option(min=4, help="seeds 1 to so many")] = 8,
-    seconds: Annotated[float, typer.Option(min=5, help="of a run, simulated")] = 30,
+    seconds: Annotated[float, typer.Option(min=5, help="simulated seconds of a run")] = 30,
     profile: Annotated[
         list[str] | None, typer.Option(help="uncoupled, rfc9332; may be repeated (default: both)")
     ] = None,
@@ -286,8 +286,8 @@ def collect(
     buffer_bdp: Annotated[float, typer.Option(help="router's queue, in rate times round trip")] = 1.0,
     jitter_ms: Annotated[float, typer.Option(help="at most so much more from sender to receiver")] = 0.0,
     load: Annotated[float, typer.Option(help="share of the rate that flows offer")] = 0.2,
-    flows: Annotated[int, typer.Option(min=1, help="of each path")] = 20,
-    seed: Annotated[int, typer.Option(min=1, help="of arrivals and jitter")] = 1,
+    flows: Annotated[int, typer.Option(min=1, help="number of flows of each path")] = 20,
+    seed: Annotated[int, typer.Option(min=1, help="seed of arrivals and jitter")] = 1,
     seeds: Annotated[int, typer.Option(min=1, help="so many, from --seed on, each path with each")] = 1,
     minutes: Annotated[
         float | None, typer.Option(min=0, help="begin no path after so long (default: all of them)")

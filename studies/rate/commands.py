@@ -1,4 +1,4 @@
-"""What the study adds where it is there: its commands, and the model that can be served."""
+"""Declare the study's commands, and the model that can be served."""
 
 from __future__ import annotations
 

@@ -126,7 +126,7 @@ def forecasts(
     if wrong := [each for each in truth or [] if "=" not in each]:
         raise ValueError(f"--truth {wrong[0]}: it must be TRACE=FILE")
     check_folder(output, "forecasts")
-    from swiftqueue.pipelines.experiments.forecasts import run_forecasts
+    from swiftqueue.benchmarks.forecasts import run_forecasts
 
     run_forecasts(
         packets,
@@ -170,7 +170,7 @@ def tune(
     Example: swiftqueue tune data/packets --only event-stream-2 --only xgboost --trials 8 --seconds 240
     Then: swiftqueue forecasts data/packets --sections var/tuning/tuned.yaml
     """
-    from swiftqueue.pipelines.experiments.tuning import tune as search
+    from swiftqueue.benchmarks.tuning import tune as search
 
     check_folder(output, "tune")
     search(

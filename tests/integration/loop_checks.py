@@ -7,7 +7,7 @@ import time
 from waiting import wait_until
 
 from swiftqueue.infra.local.prometheus_query import ask
-from swiftqueue.infra.monitoring.dashboard import ROWS
+from swiftqueue.infra.monitoring.dashboard import rows
 from swiftqueue.infra.monitoring.picture import series_of
 
 SCRAPED = {"triton", "agent", "ingest", "scheduler", "keeper"}
@@ -37,6 +37,6 @@ def _empty_panels(server: str) -> list[str]:
     return [
         panel.title
         for row in FILLED
-        for panel in ROWS[row]
+        for panel in rows()[row]
         if not any(series_of(server, query, end - 30, end) for query in panel.queries)
     ]

@@ -9,32 +9,38 @@ import contextlib
 import http.client
 import os
 import re
-import select
 import shutil
 import signal
-import socket
 import stat
 import subprocess
 import threading
 import time
-import urllib.error
-import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from email.message import Message
 from pathlib import Path
-from typing import Any
 
 import bombs
 import event_rows
 import mutants
-import psutil
 import pytest
 from agent_program import AgentProgram, LiveSender
-from prometheus_client.parser import text_string_to_metric_families
-from ray_stranger import check_strangers_are_refused, without_token
+from ingest_program import (
+    BATCH_PACKETS,
+    SENDERS,
+    WAIT_S,
+    Ingest,
+    batch,
+    check_store,
+    files,
+    listening,
+    raw,
+    replicas,
+    rows,
+    running_ingest,
+    stored_batches,
+)
+from ray_stranger import check_strangers_are_refused
 from self_signed import self_signed
 from strangers import as_nobody, crowd
 from waiting import wait_until
@@ -44,7 +50,7 @@ from swiftqueue.common.door import MOST_OF_ONE
 from swiftqueue.common.program import SWIFTQUEUE
 from swiftqueue.common.state import secret
 from swiftqueue.feature_store.telemetry.compact import ROUND_BYTES
-from swiftqueue.feature_store.telemetry.events import ACK, HEADER, SEND, BatchKey, Events, encode, sealed
+from swiftqueue.feature_store.telemetry.events import HEADER, BatchKey, encode, sealed
 from swiftqueue.feature_store.telemetry.log import log_dir
 from swiftqueue.feature_store.telemetry.manifest import load_manifest
 from swiftqueue.feature_store.telemetry.recent import gaps, latest_minutes
@@ -52,19 +58,13 @@ from swiftqueue.infra.local.processes import free_ports
 from swiftqueue.serving.agent import process as agent_process
 from swiftqueue.serving.ingest import senders
 from swiftqueue.serving.ingest.bounds import IN_FLIGHT
-from swiftqueue.serving.ingest.client import IngestClient, SenderRefusedError, read_token
+from swiftqueue.serving.ingest.client import IngestClient, SenderRefusedError
 from swiftqueue.serving.ingest.committer import WAITING_BATCHES
 from swiftqueue.serving.ingest.senders import INSTALLATION
 from swiftqueue.serving.ingest.server import APPLICATION, serve_ingest
 
 pytestmark = pytest.mark.slow
-START_S = 300.0
-WAIT_S = 90.0
-MS = 1_000_000
-BATCH_PACKETS = 200
-SENDERS = 120  # in the store at most
 CROWD = 200  # batches at once; each replica has one in its append and 64 that wait
-HOLDING = Path(__file__).parent / "holding"
 CONNECTIONS = 10_000 if mutants.ALL else 1_000
 NAMES = 100_000 if mutants.ALL else 2_000
 NAMES_BYTES = 32 << 20  # a replica remembers 4096 senders, whatever came
@@ -73,161 +73,11 @@ GROWTH_BYTES = 200 << 20  # that no attack takes
 COMPACTION = "ServeReplica:swiftqueue-ingest:Compaction"
 
 
-@dataclass
-class Ingest:
-    """The running ingest."""
-
-    url: str
-    store: Path
-    server: psutil.Process
-    log: Path
-    state: Path
-    hold: Path
-
-    @property
-    def replicas_log(self) -> Path:
-        return self.state / "ingest" / "replicas.log"
-
-    def process(self, name: str) -> psutil.Process:
-        """The Ray process whose title has `name`; waits for it."""
-        return self.processes(name)[0]
-
-    def processes(self, name: str) -> list[psutil.Process]:
-        found: list[psutil.Process] = []
-
-        def look() -> bool:
-            for process in self.server.children(recursive=True):
-                with contextlib.suppress(psutil.Error):
-                    if name in " ".join(process.cmdline()) and process.status() != psutil.STATUS_ZOMBIE:
-                        found.append(process)
-            return bool(found)
-
-        wait_until(look)
-        return found
-
-    @property
-    def token(self) -> str:
-        """The installation's."""
-        return read_token(self.state / "secrets" / INSTALLATION)
-
-    def client(self, sender: str, **options: Any) -> IngestClient:
-        return IngestClient(self.url, sender, **{"token": self.token, **options})
-
-    def post(self, path: str, body: bytes = b"", **headers: str) -> tuple[int, str]:
-        return self.answer(path, body, **headers)[:2]
-
-    def answer(self, path: str, body: bytes, **headers: str) -> tuple[int, str, Message]:
-        headers = {"Authorization": f"Bearer {self.token}", **headers}
-        request = urllib.request.Request(f"{self.url}{path}", body, headers, method="POST")  # noqa: S310
-        try:
-            with urllib.request.urlopen(request, timeout=WAIT_S) as answer:  # noqa: S310
-                return answer.status, answer.read().decode(), answer.headers
-        except urllib.error.HTTPError as error:
-            return error.code, error.read().decode(), error.headers
-
-    def answers(self) -> bool:
-        with contextlib.suppress(OSError):
-            return self.post("/v1/check")[0] == 200
-        return False
-
-    def metric(self, name: str, **labels: str) -> float:
-        with urllib.request.urlopen(f"{self.url}/metrics", timeout=30) as answer:  # noqa: S310
-            families = list(text_string_to_metric_families(answer.read().decode()))
-        return sum(
-            s.value
-            for family in families
-            for s in family.samples
-            if s.name == name and labels.items() <= s.labels.items()
-        )
-
-    def begun(self, part: str) -> int:
-        """How many replicas, or compactions, have begun so far."""
-        return self.replicas_log.read_text().count(f"ingest: {part} begins\n")
-
-    def events(self) -> dict[str, float]:
-        """How many were counted, by kind."""
-        return {kind: self.metric("swiftqueue_ingest_events_total", kind=kind) for kind in ("send", "ack")}
-
-
 @pytest.fixture(scope="module")
 def ingest(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ingest]:
-    """One ingest of two replicas for all tests; its store lies on a small file system of its own."""
-    folder = tmp_path_factory.mktemp("ingest")
-    store, log, port = folder / "store", folder / "log", free_ports(1)[0]
-    state, hold = folder / "state", folder / "hold"
-    store.mkdir()
-    hold.mkdir()
-    mounted = (
-        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256m", "tmpfs", store], check=False).returncode
-        == 0
-    )
-    settings = {
-        "SWIFTQUEUE_INGEST_PORT": str(port),
-        "SWIFTQUEUE_TELEMETRY": str(store),
-        "SWIFTQUEUE_INGEST_REPLICAS": "2",
-        "SWIFTQUEUE_INGEST_SENDERS": str(SENDERS),
-        "SWIFTQUEUE_STATE": str(state),
-        "RAY_ADDRESS": "",
-        "PYTHONPATH": str(HOLDING),
-        "SWIFTQUEUE_TEST_HOLD": str(hold),
-    }
-    with log.open("wb") as output:
-        server = subprocess.Popen(
-            [SWIFTQUEUE, "part", "ingest"],
-            env={**without_token(), **settings},
-            stdout=output,
-            stderr=output,
-        )
-    running = Ingest(f"http://127.0.0.1:{port}", store, psutil.Process(server.pid), log, state, hold)
-    try:
-        wait_until(lambda: running.answers() or server.poll() is not None)
-        assert server.poll() is None, log.read_text()
-        wait_until(lambda: running.begun("a replica") == 2)
+    """One ingest for all tests."""
+    with running_ingest(tmp_path_factory.mktemp("ingest")) as running:
         yield running
-    finally:
-        server.send_signal(signal.SIGTERM)
-        try:
-            server.wait(60)
-        except subprocess.TimeoutExpired:
-            server.kill()
-            server.wait()
-        if mounted:
-            subprocess.run(["umount", "-l", store], check=True)
-
-
-def rows(first: int) -> list[dict[str, object]]:
-    """Events of a batch's packets, each acknowledged 1 ms after it was sent."""
-    made: list[dict[str, object]] = []
-    for packet in range(first, first + BATCH_PACKETS):
-        at = 10**18 + packet * 2 * MS
-        l4s = packet % 2
-        sent = {"size_bytes": 1500, "flow_id": packet % 3, "receiver_id": 0, "queue": l4s, "ecn": 2 - l4s}
-        made.append({"kind": SEND, "time_ns": at, "packet": packet, **sent})
-        made.append({"kind": ACK, "time_ns": at + MS, "packet": packet, "latency_us": 1000.0})
-    return made
-
-
-def batch(number: int) -> Events:
-    return event_rows.batch(rows(number * BATCH_PACKETS))
-
-
-def stored_batches(ingest: Ingest, sender: str) -> int:
-    return load_manifest(ingest.store, sender).counts.batches
-
-
-def check_store(ingest: Ingest, sender: str, batches: int) -> None:
-    """All these batches are in the store, once, and the packets in it are theirs."""
-    wait_until(lambda: stored_batches(ingest, sender) >= batches)
-    counts = load_manifest(ingest.store, sender).counts
-    assert (counts.batches, counts.sends, counts.acks) == (
-        batches,
-        batches * BATCH_PACKETS,
-        batches * BATCH_PACKETS,
-    )
-    assert counts.repeated_sends == counts.repeated_acks == counts.unmatched_acks == 0
-    packets = latest_minutes(ingest.store, sender, 1e6).packets
-    assert packets.height == batches * BATCH_PACKETS
-    assert packets["acked_ns"].null_count() == 0
 
 
 @pytest.mark.long
@@ -236,16 +86,6 @@ def test_its_ray_refuses_a_stranger(ingest: Ingest) -> None:
     raylet = " ".join(ingest.process("raylet/raylet").cmdline())
     [address] = set(re.findall(r"--gcs-address=(\S+)", raylet))
     check_strangers_are_refused(address, ingest.state / "ray" / "token")
-
-
-def listening(processes: list[psutil.Process]) -> list[tuple[str, int, psutil.Process]]:
-    """Where processes listen: address, port and whose it is."""
-    return [
-        (one.laddr.ip.removeprefix("::ffff:"), one.laddr.port, process)
-        for process in processes
-        for one in process.net_connections("tcp")
-        if one.status == psutil.CONN_LISTEN
-    ]
 
 
 def test_another_user_reaches_no_port_of_its_ray_but_the_ingests(ingest: Ingest) -> None:
@@ -365,20 +205,10 @@ def test_a_batch_that_comes_again_is_stored_once(ingest: Ingest) -> None:
     wait_until(lambda: ingest.metric("swiftqueue_ingest_duplicates_total") - before == 15)
 
 
-@pytest.mark.parametrize(
-    ("reason", "change"),
-    [
-        ("nan", lambda events: events[1].update(latency_us=float("nan"))),
-        ("order", lambda events: events.reverse()),
-        ("range", lambda events: events[0].update(size_bytes=0)),
-        ("schema", lambda events: events[0].update(latency_us=1.0)),
-    ],
-)
-def test_a_bad_batch_is_refused_whole_and_counted(
-    ingest: Ingest, reason: str, change: Callable[[list[dict[str, object]]], object]
-) -> None:
-    sender, events = f"bad-{reason}", rows(BATCH_PACKETS)
-    change(events)
+def test_a_bad_batch_is_refused_whole_and_counted(ingest: Ingest) -> None:
+    """Every reason that there is has its case in test_telemetry_events.py and test_bounds.py."""
+    sender, reason, events = "bad", "order", rows(BATCH_PACKETS)
+    events.reverse()
     before = ingest.metric("swiftqueue_ingest_refused_total", reason=reason)
     with ingest.client(sender) as client:
         client.send(batch(0))
@@ -662,10 +492,6 @@ def test_a_forwarder_that_ends_loses_nothing_and_what_a_killed_one_held_is_count
     assert (gap["session"], gap["events"]) == (3, missing)
 
 
-def replicas(ingest: Ingest) -> set[int]:
-    return {process.pid for process in ingest.processes("ServeReplica:swiftqueue-ingest:Ingest")}
-
-
 def test_damaged_batches_end_no_replica_and_good_ones_go_on(ingest: Ingest) -> None:
     before = replicas(ingest)
     ingest.post("/v1/senders/mutants/sessions")
@@ -684,10 +510,6 @@ def test_damaged_batches_end_no_replica_and_good_ones_go_on(ingest: Ingest) -> N
     assert (client.shipped.accepted, client.shipped.refused) == (10, 0)
     assert replicas(ingest) == before
     check_store(ingest, "beside", 10)
-
-
-def files(folder: Path) -> set[str]:
-    return {str(p) for p in folder.rglob("*") if "metrics" not in p.parts}
 
 
 def test_who_has_no_token_learns_and_changes_nothing(ingest: Ingest) -> None:
@@ -750,35 +572,6 @@ def test_the_store_is_its_owners_alone(ingest: Ingest) -> None:
     ):
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700, folder
     assert stat.S_IMODE((ingest.state / "secrets" / INSTALLATION).stat().st_mode) == 0o600
-
-
-def test_far_numbers_are_refused(ingest: Ingest) -> None:
-    ingest.post("/v1/senders/far/sessions")
-    path = "/v1/senders/far/batches"
-    for number, reason in ((10**17, "range"), (10**9, "jump")):
-        status, said = ingest.post(path, encode(BatchKey("far", 1, number), batch(0)))
-        assert (status, f'"reason":"{reason}"' in said) == (400, True), said
-    assert ingest.post(path, encode(BatchKey("far", 1, 0), batch(0)))[0] == 200
-    events = batch(1)
-    events["packet"] += 2**40
-    wait_until(lambda: stored_batches(ingest, "far") == 1)
-    status, said = ingest.post(path, encode(BatchKey("far", 1, 1), events))
-    assert (status, '"reason":"jump"' in said) == (400, True), said
-
-
-def raw(ingest: Ingest, head: str, body: Iterator[bytes]) -> tuple[bytes, int]:
-    """What is answered to a request by hand, and how many bytes of its body could be sent by then."""
-    port, sent = int(ingest.url.rpartition(":")[2]), 0
-    with socket.create_connection(("127.0.0.1", port), timeout=WAIT_S) as connection:
-        token = f"Authorization: Bearer {ingest.token}\r\n"
-        connection.sendall(f"POST {head} HTTP/1.1\r\nHost: x\r\n{token}".encode())
-        with contextlib.suppress(ConnectionError):
-            for part in body:
-                connection.sendall(part)
-                sent += len(part)
-                if select.select([connection], [], [], 0)[0]:
-                    break
-        return connection.recv(65536), sent
 
 
 def test_a_body_without_a_size_or_too_large_is_refused_before_it_is_read(ingest: Ingest) -> None:

@@ -25,7 +25,7 @@ from waiting import wait_until
 from swiftqueue.infra.local.processes import free_ports
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "unit"))
-from test_k8s import EXAMPLE, KUBERAY, PODS, SENDER, TOOLS, as_pod
+from k8s_objects import EXAMPLE, KUBERAY, PODS, SENDER, TOOLS, as_pod
 
 pytestmark = pytest.mark.slow
 

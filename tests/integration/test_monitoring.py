@@ -19,7 +19,8 @@ import yaml
 from waiting import wait_until
 
 from swiftqueue.infra.local.processes import free_ports
-from swiftqueue.infra.monitoring.dashboard import DATASOURCE, FILE, ROWS, dashboard_json, main, panels
+from swiftqueue.infra.monitoring.dashboard import DATASOURCE, FILE, main, panels
+from swiftqueue.infra.monitoring.dashboard import rows as dashboard_rows
 from swiftqueue.infra.monitoring.metrics import OTHERS, OURS, exported, reference
 
 HERE = Path(__file__).resolve().parents[2] / "infra" / "monitoring"
@@ -115,8 +116,8 @@ def test_the_command_writes_the_dashboard_where_it_is_told(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     main(tmp_path / "new" / "folder")
-    written = tmp_path / "new" / "folder" / FILE
-    assert written.read_text() == dashboard_json()
+    written = tmp_path / "new" / "folder" / FILE.name
+    assert written.read_text() == FILE.read_text()
     assert capfd.readouterr().out == f"{written}: {len(panels())} panels\n"
 
 
@@ -127,14 +128,14 @@ def test_grafanas_own_types_read_the_whole_dashboard() -> None:
     from grafana_foundation_sdk.models.dashboard import Dashboard
 
     register_default_plugins()
-    written = json.loads(dashboard_json())
+    written = json.loads(FILE.read_text())
     assert json.loads(json.dumps(Dashboard.from_json(written), cls=JSONEncoder)) == written
     misspelt = written | {"refrehs": "1s"}
     assert json.loads(json.dumps(Dashboard.from_json(misspelt), cls=JSONEncoder)) == written
 
 
 def test_panels_do_not_overlap_and_have_all_they_need() -> None:
-    board = json.loads(dashboard_json())
+    board = json.loads(FILE.read_text())
     taken: set[tuple[int, int]] = set()
     for panel in board["panels"]:
         at = panel["gridPos"]
@@ -148,12 +149,14 @@ def test_panels_do_not_overlap_and_have_all_they_need() -> None:
     assert all(panel.description and panel.queries for panel in panels())
 
 
-def test_provisioning_names_the_same_data_source() -> None:
+def test_provisioning_names_the_same_data_source_and_the_page_the_folder(project: Path) -> None:
     provisioning = HERE / "grafana" / "provisioning"
     [source] = yaml.safe_load((provisioning / "datasources" / "prometheus.yaml").read_text())["datasources"]
     assert (source["uid"], source["type"]) == (DATASOURCE, "prometheus")
     [provider] = yaml.safe_load((provisioning / "dashboards" / "swiftqueue.yaml").read_text())["providers"]
     assert provider["type"] == "file"
+    page = (project / "docs/OPERATIONS.md").read_text()
+    assert f"SWIFTQUEUE_DASHBOARDS=$PWD/{FILE.parent.relative_to(project)}\n" in page
 
 
 # promtool -------------------------------------------------------------------------------------------
@@ -309,7 +312,7 @@ def test_prometheus_scrapes_triton_and_every_panel_runs(
             if series_of(prometheus, query, end - 60, end + 5):
                 filled.add(panel.title)
     python_only = set() if LIBRARY.is_file() else {"Versions in memory"}
-    assert filled >= {panel.title for panel in ROWS["Server"]} - python_only | {"Up"}
+    assert filled >= {panel.title for panel in dashboard_rows()["Server"]} - python_only | {"Up"}
     with pytest.raises(QueryError, match="parse error"):
         ask(prometheus, "query", query="sum by (")
 
@@ -346,7 +349,7 @@ def test_an_agent_fills_its_panels_and_its_end_is_seen(prometheus: str, serving_
         until(prometheus, "swiftqueue:agent_round_trip_seconds:p99_rate1m > 0")
         until(prometheus, "swiftqueue:agent_prediction_error_seconds:mean_rate5m > 0")
         end = time.time()
-        for panel in ROWS["Prediction, as the sender sees it"]:
+        for panel in dashboard_rows()["Prediction, as the sender sees it"]:
             for query in panel.queries:
                 assert series_of(prometheus, query, end - 10, end), query.expr
         assert until(prometheus, "swiftqueue_agent_connected == 1")

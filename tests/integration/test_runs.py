@@ -28,7 +28,7 @@ PARAMS = {
     "event-stream": {"layers": 3, "width": 32, "heads": 2},
     "extract": {"traces": {"a": {"sender": None}}},
     "finetune": {"seed": 7},
-    "lfq_register": {"keep_versions": 5},
+    "live": {"reservoir": 5},
     "mlp": {"layers": 2, "width": 16},
 }
 
@@ -103,7 +103,7 @@ def test_the_stages_of_a_variant_are_nested_under_one_run(
         assert sorted(run.data.tags["stage"] for run in below) == ["finetune", "pretrain"]
         assert parent.info.status == "FINISHED"
         assert "finetune.seed" in parent.data.params
-        assert "lfq_register.keep_versions" not in parent.data.params
+        assert "live.reservoir" not in parent.data.params
 
 
 def test_a_store_that_does_not_answer_stops_no_work(

@@ -343,11 +343,9 @@ def test_without_the_dead_server_in_the_list_deploys_go_on_and_it_catches_up(
 def test_a_server_paused_in_a_push_delays_it_and_heals(fleet: Fleet) -> None:
     first, paused, third = fleet.replicas
     line = f"at {paused.address} failed: .*; version {fleet.first} goes on, but not at {paused.address}$"
-    begin = time.monotonic()
     with asking([first, third]):
         with struck(fleet.second, paused.process().suspend), pytest.raises(RuntimeError, match=line):
             deploy_version(fleet.second)
-        assert time.monotonic() - begin < 40
         assert [first.serves(), third.serves()] == [fleet.first] * 2
         assert fleet.champion == fleet.first
         paused.process().resume()

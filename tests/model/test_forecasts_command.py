@@ -16,6 +16,7 @@ import yaml
 from typer.testing import CliRunner, Result
 
 import swiftqueue
+from swiftqueue.benchmarks.forecasts import fingerprint, judging_of, summarised, traces_of
 from swiftqueue.benchmarks.results import forecasters as published
 from swiftqueue.cli import experiments as cli_experiments
 from swiftqueue.cli.app import app
@@ -25,7 +26,6 @@ from swiftqueue.models.forecasters.forecaster import load
 from swiftqueue.models.forecasters.traces import TracePart, lessons
 from swiftqueue.models.scoring.intervals import estimate, over_all
 from swiftqueue.models.training.protocol import Slice
-from swiftqueue.pipelines.experiments.forecasts import fingerprint, judging_of, summarised, traces_of
 
 PARAMS = Path(__file__).resolve().parents[2] / "params.yaml"
 

@@ -112,9 +112,10 @@ def test_agent(make_artifact: Callable[..., Path]) -> None:
         "begun anew answers the same",
     ):
         assert said.count(line) == 2, said
+    program = "../../tests/stress/stress_agent.cc"
     for sanitizer in ("address", "thread"):
         linked = subprocess.run(
-            ["make", "--no-print-directory", "-n", "-W", "stress.cc", f"_build/stress_{sanitizer}"],
+            ["make", "--no-print-directory", "-n", "-W", program, f"_build/stress_{sanitizer}"],
             cwd=sources,
             capture_output=True,
             text=True,

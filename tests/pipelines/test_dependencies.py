@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +48,20 @@ def test_a_reader_sees_the_pipeline_on_three_screens(project: Path) -> None:
     lines = (project / "dvc.yaml").read_text().splitlines()
     assert len(lines) <= 150
     assert list((project / "data").rglob("dvc.yaml")) == [], "`dvc status` would list its stages"
+
+
+@pytest.mark.slow
+def test_the_command_of_contributing_draws_the_stages_on_one_screen(project: Path) -> None:
+    """A box for all traces: with one for each, six readers of six traces are a thousand columns."""
+    page = (project / "CONTRIBUTING.md").read_text()
+    words = re.findall(r"\.venv/bin/(dvc dag [^`]*)`", page)[0].split()
+    drawn = subprocess.run(
+        [sys.executable, "-m", *words], cwd=project, capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+    stages = yaml.safe_load((project / "dvc.yaml").read_text())["stages"]
+    assert [name for name in stages if f"| {name} |" not in "\n".join(drawn)] == []
+    assert max(map(len, drawn)) <= 200
+    assert len(drawn) <= 60
 
 
 def test_a_stage_that_reads_section_change_says_so(project: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -90,13 +89,11 @@ def test_a_body_that_does_not_come_is_given_up(replica: Any, monkeypatch: pytest
     monkeypatch.setattr(app, "BODY_S", 0.1)
 
     async def never() -> bytes:
-        await asyncio.sleep(60)
+        await asyncio.Event().wait()
         return b""
 
-    began_s = time.monotonic()
     answer = asyncio.run(replica(request("/v1/senders/a/batches", never, 100)))
     assert answer.status_code == 408
-    assert time.monotonic() - began_s < 30
 
 
 @pytest.mark.parametrize("size", ["²", "-1", "1e3", "0x10", "", "9" * 400])

@@ -12,7 +12,6 @@ from swiftqueue.models.registry.decision import FILES_TAG
 from swiftqueue.models.registry.saving import sha256
 from swiftqueue.models.registry.store import RegistryError
 from swiftqueue.serving.agent.command import LocalChampion
-from swiftqueue.serving.triton.repository import LIMIT
 
 
 class OneVersion:
@@ -65,10 +64,10 @@ def test_a_champion_of_another_model_says_so(tmp_path: Path, monkeypatch: pytest
     registry = OneVersion(tmp_path, None)
     says = "the registry has no champion of limits; `swiftqueue deploy --model limit` makes one"
     with pytest.raises(RegistryError, match=says):
-        local(registry, tmp_path, kind=LIMIT).refresh()
+        local(registry, tmp_path, kind="limit").refresh()
     with pytest.raises(RegistryError, match="no champion; `swiftqueue run`"):
         local(registry, tmp_path).refresh()
     registry.weights = "forged"
     monkeypatch.setattr(registry, "refusal", lambda version: "why")
     with pytest.raises(RegistryError, match="the alias champion points to version 1 and is not followed"):
-        local(registry, tmp_path, kind=LIMIT).refresh()
+        local(registry, tmp_path, kind="limit").refresh()

@@ -217,10 +217,8 @@ def test_a_server_that_ends_at_once_is_reported_with_its_last_error(state: Path)
 
 
 def test_a_server_that_does_not_answer_in_time_is_stopped() -> None:
-    begin = time.monotonic()
     with pytest.raises(RuntimeError, match="did not answer within 0 s"):
         processes.start("sleeper", SLEEPER, {}, {}, lambda: False, 0.2)
-    assert time.monotonic() - begin < 5
     assert processes.running("sleeper") is None
 
 

@@ -26,7 +26,7 @@ ROOMS = [
 FACES = [
     *("common", "swiftqueue", "laboratory", "testbed.host", "serving.engine", "serving.deploy"),
     *("models.forecasters", "models.registry", "models.scoring", "models.training", "models.trees"),
-    *("models.limit", "models.networks", "models.window", "models.sharp"),  # networks, and their artifacts
+    *("models.networks", "models.window", "models.sharp"),  # networks, and their artifacts
     *("feature_store", "benchmarks", "infra.local"),  # packets, published figures, what runs here
     *("pipelines.stage", "pipelines.simulators", "pipelines.live"),  # stages, and rounds of a model
     *("serving.triton", "serving.agent"),
@@ -34,7 +34,7 @@ FACES = [
 STAGES_SHARE = {"__init__", "stage", "simulators"}
 MODEL_ROOMS = [
     *("networks", "training", "scoring", "forecasters"),
-    *("event_stream", "mlp", "trees", "virtual_queue", "repeated", "window", "registry", "limit"),
+    *("event_stream", "mlp", "trees", "virtual_queue", "repeated", "window", "registry"),
 ]
 OWN_VARIABLE = re.compile(r"SWIFTQUEUE_[A-Z0-9_]*")
 BIN = Path(sys.executable).parent
@@ -58,7 +58,7 @@ def test_stages_params_and_files_are_the_same_set(project: Path) -> None:
     files = {p.stem for p in (project / "pipelines").glob("*.py")} - STAGES_SHARE
     from swiftqueue.pipelines.params.sections import of_forecasters
 
-    of_no_one_stage = {"architecture", "change", "live", "lfq_register", *of_forecasters()}
+    of_no_one_stage = {"architecture", "change", "live", *of_forecasters()}
     assert stages == (sections - of_no_one_stage) | {"pretrain"} == files
 
 

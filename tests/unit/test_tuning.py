@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from swiftqueue.benchmarks.tuning import distributions, own_values, with_values
 from swiftqueue.models.forecasters.forecaster import Variant, variants
 from swiftqueue.models.forecasters.search import LogRange
-from swiftqueue.pipelines.experiments.tuning import distributions, own_values, with_values
 
 SECTIONS = Path(__file__).resolve().parents[2] / "forecasters.yaml"
 VARIANTS = {each.name: each for each in variants(SECTIONS)}

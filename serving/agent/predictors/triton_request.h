@@ -25,7 +25,7 @@ struct Ticket {
   std::int64_t deadline_ns;
 };
 
-// What is known of a sender's session at a server.
+// State of a sender's session at a server, as the agent knows it.
 struct ServerSession {
   // Draws a number that nobody else can name.
   ServerSession();

@@ -308,7 +308,7 @@ void TritonServer::lose(const std::string& why, std::int64_t now_ns) {
   open_ = writing_ = false;
   std::move(in_flight_.begin(), in_flight_.end(), std::back_inserter(outcomes_.returned));
   in_flight_.clear();
-  for (auto& [sender, session] : session_of_) session.open = false;  // what arrived is not known
+  for (auto& [sender, session] : session_of_) session.open = false;  // nobody knows what arrived
   ended_.clear();
   reopen_ns_ = now_ns + backoff_ns_;
   backoff_ns_ = std::min(2 * backoff_ns_, kLastBackoffNs);

@@ -18,9 +18,9 @@ from limit_weights import weight_file
 from numpy.typing import NDArray
 
 from swiftqueue.laboratory.report import verdict
-from swiftqueue.models.limit import network as limit_network
 from swiftqueue.pipelines.simulators import build_simulator
 from swiftqueue.studies.lfq import judged, learning, table, verdicts
+from swiftqueue.studies.lfq import network as limit_network
 from swiftqueue.studies.lfq.flows import LFQ, NO_LIMIT, Flow, FlowDisc, FlowPath, Simulator
 
 pytestmark = pytest.mark.slow  # ns-3 programs are compiled and run

@@ -1,1 +1,1 @@
-"""What forecasts do: fed back into BBR in ns-3, and exchanged with forecasts of latency."""
+"""Measure forecasts at work: fed back into BBR in ns-3, and exchanged with forecasts of latency."""

@@ -1,4 +1,4 @@
-"""Do forecasts of latency gain by what is known of rates, and forecasts of rate by latencies?
+"""Measure whether forecasts of latency gain by knowing rates, and forecasts of rates by knowing latencies.
 
 Every seed is judged by models of the other half of the seeds: odd ones by even ones, and the other way round.
 Each model is trained with its own inputs, with the other's besides, and with the other's in a wrong order: a
@@ -39,10 +39,10 @@ VARIANTS: Final = (OWN, EXCHANGED, PLACEBO)
 PREFIX: Final = 5  # samples that a rate is forecast from
 JUDGED: Final = (62, 125, 250, 500)  # horizons, in packets
 FORECAST: Final = 250  # the horizon whose forecast the latency model is told
-ROUNDS: Final = 100  # of boosting
-RECENT_NS: Final = 100_000_000  # of the other flows' ACKs
-GAIN: Final = 1 / 8  # of their average, TCP's own
-MOST_ROWS: Final = 20_000  # that a latency model learns from
+ROUNDS: Final = 100  # rounds of boosting
+RECENT_NS: Final = 100_000_000  # age up to which the other flows' ACKs count
+GAIN: Final = 1 / 8  # gain of their average, as TCP's own
+MOST_ROWS: Final = 20_000  # rows that a latency model learns from at most
 TOLD: Final = (*STATE, "forecast_bytes_per_s", "forecast_age_us")
 """What the latency model is told: state of the packet's connection, and the newest forecast of a download."""
 OTHERS: Final = tuple(f"{queue}_{what}_us" for queue in QUEUES for what in ("last", "average", "least"))
@@ -83,8 +83,8 @@ def with_forecasts(queries: Queries, packets: pl.DataFrame, forecasts: pl.DataFr
     """The same decisions, told the newest forecast of a download besides.
 
     Args:
-        queries: of `queries_of`.
-        packets: of the same run.
+        queries: result of `queries_of`.
+        packets: packets of the same run.
         forecasts: `at_ns`, `bytes_per_s`, in the order of time.
     """
     return replace(queries, told_NE=np.concatenate([queries.told_NE, _newest(packets, forecasts)], 1))
@@ -182,7 +182,7 @@ def compare(
     """Answer both questions for runs of one profile.
 
     Args:
-        runs: of odd and of even seeds, two of each at least.
+        runs: runs of odd and of even seeds, at least two of each.
         report: called with how many models are trained and judged, and of how many.
 
     Raises:
@@ -278,7 +278,7 @@ def _rate(
 
 
 def _forecasts(downloads: Downloads, half: NDArray[np.bool_]) -> list[pl.DataFrame]:
-    """What trees forecast of each run's downloads, by its time; never by a model that has seen the run.
+    """Return the trees' forecasts of each run's downloads by time; no model has seen the run it forecasts.
 
     Runs of `half` are forecast by its other runs: what is told in training is as good as when it is judged.
     """
@@ -318,7 +318,7 @@ def _latency_trees(x_NP: Floats, y_N: Floats) -> Callable[[Floats], Floats]:
 
 
 def _latency_mlp(x_NP: Floats, y_N: Floats) -> Callable[[Floats], Floats]:
-    """Of logarithms, squared error of the log-latency; 0 is unknown."""
+    """MLP of logarithms that minimizes the squared error of the log-latency; 0 is unknown."""
 
     def logs(x: Floats) -> Floats:
         found: Floats = np.log1p(np.maximum(np.nan_to_num(x), 0))

@@ -53,7 +53,7 @@ def make(
     """Make the runs that are not there yet; return all of them.
 
     Args:
-        program: what `build_simulator(program="rate-exchange")` returned.
+        program: path that `build_simulator(program="rate-exchange")` returned.
         output: folder of the finished runs, each by the hash of its options and its program.
         wanted: profile and seed of each.
         seconds: simulated.
@@ -89,7 +89,7 @@ def make(
 
 
 def tables_of(folder: Path, name: str) -> dict[str, pl.DataFrame]:
-    """What the program wrote, as tables.
+    """The program's output, as tables.
 
     Raises:
         ValueError: a table of downloads is none; the line names the run.

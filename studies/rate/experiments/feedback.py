@@ -1,4 +1,4 @@
-"""What a forecast that is fed back into BBR does to completion times, in ns-3 (README.md).
+"""Measure how a forecast that is fed back into BBR changes completion times, in ns-3 (README.md).
 
 A run is one path and ten downloads: each second one is what is judged, the others are plain BBR. Runs of one
 seed have the same arrivals, so each is compared with plain BBR's of the same seed and path. Figures of a seed
@@ -52,7 +52,7 @@ WINDOWS: Final = {"default": 0, "8 MB": 8 << 20}
 PATH: Final[dict[str, float]] = {
     "rate-bps": 100e6, "load": 0.1, "cross": 0.1, "receivers": 4, "flows": 10, "every": 2, "bytes": 3_200_000,
 }  # fmt: skip
-PATIENCE_S: Final = 120.0  # what a flow that was cut off counts as; ns3/rate.cc
+PATIENCE_S: Final = 120.0  # time that a flow counts as that was cut off; ns3/rate.cc
 LONG_MS: Final = 100  # round trips from which on the large window must help
 WANTED: Final = {"share_of_oracle": 0.60, "long_change": -0.30, "p99": 0.05, "points": 1.0, "others": 0.95}
 
@@ -68,15 +68,15 @@ class Run:
     seed: int
     own_s: list[float]
     others_s: list[float]
-    segments: int  # of the judged flows
+    segments: int  # segments of the judged flows
     retransmitted: int
     used: int  # judged flows whose forecast was followed
     unfinished: int
-    router: dict[str, float | None] | None = None  # of a kernel's run how late its router was; None: unknown
+    router: dict[str, float | None] | None = None  # lateness of a kernel run's router; None: unknown
 
     @property
     def cell(self) -> tuple[int, float, str, int]:
-        """What it has in common with the run of plain BBR that it is compared with."""
+        """Return the features it has in common with the run of plain BBR that it is compared with."""
         return self.rtt_ms, self.buffer_bdp, self.window, self.seed
 
 
@@ -92,13 +92,13 @@ def measure(
     """Make the runs that are not there yet, seed by seed; return all of them.
 
     Args:
-        program: what `build_simulator(program="rate")` returned.
+        program: path that `build_simulator(program="rate")` returned.
         output: folder of the finished runs.
         artifact: folder of the network that forecasts.
-        seeds: of all random choices.
+        seeds: seeds of all random choices.
         report: called with how many runs there are, and of how many.
         rtts_ms: round trips of the paths.
-        variants: what is judged, of `VARIANTS`; plain BBR, the oracle and ours always are.
+        variants: names in `VARIANTS` to judge; plain BBR, the oracle and ours always are.
 
     Raises:
         StageError: a run ended with an error; the line names it.
@@ -236,10 +236,10 @@ def _by_rtt(runs: Sequence[Run], plain: Mapping[Any, Run]) -> dict[str, Estimate
 
 
 def _figures(runs: Sequence[Run], plain: Mapping[Any, Run]) -> dict[str, Any]:
-    """Of all runs of a variant: tail, retransmissions, the others, against plain BBR's same runs."""
+    """Compare all runs of a variant with plain BBR's same runs: tail, retransmissions, the others."""
     by_seed = {seed: _against(one, plain) for seed, one in _by_seed(runs).items()}
     return {key: _over([one[key] for one in by_seed.values()]) for key in ("points", "others")} | {
-        # Of geometric means: a seed's tail is a few downloads, and no interval may reach below -100 %.
+        # The means are geometric: a seed's tail is a few downloads, and no interval may reach below -100 %.
         "p99": paired_change({s: one["tail"] for s, one in by_seed.items()}, dict.fromkeys(by_seed, 1.0)),
         "median_s": statistics.median(s for run in runs for s in run.own_s),
         "retransmitted": _lost(runs),
@@ -249,7 +249,7 @@ def _figures(runs: Sequence[Run], plain: Mapping[Any, Run]) -> dict[str, Any]:
 
 
 def _against(runs: Sequence[Run], plain: Mapping[Any, Run]) -> dict[str, float]:
-    """Of a variant's runs of one seed, beside plain BBR's."""
+    """Compare a variant's runs of one seed with plain BBR's."""
     base = [plain[run.cell] for run in runs]
     # Each time over the median of plain BBR on that path: paths differ eightfold.
     scales = [statistics.median(b.own_s) for b in base]
@@ -270,7 +270,7 @@ def _lost(runs: Sequence[Run]) -> float:
 
 
 def _verdict(found: Mapping[str, Any]) -> dict[str, str]:
-    """What was wanted, of the network's forecasts: reached, not reached, or not settled."""
+    """Return the verdict on the network's forecasts: reached, not reached, or not settled."""
     windows = [found[window][OURS] for window in WINDOWS]
     default, large = windows
     long = [cell for trip, cell in large["by_rtt"].items() if int(trip) >= LONG_MS]
@@ -286,7 +286,7 @@ def _verdict(found: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _answer(places: Sequence[Estimate], limit: float, *, most: bool) -> str:
-    """Whether the figure keeps to the limit at every place; `most`: to at most it, else to at least it.
+    """Return whether the figure keeps to the limit at every place; `most`: it may be at most the limit.
 
     Reached: at each place, 95 % sure. Not reached: at some place 95 % sure, Holm over the places. One seed is
     taken at its word.

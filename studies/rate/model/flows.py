@@ -16,7 +16,9 @@ from numpy.typing import NDArray
 from swiftqueue.studies.rate.samples import tables
 from swiftqueue.studies.rate.samples.definition import HORIZONS, MOST_SAMPLES, NAMES, PREFIXES, inputs
 
-VALID_SHARE: Final = 0.1  # of the flows of each path that is learned from; as many are the test of seen paths
+VALID_SHARE: Final = (
+    0.1  # share of the flows of each path that is learned from; the test of seen paths has as many
+)
 TS: Final = NAMES.index("ts")
 Floats = NDArray[np.float64]
 
@@ -42,7 +44,7 @@ class Flows:
         return Flows(**{name: value[chosen] for name, value in vars(self).items()})
 
     def known_NH(self, n: int) -> NDArray[np.bool_]:
-        """Which have n samples, and a rate at each horizon."""
+        """Return which flows have n samples, and a rate at each horizon."""
         known: NDArray[np.bool_] = (self.samples_N >= n)[:, None] & np.isfinite(self.y_NH)
         return known
 
@@ -54,7 +56,7 @@ class Flows:
 
 @dataclass(frozen=True)
 class Split:
-    """What is learned from, what is chosen on, and both tests."""
+    """The flows to learn from, the flows to choose on, and both tests."""
 
     train: Flows
     valid: Flows

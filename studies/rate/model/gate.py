@@ -1,4 +1,4 @@
-"""The gate of networks that forecast rates: may a challenger take the champion's place?
+"""Decide whether a challenger among the networks that forecast rates may take the champion's place.
 
 A network of the stages is judged on flows of held-out paths: neither it nor the champion has learned from
 any flow of them, or was chosen on one. What judges a round's says `tuning.py`. The rule and its
@@ -34,7 +34,7 @@ MARGIN: Final = 0.02  # relative, of either error
 REFERENCE_MARGIN: Final = 0.01
 BLOCK: Final = 4  # flows
 LEAST_BLOCKS: Final = 5  # fewer have no interval worth the name: the figures themselves are compared
-SEED: Final = 1  # of the draws: the same for all that are judged together
+SEED: Final = 1  # seed of the draws, the same for all that are judged together
 NAIVE: Final = (*BEATEN, "dispersion")
 GRID: Final = "error over all pairs"
 PAIR: Final = f"error {HEADLINE[0]} to {HEADLINE[1]}"
@@ -43,7 +43,7 @@ _CELL: Final = PREFIXES.index(HEADLINE[0]) * len(HORIZONS) + HORIZONS.index(HEAD
 
 @dataclass(frozen=True)
 class HeldOut:
-    """What judges: flows of paths that nobody has learned from, path by path in the order of their start."""
+    """The judging flows: those of paths that nobody has learned from, by path and start."""
 
     flows: Flows
 
@@ -53,7 +53,7 @@ class HeldOut:
 
         Args:
             every: flows of all paths.
-            names: of the paths, by their number in `every`.
+            names: names of the paths, by their number in `every`.
             learned_from: paths that the champion was trained on.
 
         Raises:
@@ -72,7 +72,7 @@ class HeldOut:
 
     @cached_property
     def known_NC(self) -> NDArray[np.bool_]:
-        """Which cells of the grid a flow has a truth in."""
+        """Return the cells of the grid in which a flow has a truth."""
         return np.concatenate([self.flows.known_NH(n) for n in PREFIXES], 1)
 
     @cached_property
@@ -89,7 +89,7 @@ class Figures:
     """How well a predictor does; None where no flow got so far."""
 
     grid_mape: float | None  # mean over the cells of the grid
-    pair_mape: float | None  # of the pair with most to gain
+    pair_mape: float | None  # error of the pair with most to gain
     over: float | None  # share of that pair's flows forecast too high
     flows: int
     blocks: int
@@ -158,7 +158,7 @@ def score_network(network: RateNetwork, held_out: HeldOut) -> Scored:
 
 @dataclass(frozen=True)
 class Bench:
-    """What judges a challenger beside all others: the flows, and what the naive baselines say of them."""
+    """The judging flows, and the naive baselines' forecasts of them."""
 
     held_out: HeldOut
     naive: Mapping[str, Scored]
@@ -214,7 +214,7 @@ def judge(
 
 
 def _gains(ours: Scored, other: Scored, *, strict: bool = False) -> list[Gain]:
-    """What `ours` gains over another in each figure that both have."""
+    """Return the gain of `ours` over another in each figure that both have."""
     margin = REFERENCE_MARGIN if strict else MARGIN
     found = []
     for name, one, two, one_R, two_R in (

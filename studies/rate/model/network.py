@@ -1,4 +1,4 @@
-"""What networks that forecast a TCP connection's rate share: scaling, and what the path itself tells.
+"""Share between the networks that forecast a TCP connection's rate: scaling, and the path's own estimate.
 
 Shapes: B flows, S samples in order (35 or fewer), F fields of a sample (28), H horizons (6).
 """
@@ -44,7 +44,7 @@ def fit_scaling(x_NF: NDArray[np.float32]) -> tuple[ScaledFeature, ...]:
 
 
 def path_guess(x_BSF: Tensor) -> tuple[Tensor, Tensor]:
-    """What the samples so far say of the path itself, as log bytes/s (B, S) each; causal.
+    """Return the path's own estimates from the samples so far, as log bytes/s (B, S) each; causal.
 
     First the train's dispersion: the median of what an ACK delivered over the time since the ACK before (the
     bottleneck's rate, where packets left closer together). Then a packet a least round trip: what a window

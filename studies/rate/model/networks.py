@@ -78,14 +78,14 @@ def train(
         kind: `lstm` (the paper's, with its steps of the learning rate) or `transformer` (ours, cosine).
         own: flows to learn from; the scaling is fitted on their samples.
         chosen_on: the epoch that errs least on these, mean over the cells of the grid, is kept.
-        sizes: of the network.
-        seed: of weights, dropout and order.
+        sizes: sizes of the network.
+        seed: seed of weights, dropout and order.
         epochs: how often all flows are seen.
         batch_size: flows of a step.
         learning_rate: the highest, of the Transformer.
         say: hears a line an epoch.
-        fields: that its layers see; none: all. What the path itself tells (`path_guess`) takes what it needs.
-        pairs: of prefix and horizon that it is chosen by; if they are not all, it learns from these alone.
+        fields: fields that its layers see; none: all. `path_guess` takes the fields that it needs.
+        pairs: pairs of prefix and horizon that choose it; if they are not all, it learns from these alone.
 
     Returns the network, for inference, and its error on `chosen_on`.
     """
@@ -224,7 +224,7 @@ def padded(x_NF: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def served_rates(network: RateNetwork, x_BSF: NDArray[np.float32]) -> NDArray[np.float32]:
-    """What a served network is to answer (B, H), in bytes/s, computed here."""
+    """Return the answers (B, H) that a served network must give, in bytes/s, computed here."""
     with torch.no_grad():
         rate_BH: NDArray[np.float32] = AfterLastSample(network.eval())(torch.from_numpy(x_BSF)).numpy()
     return rate_BH

@@ -57,7 +57,7 @@ def quartiles(values: Iterable[float | None]) -> dict[str, Any]:
 
 
 def lines(found: dict[str, Any]) -> list[str]:
-    """What a terminal shows."""
+    """Return the text for a terminal."""
     said = [f"{found['flows']:,} flows; quartiles over flows"]
     for one in found["downloads"]:
         where = f"{one['mbps']:g} Mbit/s, {one['rtt_ms']:g} ms, {one['buffer_bdp']:g} BDP"

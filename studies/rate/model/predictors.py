@@ -1,4 +1,4 @@
-"""What a network is judged beside: rules, tables and trees, each from the first n samples for all horizons.
+"""Forecast all horizons from the first n samples by rules, tables and trees, as the networks' references.
 
 Shapes: N flows, S samples, F fields of a sample (28), H horizons (6).
 """
@@ -30,7 +30,7 @@ MLP_LEAST: Final = 100
 
 
 def best_constant(y_N: Floats) -> float:
-    """Of all constants the one whose mean absolute percentage error is least: the median weighted by 1/y."""
+    """The constant of least mean absolute percentage error: the median weighted by 1/y."""
     y_N = np.sort(y_N[np.isfinite(y_N)])
     if not len(y_N):
         return float("nan")
@@ -119,7 +119,7 @@ def min_rtt(train: Flows, every: Flows, n: int, seed: int) -> Predictor:
 
 
 def previous_flow(train: Flows, every: Flows, n: int, seed: int) -> Predictor:
-    """What the last flow to the same receiver had reached by then; without one, the dispersion.
+    """The rate that the last flow to the same receiver had reached by then; without one, the dispersion.
 
     A sender remembers it (careful resume). Only what was reached before sample n counts.
     """
@@ -261,7 +261,7 @@ def _logs(flows: Flows, n: int) -> Floats:
 
 
 def derived(flows: Flows, n: int) -> Floats:
-    """What trees see: the logarithms of all fields of the first n samples, and of both guesses."""
+    """Return the trees' inputs: the logarithms of all fields of the first n samples, and of both guesses."""
     return np.concatenate([_logs(flows, n), *(np.log(guess)[:, None] for guess in guesses(flows, n))], 1)
 
 

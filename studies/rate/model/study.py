@@ -25,8 +25,8 @@ from swiftqueue.studies.rate.samples.definition import HORIZONS, PREFIXES
 
 HEADLINE: Final = (5, 2000)  # the pair with most to gain, in the paper too
 PARTS: Final = ("seen", "held_out")
-BEATEN: Final = ("last-estimate", "min-rtt", "linear")  # what ours must be settled better than
-WANTED: Final = {"seen": 0.24, "held_out": 0.35}  # of the Transformer, at the headline's pair
+BEATEN: Final = ("last-estimate", "min-rtt", "linear")  # baselines that ours must be settled better than
+WANTED: Final = {"seen": 0.24, "held_out": 0.35}  # the Transformer's wanted error at the headline's pair
 Floats = NDArray[np.float64]
 
 Pair = tuple[int, int]
@@ -35,7 +35,7 @@ Pair = tuple[int, int]
 
 @dataclass(frozen=True)
 class Score:
-    """Of one predictor, on one part, for one pair, with one seed."""
+    """The error of one predictor, on one part, for one pair, with one seed."""
 
     predictor: str
     part: str
@@ -44,7 +44,7 @@ class Score:
     seed: int
     flows: int
     mape: float
-    median: float  # of what the mean is of: one flow that a path nearly stops must not be all one sees
+    median: float  # median beside the mean: one flow that a path nearly stops must not be all one sees
     over: float
 
 

@@ -39,15 +39,15 @@ class RateRoundParams(Section):
 
     section: ClassVar = "rate_round"
     seed: Annotated[int, Field(ge=0, le=2**31)]
-    """Of the order of the flows."""
+    """Seed of the order of the flows."""
     epochs: Count
-    """Passes over the flows that teach."""
+    """Number of passes over the flows that teach."""
     batch_size: Count
-    """Flows of a step."""
+    """Number of flows of a step."""
     learning_rate: Above0
-    """Of Adam."""
+    """Learning rate of Adam."""
     judge_share: Annotated[float, Field(gt=0, lt=1)]
-    """Of a path's flows: so many, the newest, judge and never teach."""
+    """Number of a path's newest flows that judge and never teach."""
     least_flows: Count
     """Fewer that teach, or that judge: the round is declined."""
 
@@ -61,11 +61,11 @@ class Division:
     taught: Mapping[str, str]  # paths that teach: the name of each, by its identity
     new: Mapping[str, str]  # paths that no round has learned from, likewise
     came: int  # flows of these paths
-    short: int  # of them that ended before the last sample: they neither teach nor judge
+    short: int  # number of them that ended before the last sample: they neither teach nor judge
 
 
 def identity(name: str, path: Mapping[str, Any]) -> str:
-    """What tells a path's flows from others of its name; whether it is held out is no part of it."""
+    """Return the facts that tell a path's flows from others of its name; being held out is not among them."""
     said = json.dumps([name, {key: value for key, value in path.items() if key != "kind"}], sort_keys=True)
     return hashlib.sha256(said.encode()).hexdigest()[:16]
 
@@ -88,10 +88,10 @@ def divide(
 
     Args:
         every: the flows.
-        paths: what each path is, in the order of their numbers in `every`.
+        paths: description of each path, in the order of their numbers in `every`.
         trained: identities of paths that the network was trained on.
-        tuned: of paths that rounds have learned from.
-        share: of a path's flows that judges.
+        tuned: names of paths that rounds have learned from.
+        share: share of a path's flows that judges.
     """
     identities = [identity(name, path) for name, path in paths.items()]
     trained_P = np.array([one in trained for one in identities])
@@ -169,7 +169,7 @@ def tune_head(
 
 
 def _encode(network: RateNetwork, head: nn.Module, x_NSF: Tensor) -> tuple[Tensor, Tensor]:
-    """What the head reads (N, S, D), and what is added to what it says (N, S, H): neither changes with it."""
+    """The head's inputs (N, S, D), and the offset of its answers (N, S, H): neither changes with it."""
     read: list[Tensor] = []
     hook = head.register_forward_pre_hook(lambda _, given: read.append(given[0]))
     try:

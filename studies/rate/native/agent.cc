@@ -31,7 +31,7 @@
 namespace swiftqueue::agent {
 namespace {
 
-constexpr std::size_t kReadBytes = 1 << 15;       // of a sender in a turn
+constexpr std::size_t kReadBytes = 1 << 15;       // bytes read from a sender in a turn
 constexpr std::int64_t kHelloNs = 5'000'000'000;  // from connecting to the HELLO
 constexpr int kLookMs = 200;                      // between looks at who is silent
 
@@ -66,7 +66,7 @@ void add_options(CLI::App& app, Options& o) {
       ->check(CLI::ValidIPV4);
 }
 
-// What is counted; read by the thread of the metrics.
+// Counts, read by the thread of the metrics.
 struct Counts {
   std::array<Counter, kRateOutcomeNames.size()> forecasts;
   DurationHistogram time;  // from a sample's arrival to its answer
@@ -121,7 +121,7 @@ struct Sender {
   const int fd;
   const std::int64_t since_ns;
   std::uint32_t number = 0;    // none before its HELLO
-  std::uint64_t sequence = 0;  // of the frames to it
+  std::uint64_t sequence = 0;  // number of the next frame to it
   std::string buffer;
 };
 

@@ -42,7 +42,7 @@ template <int kPanels, Finish kFinish>
 SWIFTQUEUE_INLINE void panels(const Linear& layer, int depth, int first, const float* start,
                               const float* x, float* y) {
   constexpr int kVectors = kPanel / kLanes;
-  Vec sum[2][kPanels * kVectors] = {};  // of even and odd k, to hide latency
+  Vec sum[2][kPanels * kVectors] = {};  // sums over even and odd k, to hide latency
   for (int k = 0; k < depth; k += 2) {
 #pragma GCC unroll 2
     for (int phase = 0; phase < 2; ++phase) {

@@ -18,7 +18,7 @@
 
 namespace swiftqueue::agent {
 
-// What became of a question about a connection's rate. Only after the first has it a forecast.
+// Outcome of a question about a connection's rate. Only after the first has it a forecast.
 enum class RateOutcome : std::uint8_t {
   kForecast,
   kLate,     // no answer within a round trip
@@ -28,7 +28,7 @@ enum class RateOutcome : std::uint8_t {
 };
 inline constexpr std::array kRateOutcomeNames{"forecast", "late", "error", "no_model", "none"};
 
-// What tcp_info says of a connection at an ACK (tcp_sample.h).
+// The state of a connection at an ACK, as tcp_info has it (tcp_sample.h).
 struct SampleFrame {
   static constexpr FrameType kType{8};
   FrameHeader header;
@@ -44,10 +44,10 @@ struct ForecastFrame {
   static constexpr FrameType kType{9};
   FrameHeader header;
   std::int64_t connection = 0;
-  std::int32_t sample = 0;  // that it was asked with
+  std::int32_t sample = 0;  // number of the sample that it was asked with
   RateOutcome outcome = RateOutcome::kNone;
   std::array<std::uint8_t, 3> zero{};
-  std::int64_t version = -1;                          // of the model; -1 unless there is a forecast
+  std::int64_t version = -1;  // version of the model; -1 unless there is a forecast
   std::array<float, rate::kHorizons.size()> rates{};  // bytes/s; NaN unless there is one
 };
 static_assert(sizeof(SampleFrame) == 256 && sizeof(ForecastFrame) == 64);

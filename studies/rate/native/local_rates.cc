@@ -118,7 +118,7 @@ class LocalRates final : public KeptRates<Known> {
 
   const std::string folder_;
   const std::function<void()> woken_;
-  Fingerprint seen_;  // of the watcher
+  Fingerprint seen_;  // fingerprint that the watcher saw last
   // Shared:
   std::shared_ptr<const Served> served_;
   std::string watch_problem_;

@@ -204,7 +204,7 @@ void RateFlow::reset() {
   rates_ = {};
 }
 
-// What the samples say of the path itself (model/network.py: path_guess).
+// The path's own estimate from the samples (model/network.py: path_guess).
 void RateFlow::guess(const float* x_F) {
   sent_bytes_ += x_F[At::bytes_sent];
   packets_ += x_F[At::segs_out];

@@ -60,7 +60,7 @@ class RateFlow {
   // there are 35 already or the sample cannot be.
   void push(const std::int64_t* sample);
   int samples() const { return samples_; }
-  // What the network says after the last sample, whatever it is.
+  // Returns the network's answer after the last sample, even if it is not valid.
   const Rates& raw() const { return rates_; }
   // Likewise, if a sender may use it: enough samples, finite, above 0 and below 1 Tbit/s. Throws
   // InvalidError otherwise; the sender goes on without a forecast.

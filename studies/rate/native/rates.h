@@ -27,7 +27,7 @@ inline constexpr std::size_t kMostConnections = 1024;
 
 struct RateAnswer {
   std::uint32_t sender = 0;
-  std::int64_t arrived_ns = 0;  // of its question
+  std::int64_t arrived_ns = 0;  // time when its question came
   ForecastFrame frame;
 };
 
@@ -65,7 +65,7 @@ inline RateAnswer rate_answer(std::uint32_t sender, const SampleFrame& asked,
   return answer;
 }
 
-// What is known of each connection, within the bounds.
+// The state of each connection, within the bounds.
 template <typename State>
 class Connections {
  public:

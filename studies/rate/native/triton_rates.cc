@@ -28,9 +28,9 @@ namespace {
 
 constexpr std::size_t kMostQuestions = 64;  // in a request
 constexpr std::size_t kMostWaiting = 1024;  // then a question is late at once
-constexpr std::int64_t kLeastUs = 1'000;    // that an answer may take, whatever the round trip
+constexpr std::int64_t kLeastUs = 1'000;    // time that an answer may take, whatever the round trip
 constexpr std::int64_t kMostUs = 1'000'000;
-constexpr std::int64_t kRestNs = 1'000'000'000;  // of a server that did not answer in time
+constexpr std::int64_t kRestNs = 1'000'000'000;  // rest of a server that did not answer in time
 constexpr std::size_t kInputs = std::size_t{rate::kMostSamples} * rate::kFieldCount;
 constexpr std::size_t kAnswerBytes = rate::kHorizons.size() * sizeof(float);
 

@@ -68,7 +68,7 @@ class ForecastBbr : public SampledBbr {
       ++m_whole;
     }
     if (limited) {
-      m_whole = -1;  // what is acknowledged next was still sent within it
+      m_whole = -1;  // the bytes acknowledged next were still sent within it
     }
     const bool lost = tcb->m_congState >= ns3::TcpSocketState::CA_RECOVERY;
     m_end = sq_follow(m_bounded, Own(), m_round, m_whole, lost, Us(tcb->m_lastRtt), trip);
@@ -133,8 +133,8 @@ class ForecastBbr : public SampledBbr {
   bool m_followed{false};
   uint64_t m_window{0};
   ns3::Time m_minRtt;
-  int m_round{0};  // that were sent by it
-  int m_whole{0};  // of these, since the receive window ruled last
+  int m_round{0};  // rounds that were sent by it
+  int m_whole{0};  // rounds among these since the receive window ruled last
   uint64_t m_roundEnd{0};
   sq_end m_end{SQ_GOES_ON};
 };

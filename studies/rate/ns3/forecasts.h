@@ -72,7 +72,7 @@ class Forecasts {
         for (const Sample& sample : samples) {
           flow.push(sample.data());
         }
-        return flow.forecast().back();  // of the last horizon
+        return flow.forecast().back();  // the last horizon's
       } catch (const engine::InvalidError&) {
         return 0;  // the sender goes on without one
       }

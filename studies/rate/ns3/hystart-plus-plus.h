@@ -22,7 +22,8 @@ class HystartPlusPlus : public ns3::TcpCubic {
     return tid;
   }
 
-  // What it inherits is off, from the first ACK on: attributes are there once it is constructed.
+  // The inherited algorithm is off, from the first ACK on: attributes exist only once it is
+  // constructed.
   void Init(ns3::Ptr<ns3::TcpSocketState> tcb) override {
     TcpCubic::Init(tcb);
     SetAttribute("HyStart", ns3::BooleanValue(false));

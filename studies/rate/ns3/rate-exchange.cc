@@ -66,13 +66,13 @@ struct Options {
   double rateBps{50e6};
   double rttMs{40};
   double bufferBdp{2};
-  double lStepMs{20};  // of profile uncoupled
+  double lStepMs{20};  // threshold of profile uncoupled
   uint32_t dctcp{4};   // flows of each sender
   uint32_t cubic{2};
-  double load{0.6};  // of the bottleneck, by all of their messages
+  double load{0.6};  // share of the bottleneck that all of their messages offer
   double messageBytes{100e3};
   double downloadLoad{0.25};
-  uint32_t bytes{3200000};  // of a download
+  uint32_t bytes{3200000};  // size of a download
   double seconds{60};
   uint32_t seed{1};
 };
@@ -346,7 +346,7 @@ class Experiment {
   std::vector<Row> m_rows;
   std::vector<std::unique_ptr<Connection>> m_connections;
   std::vector<std::unique_ptr<Download>> m_downloads;
-  std::vector<std::size_t> m_flowOf;  // of each download, its packets' flow
+  std::vector<std::size_t> m_flowOf;  // for each download, its packets' flow
   Ptr<RandomVariableStream> m_gap;    // between downloads
   Ptr<UniformRandomVariable> m_choice{CreateObject<UniformRandomVariable>()};
 };
@@ -359,7 +359,8 @@ void Simulate(const Options& options, const std::string& folder) {
   Config::SetDefault("ns3::TcpSocket::InitialCwnd", UintegerValue(10));
   Config::SetDefault("ns3::TcpSocket::SndBufSize", UintegerValue(kBufferBytes));
   Config::SetDefault("ns3::TcpSocket::RcvBufSize", UintegerValue(kBufferBytes));
-  Config::SetDefault("ns3::TcpSocketBase::Timestamp", BooleanValue(false));  // of whole ms in ns-3
+  Config::SetDefault("ns3::TcpSocketBase::Timestamp",
+                     BooleanValue(false));  // ns-3 has them in whole ms
   const std::string samples = folder + "/samples.csv";
   const std::string flows = folder + "/flows.csv";
   const std::string packets = folder + "/packets.csv";

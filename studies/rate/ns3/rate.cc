@@ -65,20 +65,20 @@ struct Path {
   double rateBps{50e6};
   double rttMs{100};
   double bufferBdp{1};
-  double load{0.5};  // of the bottleneck, by the flows
-  double cross{0};   // of the bottleneck, by packets that nothing slows down
+  double load{0.5};  // share of the bottleneck that the flows offer
+  double cross{0};   // share of the bottleneck that unresponsive packets offer
   uint32_t receivers{4};
   uint32_t flows{30};
   uint32_t bytes{3200000};
   uint32_t seed{1};
-  uint32_t window{16 << 20};  // of a receiver, in bytes; 0: it grows as Linux's
+  uint32_t window{16 << 20};  // receive window in bytes; 0: it grows as Linux's
 };
 
 /** What is asked for of a flow. */
 struct Sender {
   std::string control{"bbr"};  // bbr, cubic (with HyStart), hystart++, suss
   uint32_t initialWindow{10};  // packets
-  uint32_t samples{5};         // that a forecast is made from
+  uint32_t samples{5};         // number of samples that a forecast is made from
   double delayMs{0};           // until it is there
 };
 
@@ -249,7 +249,8 @@ class Experiment {
     receivers.Create(path.receivers);
     stack.Install(core);
     stack.Install(receivers);
-    const double edgeMs = 0.02 * path.rttMs / 2;  // of an access link; the rest is the bottleneck's
+    const double edgeMs =
+        0.02 * path.rttMs / 2;  // delay of an access link; the rest is the bottleneck's
     const double bdpBytes = path.rateBps / 8 * path.rttMs / 1e3;
     const auto buffer = static_cast<uint64_t>(std::max(bdpBytes * path.bufferBdp, 10.0 * kPacket));
     const double coreMs = path.rttMs / 2 * (1 - kSpread) - edgeMs;
@@ -346,7 +347,8 @@ void Simulate(const Path& path, const Sender& sender, const Forecasts::Options& 
   Config::SetDefault("ns3::TcpSocket::RcvBufSize",
                      UintegerValue(path.window == 0 ? GrowingWindow::kMost : path.window));
   Config::SetDefault("ns3::TcpSocketBase::UseEcn", StringValue("Off"));
-  Config::SetDefault("ns3::TcpSocketBase::Timestamp", BooleanValue(false));  // of whole ms in ns-3
+  Config::SetDefault("ns3::TcpSocketBase::Timestamp",
+                     BooleanValue(false));  // ns-3 has them in whole ms
   const std::string samples = folder + "/samples.csv";
   const std::string flows = folder + "/flows.csv";
   const std::string completions = folder + "/completions.csv";

@@ -32,7 +32,7 @@ class Suss : public ns3::TcpCubic {
     return tid;
   }
 
-  // What it inherits would take the paced packets' ACKs for a long train.
+  // The inherited algorithm would take the paced packets' ACKs for a long train.
   void Init(ns3::Ptr<ns3::TcpSocketState> tcb) override {
     TcpCubic::Init(tcb);
     SetAttribute("HyStart", ns3::BooleanValue(false));
@@ -66,7 +66,7 @@ class Suss : public ns3::TcpCubic {
 
  private:
   static constexpr uint32_t kEnough = 8;  // samples of a round (HyStart)
-  static constexpr uint32_t kGrowth = 4;  // of the window in a round: two doublings
+  static constexpr uint32_t kGrowth = 4;  // growth of the window in a round: two doublings
   static constexpr uint32_t kShare = 2;   // a train of a half round trip ends slow start (HyStart)
   static constexpr uint32_t kDelay = 8;   // so does an eighth more delay (HyStart), within
   static constexpr int64_t kLeastMs = 4;  // this
@@ -111,8 +111,8 @@ class Suss : public ns3::TcpCubic {
 
   ns3::SequenceNumber32 m_begin{0};
   ns3::SequenceNumber32 m_end{0};
-  ns3::SequenceNumber32 m_clockedEnd{0};   // of this round
-  ns3::SequenceNumber32 m_clockedNext{0};  // of the next one
+  ns3::SequenceNumber32 m_clockedEnd{0};   // end of this round
+  ns3::SequenceNumber32 m_clockedNext{0};  // end of the next one
   ns3::Time m_started;
   ns3::Time m_current{ns3::Time::Max()};
   ns3::Time m_least{ns3::Time::Max()};

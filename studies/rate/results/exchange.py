@@ -14,7 +14,7 @@ FIGURES: Final = {"average_precision": ("average precision", 1, 3), "mae_ms": ("
 
 
 def said(one: Mapping[str, Any]) -> str:
-    """What was measured, on what, when."""
+    """The measured figures, with the traffic and the date."""
     runs = [
         f"`{profile}`: seeds {_named(found['seeds'])}; {found['packets']:,} packets, "
         f"{found['downloads']} downloads"

@@ -16,7 +16,7 @@ BESIDE: Final = Path(
     "studies/rate/results/bed-fct-beside.json"
 )  # the same without the network, of other senders
 WIDE: Final = 4  # round trips side by side, for narrow windows
-MARK: Final = "†"  # of a sender of the study beside
+MARK: Final = "†"  # marks a sender of the study beside
 NAMES: Final = {
     "bbr": "BBR",
     "network": "**BBR, network (ours)**",
@@ -33,7 +33,7 @@ NAMES: Final = {
 
 
 def said(one: Mapping[str, Any]) -> str:
-    """What was measured, on what, when."""
+    """The measured figures, with the paths and the date."""
     seeds, trips = (", ".join(map(str, one[key])) for key in ("seeds", "rtts_ms"))
     several = len(one["seeds"]) > 1
     interval = "In brackets 95 % over seeds" if several else "One seed: no interval, nothing settled"

@@ -17,9 +17,9 @@ from swiftqueue.studies.rate.results import feedback as rate_feedback
 from swiftqueue.studies.rate.samples.tables import KERNEL, NS3
 
 FILE: Final = Path("studies/rate/results/rate.json")
-FIELDS_FILE: Final = Path("studies/rate/results/rate-fields.json")  # of networks that see some fields alone
-KERNEL_FILE: Final = Path("studies/rate/results/rate-kernel.json")  # of flows that a kernel sent
-PLAIN_FILE: Final = Path("studies/rate/results/rate-plain.json")  # of flows that nobody forecast
+FIELDS_FILE: Final = Path("studies/rate/results/rate-fields.json")  # networks that see some fields alone
+KERNEL_FILE: Final = Path("studies/rate/results/rate-kernel.json")  # flows that a kernel sent
+PLAIN_FILE: Final = Path("studies/rate/results/rate-plain.json")  # flows that nobody forecast
 PARTS: Final = ("seen", "held_out")
 NEEDED: Final = {"flows", "paths", "source", "seeds", "grid", "headline", "alone"}
 NETWORKS: Final = {"transformer": "**Transformer (ours)**", "lstm": "LSTM (the paper's)"}
@@ -70,7 +70,7 @@ def take(study: Path, root: Path = Path()) -> None:
 
 
 def said(one: Mapping[str, Any]) -> str:
-    """What was measured, on what, when."""
+    """The measured figures, with the flows and the date."""
     paths, whose = one["paths"], {KERNEL: "flows of a kernel", NS3: "simulated flows"}
     learned, others = paths.get("train", 0), paths.get("held-out", 0)
     return (

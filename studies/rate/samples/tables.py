@@ -56,7 +56,7 @@ def tables_of(flows: Iterable[tuple[int, int, NDArray[np.int64]]]) -> tuple[pl.D
     """Samples and flows of what was sampled at every ACK; flows are counted as they come.
 
     Args:
-        flows: of each its receiver, when it began (ns), and all of its samples (N, F), from the first on.
+        flows: for each its receiver, when it began (ns), and all of its samples (N, F), from the first on.
     """
     samples: list[dict[str, int]] = []
     rows: list[dict[str, int | None]] = []
@@ -128,7 +128,7 @@ def checked(name: str, samples: pl.DataFrame, flows: pl.DataFrame) -> tuple[pl.D
 
 
 def described(place: Path) -> dict[str, Any] | None:
-    """What the path of a folder is; None where its description is missing or damaged."""
+    """Return the description of a folder's path; None where it is missing or damaged."""
     try:
         about = json.loads((place / PATH).read_text())
     except (OSError, ValueError, RecursionError):
@@ -149,7 +149,7 @@ def source_of_all(paths: Iterable[Mapping[str, Any]]) -> str:
 
 
 def paths_in(folder: Path) -> dict[str, dict[str, Any]]:
-    """What each path under `folder` is, by name, in the names' order.
+    """Return the description of each path under `folder` by name, in the names' order.
 
     Raises:
         ValueError: there is none, or a description is damaged.

@@ -28,7 +28,7 @@ def add(file: Path, output: Path, name: str, kind: str = "train") -> dict[str, A
     Args:
         file: CSV, or Parquet where its name ends so.
         output: folder of the tables.
-        name: of the path.
+        name: name of the path.
         kind: `train` or `held-out`.
 
     Raises:

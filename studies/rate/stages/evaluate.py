@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 
 class RateEvaluateParams(Section):
-    """What the networks that forecast rates are judged beside (README.md)."""
+    """The predictors that the networks that forecast rates are judged beside (README.md)."""
 
     section: ClassVar = "rate_evaluate"
     xgboost_rounds: Count
-    """Trees for each pair."""
+    """Number of trees for each pair."""
 
 
 def evaluate(params: RateEvaluateParams, flows: Path, models: Sequence[Path]) -> dict[str, Any]:
@@ -65,7 +65,7 @@ def evaluate(params: RateEvaluateParams, flows: Path, models: Sequence[Path]) ->
     kinds = [path["kind"] for path in about.values()]
     return {
         "flows": len(every),
-        "fields": fields,  # that the networks' layers saw; none: all
+        "fields": fields,  # fields that the networks' layers saw; none: all
         "paths": {kind: kinds.count(kind) for kind in sorted(set(kinds))},
         "source": source_of_all(about.values()),
         **summary(found),

@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 
 
 class RateRegisterParams(RegisteredParams):
-    """Which network that forecasts rates goes into the registry (README.md)."""
+    """The network that forecasts rates and goes into the registry (README.md)."""
 
     section: ClassVar = "rate_register"
     network: Literal["transformer", "lstm"]
-    """Its kind."""
+    """Name of its kind."""
     seed: Annotated[int, Field(ge=1, le=2**31)]
     """Its seed, one of `rate_train.seeds`."""
 
@@ -50,8 +50,8 @@ def register(
         params: the section.
         flows: folder of the flows that it was trained on.
         models: folder of the networks.
-        study: what `rate_evaluate` wrote; the run has its figures.
-        all_params: of the run.
+        study: folder that `rate_evaluate` wrote; the run has its figures.
+        all_params: all parameters of the run.
         lock: `dvc.lock`.
 
     Raises:
@@ -132,7 +132,7 @@ def main(params: Given, flows: Given, models: Given, study: Given, output: Given
     """Read `rate_register` of the params file; write the version and how it was judged."""
     from swiftqueue.models.registry.entering import outcome_line
 
-    private_files()  # what the local registry gets is its owner's alone
+    private_files()  # files of the local registry are its owner's alone
     section = read(params, RateRegisterParams)
     if why := section.why_nothing():
         result: dict[str, Any] = {"version": None, "model": section.model_name, "why": why}

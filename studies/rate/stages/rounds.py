@@ -47,13 +47,13 @@ LOG_FILE: Final = "rounds-rate.jsonl"
 
 @dataclass
 class RateRecord(RoundRecord):
-    """What a round of the rate model was."""
+    """The flows that a round of the rate model had, and its outcome."""
 
-    flows: int = 0  # that no round has learned from
-    paths: dict[str, str] = field(default_factory=dict)  # of these flows: the name of each, by its identity
+    flows: int = 0  # number of flows that no round has learned from
+    paths: dict[str, str] = field(default_factory=dict)  # names of these flows' paths, by identity
 
     def came(self) -> str:
-        """What it was given, in words."""
+        """Return in words the flows that it was given."""
         return f"{self.flows} flows"
 
 

@@ -53,25 +53,25 @@ Loads = Annotated[list[Annotated[float, Field(ge=0.01, le=2)]], Field(min_length
 
 
 class RateSimulateParams(Section):
-    """What flows there are to learn forecasts of rates from (README.md)."""
+    """The flows from which forecasts of rates are learned (README.md)."""
 
     section: ClassVar = "rate_simulate"
     seed: Annotated[int, Field(ge=1, le=2**31)]
-    """Of all random choices, of each path with its number."""
+    """Seed of all random choices; each path's has its number besides."""
     flows: Annotated[int, Field(ge=1, le=100_000)]
-    """Flows of a path."""
+    """Number of flows of a path."""
     receivers: Annotated[int, Field(ge=1, le=200)]
-    """Hosts of a path that flows go to."""
+    """Number of hosts of a path that flows go to."""
     bytes: Annotated[int, Field(ge=1, le=100_000_000)]
     """Size of a flow; the paper's is 3.2 MB."""
     train_mbps: Rates
     """Rates of the paths to learn from, in Mbit/s; each with each round trip."""
     train_rtt_ms: Times
-    """Their round trips."""
+    """Round trips of these paths, in ms."""
     held_out_mbps: Rates
-    """Rates of the paths that no model learns from."""
+    """Rates, in Mbit/s, of the paths that no model learns from."""
     held_out_rtt_ms: Times
-    """Their round trips."""
+    """Round trips of those paths, in ms."""
     buffer_bdp: Buffers
     """Bottleneck's queue in rate times round trip; drawn for each path, as all below."""
     load: Loads
@@ -80,7 +80,7 @@ class RateSimulateParams(Section):
     """Share of the rate that unresponsive packets take."""
 
     def paths(self) -> dict[str, dict[str, Any]]:
-        """What each path is, by name.
+        """Return the description of each path by its name.
 
         Raises:
             StageError: the same rate and round trip stands in both grids.
@@ -137,7 +137,7 @@ def simulate(
         params: the section.
         output: folder of the tables; paths of other settings in it are replaced or removed, but for those
             that were not simulated, or that nobody can say what they are.
-        program: what `build_simulator(program="rate")` returned.
+        program: path that `build_simulator(program="rate")` returned.
         report: called with the name of a path that is ready, how many are, and of how many.
 
     Raises:

@@ -40,19 +40,19 @@ class RateTrainParams(Section):
     epochs: Count
     """How often all flows are seen."""
     batch_size: Count
-    """Flows of a step."""
+    """Number of flows of a step."""
     lstm_units: Count
-    """Cells of the paper's LSTM."""
+    """Number of cells of the paper's LSTM."""
     width: Count
-    """Of the Transformer; the heads must divide it."""
+    """Width of the Transformer, which the number of heads must divide."""
     layers: Count
-    """Of the Transformer."""
+    """Number of the Transformer's layers."""
     heads: Count
-    """Of the Transformer."""
+    """Number of the Transformer's attention heads."""
     dropout: Annotated[float, Field(ge=0, lt=1)]
-    """Of both."""
+    """Share of units that both networks drop in training."""
     fields: list[str]
-    """Of a sample, that the networks' layers see; none: all. The guesses of ours take what they need."""
+    """Names of the fields that the networks' layers see; none: all. Our guesses take those they need."""
     learning_rate: Above0
     """The Transformer's highest; the LSTM has the paper's steps from 0.01 to 0.00001."""
     pairs: Annotated[

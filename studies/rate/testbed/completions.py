@@ -61,7 +61,7 @@ NOT_OF_LINUX: Final = ("hystart++", "suss")
 VARIANTS: Final = {name: how for name, how in OF_NS3.items() if name not in NOT_OF_LINUX}
 OTHERS: Final = PORT + 1
 ROUTES: Final = 32  # number of a table of routes; a new host has none of its own
-LEAST_BYTES, MOST_BYTES = 1500, 10**9  # of the router's buffer (testbed/router/options.h)
+LEAST_BYTES, MOST_BYTES = 1500, 10**9  # bounds of the router's buffer (testbed/router/options.h)
 HYSTART: Final = Path("/sys/module/tcp_cubic/parameters/hystart")
 LINUX_WINDOW: Final = "4096 131072 6291456"  # tcp_rmem as Linux has it; the bed's own goes farther
 
@@ -101,12 +101,12 @@ def reached(records_N: NDArray[Any], size: int) -> float:
 
 
 def answers(variant: str, traffic: Traffic, place: str, artifact: Path | None) -> Answer | Path:
-    """What a variant says of a flow; of ours the network, with which an agent answers.
+    """Return the forecaster that a variant gives a flow; for ours the network, with which an agent answers.
 
     Args:
-        variant: of VARIANTS.
+        variant: a name in VARIANTS.
         traffic: the downloads.
-        place: of the run, in words: random forecasts are the same for the same words.
+        place: the run in words: random forecasts are the same for the same words.
         artifact: folder of the network, for ours.
 
     Raises:
@@ -126,7 +126,7 @@ def answers(variant: str, traffic: Traffic, place: str, artifact: Path | None) -
 
 
 def _rates(kind: str, traffic: Traffic, place: str) -> Callable[[float, Path], float]:
-    """What a kind of forecast says, before it is scaled, bytes/s; the kinds are ns-3's (`forecasts.h`)."""
+    """Return a kind of forecast before it is scaled, in bytes/s; the kinds are ns-3's (`forecasts.h`)."""
     truth = traffic.rate_mbps * 1e6 / 8 * (1 - traffic.cross)
     # A generator of its own: that of `tcp_traffic.py` has the seed alone, and says when downloads begin.
     draw = random.Random(f"forecasts {place}")  # noqa: S311 - no secret
@@ -136,7 +136,7 @@ def _rates(kind: str, traffic: Traffic, place: str) -> Callable[[float, Path], f
         return lambda _dispersion, _records: truth * math.exp(draw.uniform(math.log(0.1), math.log(10)))
     if kind == "dispersion":
         return lambda dispersion, _records: dispersion
-    return lambda dispersion, records: (  # of the previous flow
+    return lambda dispersion, records: (  # by the previous flow
         reached(np.fromfile(records, RECORD), traffic.bytes) or dispersion
     )
 
@@ -195,9 +195,9 @@ def download(
     Args:
         traffic: the downloads.
         rtt_ms: round trip of the path.
-        buffer_bdp: of the router.
+        buffer_bdp: size of the router's buffer.
         window: the receiver's, in bytes; 0: it grows as Linux's.
-        seed: of arrivals and cross traffic.
+        seed: seed of arrivals and cross traffic.
         answer: to what `sq_rate` asks.
         control: congestion control of the judged downloads.
         initial_window: theirs, in packets; 0: Linux's own.
@@ -272,12 +272,12 @@ def measure(
     Args:
         output: folder of the finished runs.
         artifact: folder of the network that forecasts, for ours.
-        seeds: of arrivals, cross traffic and random forecasts.
+        seeds: seeds of arrivals, cross traffic and random forecasts.
         report: is told what is run.
         traffic: the downloads.
         rtts_ms: round trips of the paths.
-        buffers_bdp: of the router.
-        variants: what is judged, of `VARIANTS`; plain BBR and the oracle always are.
+        buffers_bdp: sizes of the router's buffer.
+        variants: names in `VARIANTS` to judge; plain BBR and the oracle always are.
         seconds: begin no run after so long.
 
     Raises:

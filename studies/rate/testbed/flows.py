@@ -51,7 +51,7 @@ class KernelPath:
     rate_mbps: float
     rtt_ms: float
     buffer_bdp: float = 1.0
-    load: float = 0.2  # of the rate, by the flows
+    load: float = 0.2  # share of the rate that the flows offer
     jitter_ms: float = 0.0
     flows: int = 20
     bytes: int = 3_200_000
@@ -65,7 +65,7 @@ class KernelPath:
 
     @property
     def name(self) -> str:
-        """Of its folder."""
+        """Return the name of its folder."""
         return f"kernel-{self.rate_mbps:g}mbps-{self.rtt_ms:g}ms-{self.buffer_bdp:g}bdp-{self.seed}"
 
 
@@ -78,7 +78,7 @@ def collect(path: KernelPath, output: Path, kind: str = "train") -> dict[str, An
     """Send a path's flows, and write their tables; returns what is said of them in `path.json`.
 
     Args:
-        path: what to send, through what.
+        path: traffic to send, and the path to send it through.
         output: folder of the tables.
         kind: `train` or `held-out`.
 

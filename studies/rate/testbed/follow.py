@@ -23,7 +23,7 @@ from swiftqueue.studies.rate.testbed.kept import keeping
 from swiftqueue.testbed.host.programs import wait_for_name
 from swiftqueue.testbed.host.tcp import running, summary, urgent
 
-USED: Final = 0  # of `judged`: sq_verdict of samples/feedback.h
+USED: Final = 0  # index in `judged`: sq_verdict of samples/feedback.h
 
 
 @dataclass
@@ -41,7 +41,7 @@ def following(folder: Path, network: Path, samples: int) -> Iterator[Sampler]:
     Args:
         folder: for the agent's socket.
         network: folder of the network that forecasts; the engine must take it.
-        samples: of a flow, that a forecast is made from.
+        samples: number of a flow's samples that a forecast is made from.
 
     Raises:
         RuntimeError: agent or sampler did not start, or have ended early; the line says why.
@@ -67,7 +67,7 @@ def follow(
     keep: Annotated[
         Path | None, typer.Option(help="folder for the flows' tables, from which `rate round` learns")
     ] = None,
-    flows: Annotated[int, typer.Option(min=1, help="of each path that is kept")] = 100,
+    flows: Annotated[int, typer.Option(min=1, help="number of flows of each path that is kept")] = 100,
     as_json: Annotated[
         bool, typer.Option("--json", help="print a JSON object when ready, one at the end")
     ] = False,

@@ -1,4 +1,4 @@
-"""What `swiftqueue rate follow --keep` keeps: paths of flows, as they came, for `swiftqueue rate round`.
+"""Keep paths of flows as they came, for `swiftqueue rate round` (`swiftqueue rate follow --keep`).
 
 The loader writes records of ACKs in numbered files (`studies/rate/testbed/records.h`). Once enough flows are
 complete they become a path, and what belongs to others is put aside for the next one.
@@ -25,7 +25,7 @@ from swiftqueue.studies.rate.samples.definition import HORIZONS, LARGEST_RATE, M
 from swiftqueue.studies.rate.samples.tables import KERNEL, described, write_path
 from swiftqueue.studies.rate.testbed.flows import RECORD, flows_of, tables
 
-MOST_PATHS: Final = 50  # that are kept; the oldest goes
+MOST_PATHS: Final = 50  # number of paths that are kept; the oldest goes
 SILENT_NS: Final = 60 * 10**9  # a flow has ended, if others went on for so long
 LOOK_S: Final = 5.0
 PARTS, PREFIX = ".records", "followed-"
@@ -109,13 +109,13 @@ def _number(flow: NDArray[Any]) -> int:
 
 
 def _is_complete(flow: NDArray[Any], newest_ns: int) -> bool:
-    """Whether nothing more comes of a flow, or nothing that is asked about."""
+    """Return whether nothing more comes of a flow, or nothing that is asked about."""
     delivered = flow["fields"][-1, NAMES.index("delivered")]
     return bool(delivered >= HORIZONS[-1]) or _last_ns(flow) < newest_ns - SILENT_NS
 
 
 def _is_sound(flow: NDArray[Any]) -> bool:
-    """Whether a flow can teach: others are too short, or too fast to be."""
+    """Return whether a flow can teach: others are too short, or too fast to be."""
     return len(flow) >= MOST_SAMPLES and flow["fields"][:, NAMES.index("bbr_bw")].max() < LARGEST_RATE
 
 

@@ -141,7 +141,7 @@ class AgentForecaster final : public Forecaster {
     if (found == flows_.end()) return;  // it has ended
     if (answer.outcome == agent::RateOutcome::kForecast) {
       const std::uint64_t asked_ns = sampled_ns(found->second.newest);
-      const sq_rate_forecast forecast{sq_rate_of(answer.rates.back()),  // of the last horizon
+      const sq_rate_forecast forecast{sq_rate_of(answer.rates.back()),  // rate at the last horizon
                                       found->second.dispersion.get(), asked_ns};
       if (bpf_map_update_elem(forecasts, &found->first, &forecast, BPF_ANY) != 0) fail("map");
       const std::int64_t took_ns = agent::monotonic_ns() - static_cast<std::int64_t>(asked_ns);
@@ -153,7 +153,7 @@ class AgentForecaster final : public Forecaster {
 
   agent::RateLink link_;
   const std::uint32_t samples_;
-  std::map<std::uint64_t, Flow> flows_;  // that have no answer yet, the oldest first
+  std::map<std::uint64_t, Flow> flows_;  // flows that have no answer yet, the oldest first
   std::string problem_;
   std::int64_t lost_ = 0;
   std::int64_t asked_ = 0;

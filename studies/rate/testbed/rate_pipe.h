@@ -54,7 +54,8 @@ class Lines {
   bool go_on() {
     while (!rest_.empty()) {
       const iovec left{rest_.data(), rest_.size()};
-      // Of this call alone: O_NONBLOCK would be of all who have the same pipe or terminal.
+      // The flag is this call's alone: O_NONBLOCK would bind all who have the same pipe or
+      // terminal.
       const ssize_t n = ::pwritev2(STDOUT_FILENO, &left, 1, -1, flags_);
       if (n >= 0) {
         rest_.erase(0, static_cast<std::size_t>(n));
@@ -161,7 +162,7 @@ class Pipe final : public Forecaster {
   const std::uint32_t samples_;
   std::FILE* const log_;
   Lines& lines_;
-  std::map<std::uint64_t, Flow> flows_;  // that have no answer yet
+  std::map<std::uint64_t, Flow> flows_;  // flows that have no answer yet
   std::uint64_t unasked_{0};             // questions that found no room
   bool open_{true};
   std::string text_;

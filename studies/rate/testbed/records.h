@@ -38,7 +38,7 @@ class Records {
   }
 
  private:
-  static constexpr int kRecords = 1 << 14;  // of a file: 4 MiB
+  static constexpr int kRecords = 1 << 14;  // records of a file: 4 MiB
 
   void begin() {
     close();

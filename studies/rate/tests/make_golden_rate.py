@@ -29,7 +29,7 @@ def flow(seed: int, n: int) -> list[list[int]]:
 
 
 def golden() -> dict[str, object]:
-    """What the file holds."""
+    """Return the content of the file."""
     flows = [flow(7, 35), flow(8, 1)]
     made = [inputs(np.array(rows)).astype("<f4").tobytes().hex() for rows in flows]
     return {"schema_hash": schema_hash(), "samples": flows, "inputs": made}

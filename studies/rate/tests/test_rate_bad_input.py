@@ -126,7 +126,7 @@ def test_a_foreign_table_is_one_line(here: Path, spoil: Callable[[Path], None], 
     spoil(here / "flows")
     said = forecast(here)
     assert said.exit_code == 1
-    assert isinstance(said.exception, OSError | ValueError)  # which the program turns into one line
+    assert isinstance(said.exception, OSError | ValueError)  # the program turns it into one line
     assert line in str(said.exception)
     assert "\n" not in str(said.exception)
 

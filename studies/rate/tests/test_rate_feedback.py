@@ -29,7 +29,7 @@ from swiftqueue.studies.rate.results import feedback as page
 from swiftqueue.studies.rate.results import published as rates
 from swiftqueue.studies.rate.results.pages import tables
 
-BOUND = 1.05  # of plain BBR's time: what a forecast a hundred times too high may cost at most
+BOUND = 1.05  # share of plain BBR's time that a forecast a hundred times too high may cost at most
 
 
 @pytest.fixture(scope="module")
@@ -188,8 +188,8 @@ def test_a_kernels_senders_without_the_network_are_published_beside_it(tmp_path:
     text = "\n".join(drawn["bed-fct"]())
     assert "BBR, oracle † | -50.0 | 100.0" in text
     assert "Cubic, HyStart † | +0.0 |" in text
-    assert text.count("| BBR |") == 2  # of each window
-    assert " ".join(text.split()).count("downloads at a load of 0.3") == 2  # of each study
+    assert text.count("| BBR |") == 2  # one for each window
+    assert " ".join(text.split()).count("downloads at a load of 0.3") == 2  # one for each study
     assert "P99 at most 5 % more: reached" in text
     assert "| Cubic, HyStart † | +0.0 | +0.0 |" in "\n".join(drawn["bed-fct-trips"]())
 

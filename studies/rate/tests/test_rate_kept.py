@@ -1,4 +1,4 @@
-"""What `rate follow --keep` keeps, of records as the loader writes them; a kernel's are in integration."""
+"""`rate follow --keep` keeps records as the loader writes them; a kernel's are in integration."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_flows_become_a_path_once_enough_are_complete(tmp_path: Path) -> None:
         write(keeper.records, 0, [first, second[:1000]])
         write(keeper.records, 1, [second[1000:1900]])
         keeper.turn()
-        assert not list(tmp_path.glob("path=*"))  # of the second, the last file has the rest
+        assert not list(tmp_path.glob("path=*"))  # the last file has the rest of the second
         write(keeper.records, 1, [second[1000:], later[:100]])
         write(keeper.records, 2, [])
         keeper.turn()
@@ -61,7 +61,7 @@ def test_flows_become_a_path_once_enough_are_complete(tmp_path: Path) -> None:
         assert flows["started_ns"].to_list() == [0, S]
         assert flows["rate_2000_bytes_per_s"].to_list() == 2 * [first["fields"][-1, NAMES.index("bbr_bw")]]
         write(keeper.records, 3, [later[100:300]])
-    assert flows_in(tmp_path) == [2, 1]  # what came before the end, the flow's begin put aside among it
+    assert flows_in(tmp_path) == [2, 1]  # flows before the end, the flow's begin put aside among them
     assert read_path(tmp_path, list(paths_in(tmp_path))[1])[1]["samples"].to_list() == [300]
     assert (keeper.flows, keeper.paths) == (3, 2)
     assert not list((tmp_path / rate_kept.PARTS).iterdir())

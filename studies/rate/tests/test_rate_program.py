@@ -17,7 +17,7 @@ from swiftqueue.studies.rate.samples.tables import paths_in, read_path
 from swiftqueue.studies.rate.stages.simulate import RateSimulateParams, simulate
 
 pytestmark = pytest.mark.slow
-HIGH_GAIN, MARGIN = 2.89, 0.99  # of BBR's STARTUP, and of its pacing
+HIGH_GAIN, MARGIN = 2.89, 0.99  # BBR's gain in STARTUP, and its margin of pacing
 
 
 @pytest.fixture(scope="module")

@@ -138,7 +138,7 @@ def test_the_head_alone_changes(folder: Path, kind: str) -> None:
         assert torch.equal(network.state_dict()[name], before[name])  # it was a copy
         assert torch.equal(value, again.state_dict()[name])
         assert torch.equal(value, before[name]) != name.startswith(f"{HEAD}.")
-    # What was cached is what the whole network says: the error is that of the tuned network itself.
+    # The cache holds the whole network's answers: the error is that of the tuned network itself.
     log_NSH = torch.from_numpy(networks.predict_all(tuned, flows)).float()
     errors = networks.percentage_errors(log_NSH, torch.from_numpy(flows.y_NH).float())[:, 4:]
     assert float(errors.mean()) == pytest.approx(now, rel=1e-4)

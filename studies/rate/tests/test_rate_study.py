@@ -47,7 +47,7 @@ def test_rules_that_see_the_path_forecast_it(tmp_path: Path) -> None:
         errors[name] = np.abs(rates_NH / divided.held_out.y_NH - 1).mean(0)
     assert errors["dispersion"][-1] < 0.05  # by construction: at packet 2000 every path is full
     assert errors["dispersion"][0] > errors["capped-dispersion"][0]
-    assert errors["last-estimate"][-1] > 0.5  # which is n packets a round trip
+    assert errors["last-estimate"][-1] > 0.5  # it is n packets a round trip
     assert errors["previous-flow"][-1] < 0.15
     assert errors["xgboost"][-1] < errors["constant"][-1]
     assert errors["mlp"][-1] < errors["constant"][-1]

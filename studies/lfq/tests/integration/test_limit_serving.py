@@ -26,19 +26,19 @@ def test_registers_deploys_and_rolls_back(
 ) -> None:
     """A limit of 5 is near the best one; a limit of 1000 is far from it and does not pass."""
     from swiftqueue.infra.local.status import print_status
-    from swiftqueue.models.limit.weight_file import INPUTS, content_of
     from swiftqueue.models.registry.registry import Registry
     from swiftqueue.serving.deploy.deployment import deploy_version, rollback_champion
     from swiftqueue.serving.triton.endpoint import Triton, TritonError
-    from swiftqueue.serving.triton.repository import LIMIT, MODELS
     from swiftqueue.studies.lfq import table
+    from swiftqueue.studies.lfq.commands import KIND, MODEL
     from swiftqueue.studies.lfq.registering import register
+    from swiftqueue.studies.lfq.weight_file import INPUTS, content_of
 
-    lab, name = tmp_path / "lab", MODELS[LIMIT]
+    lab, name = tmp_path / "lab", MODEL
     a = weights(tmp_path / "a", 5)
     assert register(a, SMALL, lab) == 0
     assert "version 1 passed the gate: no champion yet" in capfd.readouterr().out
-    deploy_version(None, kind=LIMIT)
+    deploy_version(None, kind=KIND)
     said = capfd.readouterr().out.replace('"', "'")
     assert "version 1 goes to the Python backend with ONNX Runtime: " in said
     assert "is not 'swiftqueue-artifact/2'" in said  # the engine in Triton is that of latencies
@@ -53,13 +53,13 @@ def test_registers_deploys_and_rolls_back(
     assert register(weights(tmp_path / "b", 1000), SMALL, lab) == 0
     assert "version 2 FAILED the gate: worse than the champion: part of" in capfd.readouterr().out
     with pytest.raises(ValueError, match="version 2 did not pass the gate"):
-        deploy_version(2, kind=LIMIT)
+        deploy_version(2, kind=KIND)
     assert register(weights(tmp_path / "c", 5.2), SMALL, lab) == 0
-    deploy_version(None, kind=LIMIT)
+    deploy_version(None, kind=KIND)
     capfd.readouterr()
-    assert print_status(kind=LIMIT) == 0
+    assert print_status(kind=KIND) == 0
     assert "triton, limit: serves version 3 by the Python backend" in capfd.readouterr().out
-    rollback_champion(kind=LIMIT)
+    rollback_champion(kind=KIND)
     assert Registry(name).alias("champion") == 1
     assert served() == champion
 

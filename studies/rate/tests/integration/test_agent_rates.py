@@ -86,7 +86,7 @@ def asked(client: RateClient, connection: int, raw: np.ndarray, first: int = 0) 
 def test_a_sender_gets_the_engines_forecasts(
     agent: RateAgent, tmp_path: Path, network: Callable[[int], Path]
 ) -> None:
-    """Of connections that alternate, of two senders."""
+    """Connections that alternate, of two senders."""
     engine, flows = RateEngine(network(1)), [flow(rate) for rate in (8e5, 3e6, 9e6)]
     path = tmp_path / "agent.sock"
     with RateClient(path) as one, RateClient(path) as other:

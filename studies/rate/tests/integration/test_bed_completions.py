@@ -67,7 +67,7 @@ def test_each_variant_says_what_its_name_says(tmp_path: Path) -> None:
     other = fct.answers("random", traffic, "seed 2", None)
     assert not isinstance(other, Path)
     assert [other(12e6, tmp_path) for _ in range(200)] != drawn
-    arrivals = Random(1)  # of the downloads: tcp_traffic.py draws from its seed
+    arrivals = Random(1)  # arrivals of the downloads: tcp_traffic.py draws from its seed
     assert np.corrcoef(np.log(drawn), [arrivals.random() for _ in drawn])[0, 1] < 0.3
     with pytest.raises(ValueError, match="variant slow: must be one of bbr, "):
         fct.answers("slow", traffic, "seed 1", None)
@@ -82,7 +82,7 @@ def test_only_what_stands_beside_all_its_controls_is_summed_up() -> None:
     assert fct.whole(every + more) == every
     assert fct.whole([]) == fct.whole(more) == []
     two = [one for one in every if one.variant in {"bbr", "oracle"} or one.seed == 1]
-    assert fct.whole(two) == two  # of seed 2 no other variant was asked for
+    assert fct.whole(two) == two  # seed 2 has no other variant
     assert fct.whole(two[:-1]) == [one for one in two if one.seed == 2]  # one run of seed 1 is missing
 
 
@@ -154,7 +154,7 @@ def test_a_forecast_that_is_none_leaves_bbr_alone(
         each = summary(start(2))["each"]
     assert len(each) == 2
     judged = sampler.said["judged"]
-    late = 0 if verdict == STALE else judged[STALE]  # of a busy machine
+    late = 0 if verdict == STALE else judged[STALE]  # a busy machine is late
     assert judged[verdict] > 0
     assert judged[verdict] + late == sum(judged) == 2
     assert all(one["seconds"] < 10 for one in each)
@@ -171,7 +171,7 @@ def test_judged_downloads_alone_have_another_initial_window() -> None:
     windows: list[int] = []
 
     def look(_dispersion: float, records: Path) -> None:
-        seen = np.fromfile(records, RECORD)  # what came before a question is in the file
+        seen = np.fromfile(records, RECORD)  # records that came before a question are in the file
         begins = seen["fields"][(seen["number"] == 0) & (seen["port"] == PORT), NAMES.index("snd_cwnd")]
         windows.append(begins[-1])
 
@@ -232,7 +232,7 @@ def test_who_dies_leaves_plain_bbr_behind(tmp_path: Path, who: str) -> None:
             assert sampler.stdout is not None
             sampler.stdout.readline()
             if who == "agent":
-                sampler.stdout.close()  # what is asked reaches nobody
+                sampler.stdout.close()  # its questions reach nobody
             sent = start(1)
             if who == "sampler":
                 assert "dispersion" in sampler.stdout.readline()  # the flow runs, and asks

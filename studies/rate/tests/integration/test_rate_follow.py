@@ -133,7 +133,7 @@ def agent_of(path: Path, network: Path) -> RateAgent:
 
 
 def test_an_agent_tells_a_kernels_flows_their_rate(tmp_path: Path, network: Path) -> None:
-    """What it says is in the kernel's map within a round trip, and is used."""
+    """Its forecast is in the kernel's map within a round trip, and is used."""
     with hosts() as send, following(tmp_path, network, SAMPLES) as sampler:
         each = send(4)
     said = sampler.said
@@ -265,7 +265,7 @@ def test_what_the_agent_hears_and_what_the_kernel_makes_of_its_answer(
     with hosts() as send, Scripted(path, **how) as agent, Follower(path) as follower:
         each = send(2)
         said = follower.end()
-    late = said["judged"][STALE] if verdict not in (STALE, None) else 0  # of a busy machine
+    late = said["judged"][STALE] if verdict not in (STALE, None) else 0  # a busy machine is late
     assert sum(said["judged"]) == (0 if verdict is None else 2)
     if verdict is not None:
         assert said["judged"][verdict] + late == 2

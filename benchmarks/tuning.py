@@ -27,6 +27,7 @@ import numpy as np
 import polars as pl
 import yaml
 
+from swiftqueue.benchmarks.forecasts import fingerprint, judging_of, traces_of
 from swiftqueue.common.atomic import write_file
 from swiftqueue.common.json_file import read_object
 from swiftqueue.common.local_ray import ray_cluster
@@ -38,7 +39,6 @@ from swiftqueue.models.forecasters.forecaster import Variant, variants
 from swiftqueue.models.forecasters.search import LogRange
 from swiftqueue.models.forecasters.traces import Trace, name_of, within_training
 from swiftqueue.models.sharp import change_of
-from swiftqueue.pipelines.experiments.forecasts import fingerprint, judging_of, traces_of
 
 SUMMARY: Final = "tuning.json"
 SECTIONS: Final = "tuned.yaml"

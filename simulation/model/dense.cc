@@ -1,5 +1,5 @@
-// SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
-#include "serving/engine/dense.h"
+// SPDX-License-Identifier: GPL-2.0-only
+#include "dense.h"
 
 #include <algorithm>
 #include <cstdint>
@@ -14,7 +14,7 @@
 #define SWIFTQUEUE_FOR_EACH_CPU
 #endif
 
-namespace swiftqueue::engine {
+namespace swiftqueue {
 namespace {
 
 // sums[o] += inputs[i] * weights[i][o], with each output in a lane of its own, whatever the number
@@ -31,20 +31,22 @@ void accumulate(const float* __restrict weights, const float* __restrict inputs,
 
 }  // namespace
 
-std::vector<float> take_tensor(Tensors& tensors, const std::string& name,
+std::vector<float> take_tensor(engine::Tensors& tensors, const std::string& name,
                                const std::vector<std::int64_t>& shape) {
   const auto found = tensors.find(name);
-  if (found == tensors.end()) throw InvalidError("tensor " + json::quoted(name) + " is missing");
+  if (found == tensors.end())
+    throw engine::InvalidError("tensor " + engine::json::quoted(name) + " is missing");
   if (found->second.shape != shape) {
-    throw InvalidError("tensor " + json::quoted(name) + " has the shape " +
-                       shape_text(found->second.shape) + ", expected " + shape_text(shape));
+    throw engine::InvalidError("tensor " + engine::json::quoted(name) + " has the shape " +
+                               engine::shape_text(found->second.shape) + ", expected " +
+                               engine::shape_text(shape));
   }
   std::vector<float> values = std::move(found->second.values);
   tensors.erase(found);
   return values;
 }
 
-Dense::Dense(const std::vector<std::size_t>& sizes, Tensors& tensors) {
+Dense::Dense(const std::vector<std::size_t>& sizes, engine::Tensors& tensors) {
   for (std::size_t i = 0; i + 1 < sizes.size(); ++i) {
     const auto in = static_cast<std::int64_t>(sizes[i]);
     const auto out = static_cast<std::int64_t>(sizes[i + 1]);
@@ -73,4 +75,4 @@ std::span<const float> Dense::forward(std::span<const float> inputs) {
   return now_;
 }
 
-}  // namespace swiftqueue::engine
+}  // namespace swiftqueue

@@ -1,10 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Controller, sender, frames, decision loop and live feed under sanitizers (`make sanitize`):
-// whatever comes, each batch ends once and in time, hostile frames are refused in one line, and a
-// decision allocates nothing in the steady state.
-//
-// stress_SANITIZER ARTIFACT ROUNDS [SEED]   ARTIFACT: a valid one, for the engine in the agent
+// Frames, sockets and artifacts under sanitizers: hostile senders beside good ones, ACKs without
+// end, and artifacts that come and go under a loop that asks.
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <unistd.h>
@@ -27,337 +24,10 @@
 #include <utility>
 #include <vector>
 
-#include "serving/agent/decision/decision_loop.h"
-#include "serving/agent/decision/schedule.h"
-#include "serving/agent/io/clock.h"
-#include "serving/agent/io/feed.h"
-#include "serving/agent/io/frame_sink.h"
-#include "serving/agent/marking/marked_udp.h"
-#include "serving/agent/predictors/local_predictor.h"
-
-namespace {
-
-std::atomic<long> allocations{0};
-std::atomic<std::size_t> allocated{0};  // bytes, given back or not
-
-void* counted(std::size_t size) {
-  allocations.fetch_add(1, std::memory_order_relaxed);
-  allocated.fetch_add(size, std::memory_order_relaxed);
-  void* memory = std::malloc(size);
-  if (memory == nullptr) throw std::bad_alloc();
-  return memory;
-}
-
-}  // namespace
-
-void* operator new(std::size_t size) { return counted(size); }
-void* operator new(std::size_t size, std::align_val_t alignment) {
-  allocations.fetch_add(1, std::memory_order_relaxed);
-  const auto step = static_cast<std::size_t>(alignment);
-  void* memory = std::aligned_alloc(step, (size + step - 1) / step * step);
-  if (memory == nullptr) throw std::bad_alloc();
-  return memory;
-}
-void* operator new[](std::size_t size) { return counted(size); }  // a sanitizer has its own
-void operator delete[](void* memory) noexcept { std::free(memory); }
-void operator delete[](void* memory, std::size_t) noexcept { std::free(memory); }
-void operator delete(void* memory, std::align_val_t) noexcept { std::free(memory); }
-void operator delete(void* memory, std::size_t, std::align_val_t) noexcept { std::free(memory); }
-void operator delete(void* memory) noexcept { std::free(memory); }
-void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
+#include "tests/stress/stress_agent.h"
 
 namespace swiftqueue::agent {
 namespace {
-
-using Random = std::mt19937_64;
-
-std::int64_t upto(Random& random, std::int64_t n) {
-  return std::uniform_int_distribution<std::int64_t>(0, n)(random);
-}
-
-void require(bool condition, const char* what) {
-  if (condition) return;
-  std::printf("stress: %s\n", what);
-  std::exit(1);
-}
-
-// Answers at any time, out of order, wrongly, or never, as a server may.
-class MoodyPredictor final : public Predictor {
- public:
-  explicit MoodyPredictor(std::uint64_t seed) : random_(seed) {}
-
-  Model model() const override { return model_; }
-  std::string problem() const override { return ""; }
-  bool ask(const Enquiry& enquiry) override {
-    const std::uint64_t ticket = enquiry.ticket;
-    const auto finite = [](const float* x_RF, int rows) {
-      require(std::all_of(x_RF, x_RF + std::ptrdiff_t{rows} * kEventWindowFeatureCount,
-                          [](float x) { return std::isfinite(x); }),
-              "a row that is not finite");
-    };
-    finite(enquiry.x_QF, enquiry.alternatives * kHorizon);
-    const EventRows& rows = enquiry.rows;
-    require(rows.next() - rows.first() >= std::min<std::int64_t>(rows.next(), model_.reach),
-            "fewer events are kept than a question looks back at");
-    rows.visit(begin_of_session(rows.next(), model_.reach), rows.next(), finite);
-    if (steady) {
-      waiting_.push_back(ticket);
-      return true;
-    }
-    switch (upto(random_, 9)) {
-      case 0:
-        return false;
-      case 1:
-        return true;  // no answer ever comes
-      case 2:
-        waiting_.push_back(ticket - static_cast<std::uint64_t>(upto(random_, 5)));  // a wrong one
-        return true;
-      default:
-        waiting_.insert(
-            waiting_.begin() + upto(random_, static_cast<std::int64_t>(waiting_.size())), ticket);
-        return true;
-    }
-  }
-  bool next(Answer& answer, std::int64_t) override {
-    if (!steady && upto(random_, 99) == 0) {
-      static constexpr int kReach[] = {0, 64, 128, 192};
-      model_.reach = kReach[upto(random_, 3)];
-    }
-    if (waiting_.empty() || (!steady && upto(random_, 3) == 0)) return false;
-    answer.ticket = waiting_.front();
-    waiting_.erase(waiting_.begin());
-    answer.ok = steady || upto(random_, 9) > 0;
-    answer.version = 1;
-    for (float& us : answer.y_BH) us = static_cast<float>(upto(random_, 100'000));
-    if (!steady && upto(random_, 9) == 0) answer.y_BH[3] = upto(random_, 1) == 0 ? NAN : -1.0F;
-    return true;
-  }
-  void forget(std::uint32_t) override {}
-  void wake() override {}
-  std::vector<ServerState> servers() const override { return {}; }
-
-  bool steady = false;
-
- private:
-  Random random_;
-  Model model_{64, 1};
-  std::vector<std::uint64_t> waiting_;
-};
-
-class CountingTaker final : public DecisionTaker {
- public:
-  void take(std::uint32_t, const DecisionFrame& decision) override {
-    Frame frame;
-    const char* why = nullptr;
-    const auto whole = finished(decision, 1, 0);
-    require(read_frame({reinterpret_cast<const char*>(&whole), sizeof whole}, frame, why) ==
-                Read::kFrame,
-            "a decision that its reader would refuse");
-    ++taken;
-    last = decision;
-  }
-  long taken = 0;
-  DecisionFrame last;
-};
-
-// Tests a sender's life: every batch that is asked about is answered once.
-void live(long rounds, Random& random) {
-  MoodyPredictor predictor(random());
-  Statistics statistics;
-  const ControllerParams params{
-      .max_moved_share = 0,
-      .guard = {.on = random() % 2 == 0,
-                .most_advantage = 0.4 * static_cast<double>(upto(random, 1)),
-                .most_growth = 0.5 * static_cast<double>(upto(random, 1))}};
-  DecisionLoop loop(predictor, params, statistics, nullptr);
-  CountingTaker taker;
-  const std::uint32_t sender = loop.open("stress", taker);
-  long asked = 0;
-  std::int64_t packet = 0;
-  std::int64_t acked = 0;
-  std::int64_t clock_ns = 0;
-  const char* why = nullptr;
-  for (long round = 0; round < rounds; ++round) {
-    clock_ns += upto(random, 2'000'000);
-    BatchFrame batch;
-    batch.first_packet = packet;
-    batch.now_ns = clock_ns;
-    for (FrameCandidate& each : batch.packets) {
-      each = {static_cast<std::int32_t>(1 + upto(random, 1500)),
-              static_cast<std::int32_t>(upto(random, 5)),
-              static_cast<std::int32_t>(upto(random, 2)),
-              static_cast<std::uint8_t>(upto(random, 1)),
-              {}};
-    }
-    if (!loop.batch(sender, batch, monotonic_ns() + upto(random, 200'000) - 20'000, why)) {
-      require(false, why);
-    }
-    ++asked;
-    if (upto(random, 3) == 0) loop.run(0);
-    for (const FrameCandidate& each : batch.packets) {
-      SentFrame sent{
-          {}, packet++, clock_ns, each.size_bytes, each.flow_id, each.receiver_id, each.queue,
-          0,  0,        0};
-      if (!loop.sent(sender, sent, why)) require(false, why);
-    }
-    while (acked < packet && upto(random, 20) > 0) {
-      const float us = upto(random, 9) == 0 ? NAN : static_cast<float>(upto(random, 100'000));
-      const std::int64_t which = upto(random, 9) == 0 ? upto(random, packet) : acked++;
-      if (!loop.acked(sender, {{}, which, clock_ns, us, 0}, why)) require(false, why);
-    }
-    require(statistics.moved_unacked.get() <= 128, "more packets are moved than may be");
-  }
-  const std::int64_t end_ns = monotonic_ns() + 1'000'000'000;
-  while (loop.outstanding() > 0 && monotonic_ns() < end_ns) loop.run(end_ns);
-  require(loop.outstanding() == 0, "a batch waits past its deadline");
-  require(taker.taken == asked && statistics.all_batches() == asked, "the counts do not add up");
-  require(!loop.batch(sender, {{}, 0, 0, 0, {}}, 0, why), "a batch of packets sent is taken");
-  loop.close(sender);
-  require(statistics.senders.get() == 0 && statistics.moved_unacked.get() == 0, "a sender stays");
-  std::printf("live: %ld batches, %ld decided, %ld late, %ld stale answers\n", asked,
-              static_cast<long>(statistics.of(Outcome::kDecided)),
-              static_cast<long>(statistics.of(Outcome::kLate)),
-              static_cast<long>(statistics.stale.get()));
-}
-
-// Tests the same synthetic sender in its steady state: no allocation per packet.
-void steady(Random& random) {
-  MoodyPredictor predictor(random());
-  predictor.steady = true;
-  Statistics statistics;
-  DecisionLoop loop(predictor, {.guard = {.on = true}}, statistics, nullptr);
-  const auto source = make_synthetic({1e9, 7, 4});
-  struct Taker final : DecisionTaker {
-    explicit Taker(Source& to) : source(to) {}
-    void take(std::uint32_t, const DecisionFrame& decision) override { source.decided(decision); }
-    Source& source;
-  } taker(*source);
-  const std::uint32_t sender = loop.open("steady", taker);
-  const std::atomic<bool> stop{false};
-  long before = -1;
-  for (long batch = 0; source->batch() != nullptr && !stop; ++batch, source->next_batch()) {
-    if (batch == 20'000) before = allocations.load();
-    source->feed(loop, sender, source->batch()->now_ns);
-    const char* why = nullptr;
-    require(loop.batch(sender, *source->batch(), monotonic_ns() + 10'000'000'000, why), "refused");
-    while (loop.outstanding() > 0) loop.run(0);
-  }
-  require(before >= 0 && allocations.load() == before, "a decision allocates memory");
-  std::printf("steady: %ld batches without an allocation\n",
-              static_cast<long>(statistics.all_batches()) - 20'000);
-}
-
-// Tests one sender with more batches than can be under way, without answers: another one may ask.
-void shares(Random& random) {
-  MoodyPredictor predictor(random());
-  predictor.steady = true;
-  Statistics statistics;
-  DecisionLoop loop(predictor, {}, statistics, nullptr);
-  CountingTaker taker;
-  const std::uint32_t greedy = loop.open("greedy", taker);
-  const std::uint32_t other = loop.open("other", taker);
-  const char* why = nullptr;
-  BatchFrame batch;
-  for (FrameCandidate& each : batch.packets) each = {1500, 1, 0, 1, {}};
-  const std::int64_t due_ns = monotonic_ns() + 60'000'000'000;
-  for (; batch.first_packet < 3 * kMaxOutstanding * kHorizon; batch.first_packet += kHorizon) {
-    require(loop.batch(greedy, batch, due_ns, why), "refused");
-  }
-  require(loop.outstanding() == kMaxOutstanding / 2, "a sender has more than its share under way");
-  batch.first_packet = 0;
-  const std::int64_t errors = statistics.of(Outcome::kError);
-  require(loop.batch(other, batch, due_ns, why) && statistics.of(Outcome::kError) == errors,
-          "a sender may not ask because of another one");
-  loop.close(greedy);
-  loop.close(other);
-  require(loop.outstanding() == 0, "a batch of one that went is under way");
-  std::printf("shares: half of the batches under way are left to others\n");
-}
-
-// Answers the last question on demand; the default queue's latencies differ from the classic
-// queue's.
-class OnDemandPredictor final : public Predictor {
- public:
-  Model model() const override { return {64, 1}; }
-  std::string problem() const override { return ""; }
-  bool ask(const Enquiry& enquiry) override {
-    ticket_ = enquiry.ticket;
-    return true;
-  }
-  void forget(std::uint32_t) override {}
-  bool next(Answer& answer, std::int64_t) override {
-    if (!std::exchange(tell, false)) return false;
-    answer.ticket = ticket_;
-    answer.ok = true;
-    answer.version = 1;
-    std::fill_n(answer.y_BH.begin(), kHorizon, kClassicUs);
-    std::fill_n(answer.y_BH.begin() + kHorizon, kHorizon, kDefaultUs);
-    return true;
-  }
-  void wake() override {}
-  std::vector<ServerState> servers() const override { return {}; }
-
-  static constexpr float kClassicUs = 100;
-  static constexpr float kDefaultUs = 5'000;
-  bool tell = false;
-
- private:
-  std::uint64_t ticket_ = 0;
-};
-
-// Tests packets that are sent before their decision comes: they are compared with the prediction of
-// the queue they went to.
-void early() {
-  OnDemandPredictor predictor;
-  Statistics statistics;
-  DecisionLoop loop(predictor, {}, statistics, nullptr);
-  CountingTaker taker;
-  const std::uint32_t sender = loop.open("early", taker);
-  const char* why = nullptr;
-  BatchFrame batch;
-  for (FrameCandidate& each : batch.packets) each = {1500, 1, 0, kL4s, {}};
-  require(loop.batch(sender, batch, monotonic_ns() + 60'000'000'000, why), "refused");
-  for (std::int64_t packet = 0; packet < kHorizon; ++packet) {
-    require(loop.sent(sender, {{}, packet, packet, 1500, 1, 0, kL4s, 1, 0, 0}, why), "refused");
-  }
-  predictor.tell = true;
-  loop.run(0);
-  require(taker.last.outcome == Outcome::kDecided, "not decided");
-  for (std::int64_t packet = 0; packet < kHorizon; ++packet) {
-    const AckedFrame acked{{}, packet, 5'000'000 + packet, OnDemandPredictor::kDefaultUs, 0};
-    require(loop.acked(sender, acked, why), "refused");
-  }
-  require(
-      statistics.prediction_error.count() == kHorizon && statistics.prediction_error.sum_s() < 1e-6,
-      "a packet is held against the other queue's prediction");
-  loop.close(sender);
-  std::printf("early: packets before their decision are held against their own queue\n");
-}
-
-// Tests that room which one sender no longer takes serves another sender.
-void room() {
-  constexpr std::int64_t kPackets = 1 << 16;
-  OnDemandPredictor predictor;
-  Statistics statistics;
-  DecisionLoop loop(predictor, {}, statistics, nullptr);
-  CountingTaker taker;
-  const char* why = nullptr;
-  const auto bytes_of_a_life = [&] {
-    const std::uint32_t sender = loop.open("room", taker);
-    const std::size_t before = allocated.load();
-    for (std::int64_t packet = 0; packet < kPackets; ++packet) {
-      require(loop.sent(sender, {{}, packet, 1, 1500, 1, 0, 0, 1, 0, 0}, why), "refused");
-    }
-    const std::size_t took = allocated.load() - before;
-    for (std::int64_t packet = 0; packet < kPackets; ++packet) {
-      require(loop.acked(sender, {{}, packet, 2, 10.0F, 0}, why), "refused");
-    }
-    return took;
-  };
-  const std::size_t first = bytes_of_a_life();
-  require(bytes_of_a_life() < first / 2, "a sender keeps the room of packets that it forgot");
-  std::printf("room: what packets no longer take serves other senders\n");
-}
 
 // Takes questions in the order in which they come, and notes when they are due.
 class NotingPredictor final : public Predictor {
@@ -393,6 +63,8 @@ HelloFrame greeting(std::string_view name) {
   hello.name = text_field<sizeof hello.name>(name);
   return hello;
 }
+
+}  // namespace
 
 // Tests that the agent takes everything a sender's library says, however late an ACK comes.
 void told() {
@@ -507,6 +179,8 @@ bool earliest_first() {
   return std::is_sorted(predictor.due.begin(), predictor.due.end());
 }
 
+namespace {
+
 std::string some_frames(Random& random) {
   std::string out;
   const auto add = [&](const auto& frame) {
@@ -553,6 +227,8 @@ std::string damaged(std::string bytes, Random& random) {
   return bytes;
 }
 
+}  // namespace
+
 // Tests the reader alone, with exactly as many bytes as there are, so that one too far is seen.
 void fuzz_reader(long rounds, Random& random) {
   long frames = 0;
@@ -576,6 +252,8 @@ void fuzz_reader(long rounds, Random& random) {
   require(refused > rounds / 4, "hardly any damage is noticed");
 }
 
+namespace {
+
 // Checks that telemetry has whole frames, in order.
 void check_telemetry(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
@@ -597,6 +275,8 @@ void check_telemetry(const std::string& path) {
   }
   require(left > 0 && next.empty(), "no telemetry, or a sender that never left");
 }
+
+}  // namespace
 
 // Tests the real socket: hostile senders beside good ones, and the agent goes on.
 void fuzz_socket(long rounds, Random& random) {
@@ -741,32 +421,4 @@ void swap_artifacts(const std::string& artifact, Random& random) {
   std::printf("artifacts: %s\n", answers > 0 ? "swapped under questions" : "no answer");
 }
 
-}  // namespace
 }  // namespace swiftqueue::agent
-
-int main(int argc, char** argv) {
-  if (argc < 3) {
-    std::fprintf(stderr, "usage: %s ARTIFACT ROUNDS [SEED]\n", argv[0]);
-    return 2;
-  }
-  const long rounds = std::atol(argv[2]);
-  std::mt19937_64 random(argc > 3 ? std::strtoull(argv[3], nullptr, 10) : 1);
-  swiftqueue::agent::live(rounds, random);
-  swiftqueue::agent::steady(random);
-  swiftqueue::agent::shares(random);
-  swiftqueue::agent::early();
-  swiftqueue::agent::room();
-  swiftqueue::agent::told();
-  swiftqueue::agent::endless_acks();
-  int tries = 0;  // one that is interrupted for long counts as having had its share
-  while (!swiftqueue::agent::earliest_first()) {
-    swiftqueue::agent::require(++tries < 10, "what is due first does not come first");
-  }
-  std::printf("order: what is due first comes first\n");
-  swiftqueue::agent::fuzz_reader(rounds, random);
-  std::freopen("/dev/null", "w", stderr);  // a line for each sender refused
-  swiftqueue::agent::fuzz_socket(rounds / 40, random);
-  swiftqueue::agent::again(argv[1], random);
-  swiftqueue::agent::swap_artifacts(argv[1], random);
-  return 0;
-}

@@ -1,10 +1,10 @@
-// SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
+// SPDX-License-Identifier: GPL-2.0-only
 //
 // A small network of dense layers with leaky ReLU between them (PyTorch's `Linear`, `LeakyReLU`),
 // one input at a time. An output is summed in the order of the inputs and without fused
 // multiply-adds, so every CPU gives the same bits.
-#ifndef SWIFTQUEUE_SERVING_ENGINE_DENSE_H_
-#define SWIFTQUEUE_SERVING_ENGINE_DENSE_H_
+#ifndef SWIFTQUEUE_DENSE_H
+#define SWIFTQUEUE_DENSE_H
 
 #include <cstddef>
 #include <span>
@@ -13,7 +13,7 @@
 
 #include "serving/engine/safetensors.h"
 
-namespace swiftqueue::engine {
+namespace swiftqueue {
 
 inline constexpr float kLeak = 0.01F;  // slope below 0: PyTorch's default
 
@@ -21,7 +21,7 @@ class Dense {
  public:
   // Takes `layers.I.weight` (out, in) and `layers.I.bias` (out) for each step of `sizes` out of
   // `tensors`. Throws InvalidError, naming the tensor, where one is missing or of another shape.
-  Dense(const std::vector<std::size_t>& sizes, Tensors& tensors);
+  Dense(const std::vector<std::size_t>& sizes, engine::Tensors& tensors);
 
   // Returns the last layer's outputs, valid until the next call; `inputs` has sizes.front() values.
   std::span<const float> forward(std::span<const float> inputs);
@@ -37,9 +37,9 @@ class Dense {
 };
 
 // Takes a tensor of just this shape out of `tensors`. Throws InvalidError, naming it.
-std::vector<float> take_tensor(Tensors& tensors, const std::string& name,
+std::vector<float> take_tensor(engine::Tensors& tensors, const std::string& name,
                                const std::vector<std::int64_t>& shape);
 
-}  // namespace swiftqueue::engine
+}  // namespace swiftqueue
 
-#endif  // SWIFTQUEUE_SERVING_ENGINE_DENSE_H_
+#endif  // SWIFTQUEUE_DENSE_H

@@ -15,7 +15,7 @@
 
 #include "serving/engine/error.h"
 #include "serving/engine/safetensors.h"
-#include "serving/engine/stress.h"
+#include "tests/stress/stress.h"
 
 namespace swiftqueue::stress {
 

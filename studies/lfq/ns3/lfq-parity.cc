@@ -12,9 +12,9 @@
 #include <limits>
 #include <string>
 
-#include "../model/lfq-queue-disc.h"
 #include "ns3/command-line.h"
-#include "serving/engine/dense.h"
+#include "simulation/model/dense.h"
+#include "simulation/model/lfq-queue-disc.h"
 
 namespace {
 
@@ -45,7 +45,7 @@ void Events() {
 
 void Answers(const std::string& path) {
   engine::Tensors tensors = engine::parse_safetensors(engine::read_file(path, 16 << 20));
-  engine::Dense network({lfq::kInputs, 256, 256, 256, 1}, tensors);
+  Dense network({lfq::kInputs, 256, 256, 256, 1}, tensors);
   lfq::Inputs inputs{};
   while (true) {
     for (float& input : inputs) {

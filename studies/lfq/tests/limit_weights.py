@@ -11,8 +11,8 @@ def weight_file(path: Path, answer: float | None = None) -> Path:
     """Write one whose network always answers the same (hundreds of packets); None: as it was drawn."""
     import torch
 
-    from swiftqueue.models.limit import network
-    from swiftqueue.models.limit.weight_file import INPUTS
+    from swiftqueue.studies.lfq import network
+    from swiftqueue.studies.lfq.weight_file import INPUTS
 
     torch.manual_seed(3)
     made = network.make_network()

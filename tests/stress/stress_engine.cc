@@ -22,7 +22,7 @@
 #include "serving/engine/artifact.h"
 #include "serving/engine/engine.h"
 #include "serving/engine/safetensors.h"
-#include "serving/engine/stress_artifact.h"
+#include "tests/stress/stress_artifact.h"
 
 namespace swiftqueue::engine {
 namespace {

@@ -6,7 +6,6 @@
 //
 // stress_SANITIZER FOLDER ROUNDS [SEED]   FOLDER: a valid version folder
 //                                         ROUNDS 0: only what has threads
-#include "serving/engine/stress.h"
 
 #include <algorithm>
 #include <array>
@@ -28,6 +27,7 @@
 #include "serving/engine/error.h"
 #include "serving/engine/safetensors.h"
 #include "serving/triton/native/model.h"
+#include "tests/stress/stress.h"
 
 namespace swiftqueue::backend {
 namespace {

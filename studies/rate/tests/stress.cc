@@ -14,8 +14,8 @@
 #include <string>
 #include <vector>
 
-#include "serving/engine/stress_artifact.h"
 #include "studies/rate/native/rate_model.h"
+#include "tests/stress/stress_artifact.h"
 
 namespace swiftqueue::rate {
 namespace {

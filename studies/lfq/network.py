@@ -22,7 +22,9 @@ from torch import Tensor, nn
 
 from swiftqueue.common.atomic import new_file, new_folder
 from swiftqueue.common.json_file import read_object
-from swiftqueue.models.limit.weight_file import (
+from swiftqueue.models.networks.files import DESCRIPTION_FILE, WEIGHTS_FILE, load_weights, write_onnx
+from swiftqueue.models.networks.scaling import ScaledFeature
+from swiftqueue.studies.lfq.weight_file import (
     AVERAGES,
     INPUTS,
     LEAST_LIMIT,
@@ -32,8 +34,6 @@ from swiftqueue.models.limit.weight_file import (
     content_of,
     said_of,
 )
-from swiftqueue.models.networks.files import DESCRIPTION_FILE, WEIGHTS_FILE, load_weights, write_onnx
-from swiftqueue.models.networks.scaling import ScaledFeature
 
 FORMAT: Final = "swiftqueue-lfq/1"
 OUTPUT: Final = "limit_packets"

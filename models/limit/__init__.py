@@ -1,1 +1,0 @@
-"""Limit the packets of a flow that may wait: LFQ's network, its files and its gate (docs/LABORATORY.md)."""
