@@ -223,24 +223,26 @@ bool TritonPredictor::pop(Answer& answer) {
 
 // Takes an event, waiting until `until_ns` or until servers need a look; false: none.
 bool TritonPredictor::wait(std::int64_t now, std::int64_t until_ns) {
-  const std::int64_t tend_ns = tended_ns_ + kTendNs;
+  const std::int64_t end_ns = std::min(until_ns, tended_ns_ + kTendNs);
   gpr_timespec deadline = gpr_time_0(GPR_CLOCK_MONOTONIC);
-  if (tend_ns <= until_ns) {
-    deadline = gpr_time_from_nanos(tend_ns, GPR_CLOCK_MONOTONIC);
-  } else if (until_ns - now > kNearNs) {
-    timer_->set(until_ns);
-    deadline = gpr_time_from_nanos(until_ns + kGrpcTickNs, GPR_CLOCK_MONOTONIC);
+  if (end_ns - now > kNearNs) {
+    timer_->set(end_ns);
+    deadline = gpr_time_from_nanos(end_ns + kGrpcTickNs, GPR_CLOCK_MONOTONIC);
   }
   void* tag = nullptr;
   bool ok = false;
-  if (queue_.AsyncNext(&tag, &ok, deadline) != grpc::CompletionQueue::GOT_EVENT) return false;
-  if (kick_.is(tag)) {
+  while (queue_.AsyncNext(&tag, &ok, deadline) == grpc::CompletionQueue::GOT_EVENT) {
+    if (!kick_.is(tag)) {
+      const Tag event = *static_cast<const Tag*>(tag);  // the call may go with its last event
+      event.server->handle(event, ok, monotonic_ns());
+      return true;
+    }
     kick_.taken();
-    return monotonic_ns() < until_ns;  // the timer's event means that the time is up
+    if (monotonic_ns() < end_ns) return true;  // `wake` was called
+    // The time is up. Answers may have come as well, while this thread had no core.
+    deadline = gpr_time_0(GPR_CLOCK_MONOTONIC);
   }
-  const Tag event = *static_cast<const Tag*>(tag);  // the call may go with its last event
-  event.server->handle(event, ok, monotonic_ns());
-  return true;
+  return false;
 }
 
 void TritonPredictor::tend(std::int64_t now) {

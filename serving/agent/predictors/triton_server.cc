@@ -48,7 +48,7 @@ constexpr std::int64_t kProbeMs = 1'000;  // longest time of a probe
 constexpr int kLateInARow = 8;            // late answers after which a server counts as slow
 constexpr std::int64_t kSmooth = 64;      // answers over which times are averaged
 constexpr std::int64_t kTryNs = 20 * kMs;
-constexpr std::int64_t kTogetherShare = 8;  // a request may take this part of the time left
+constexpr std::int64_t kTogetherShare = 2;  // a request may take this part of the time left
 constexpr std::int64_t kFirstRestNs = 1'000 * kMs;
 constexpr std::int64_t kLastRestNs = 60'000 * kMs;
 constexpr std::size_t kMostEnded = 64;
@@ -172,7 +172,7 @@ std::int64_t TritonServer::least_ns(std::int64_t now_ns) const {
 
 int TritonServer::batch_limit(std::int64_t left_ns) const {
   const std::int64_t alternatives =
-      left_ns / kTogetherShare / std::max<std::int64_t>(alternative_ns_, 1);
+      left_ns / kTogetherShare / std::max<std::int64_t>(alternative_ns(), 1);
   return static_cast<int>(std::clamp<std::int64_t>(alternatives, kMaxAlternatives, max_batch_));
 }
 
@@ -345,7 +345,8 @@ void TritonServer::take_answer(std::int64_t now_ns) {
   const std::int64_t took_ns = now_ns - request->sent_ns;
   // The server computes one request after the other.
   const std::int64_t busy_ns = now_ns - std::max(request->sent_ns, answered_ns_);
-  alternative_ns_ += (busy_ns / request->alternatives() - alternative_ns_) / kSmooth;
+  busy_ns_ += static_cast<double>(busy_ns) - busy_ns_ / kSmooth;
+  asked_ += request->alternatives() - asked_ / kSmooth;
   request->answer(response.infer_response(), index_, outcomes_.answers);
   pool_.give_back(std::move(request));
   const Answer& last = outcomes_.answers.back();

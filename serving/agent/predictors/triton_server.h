@@ -94,8 +94,10 @@ class TritonServer {
   // Returns the least recent time of an answer: a question with less time left is not asked, since
   // it would make others late, too. 0 if it is unknown.
   std::int64_t least_ns(std::int64_t now_ns) const;
-  // Returns the recent time of an alternative at the server.
-  std::int64_t alternative_ns() const { return alternative_ns_; }
+  // Returns the recent time of an alternative at the server, as a share of its request's.
+  std::int64_t alternative_ns() const {
+    return static_cast<std::int64_t>(busy_ns_ / std::max(asked_, 1.0));
+  }
   // Returns how many alternatives to send together with `left_ns` to go: they are answered
   // together.
   int batch_limit(std::int64_t left_ns) const;
@@ -165,7 +167,10 @@ class TritonServer {
   std::int64_t refusals_ = 0;
   std::int64_t answered_ns_ = -1;  // time of the stream's last good answer
   std::int64_t least_ns_ = 0;      // from sending to an answer in time: falls at once, rises slowly
-  std::int64_t alternative_ns_ = 0;
+  // Recent time that the server took for requests, and the alternatives in them: fading sums, so
+  // that a large request counts for more, as it tells more of what another alternative costs.
+  double busy_ns_ = 0;
+  double asked_ = 0;
   std::int64_t trouble_ns_ = 0;      // time of the last trouble
   std::int64_t proven_ns_ = -1;      // start of the last inference that was asked to prove it
   std::int64_t late_since_ns_ = -1;  // first deadline missed since the last one met
