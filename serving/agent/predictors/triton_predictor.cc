@@ -31,6 +31,7 @@ constexpr std::int64_t kGrpcTickNs = 1'000'000;
 constexpr std::int64_t kTendNs = 10'000'000;          // servers are looked after this often
 constexpr std::int64_t kLastStallNs = 1'000'000'000;  // then the only server is given up, too
 constexpr std::int64_t kPollNs = 200'000;             // between polls while no answer is due
+constexpr std::int64_t kRoomTimes = 3;  // a question is not held with less time left than this
 constexpr std::int64_t kNearNs = 20'000;  // shorter waits than this poll: no timer is as fast
 
 // Ends a wait on the completion queue, from any thread.
@@ -105,6 +106,7 @@ class TritonPredictor : public Predictor {
   void route(std::int64_t now);
   void put_back(std::unique_ptr<Request> request);
   bool all_in_time(std::int64_t first_ns) const;
+  std::int64_t held_until_ns() const;
   void choose_server(std::int64_t now);
   void give_up_stalled(std::int64_t now);
   bool others(const TritonServer* server) const;
@@ -182,11 +184,8 @@ bool TritonPredictor::ask(const Enquiry& enquiry) {
   if (!joins) waiting_.push_back(pool_.take(enquiry.sender, enquiry.rows));
   (joins ? **last : *waiting_.back())
       .add({enquiry.ticket, enquiry.rows.next(), enquiry.alternatives, deadline_ns}, enquiry.x_QF);
-  if (active_->room()) {
-    route(now);
-  } else {
-    active_->await(deadline_ns);
-  }
+  if (active_->room()) route(now);
+  if (active_ != nullptr && !waiting_.empty()) active_->await(deadline_ns);
   return true;
 }
 
@@ -203,7 +202,7 @@ bool TritonPredictor::next(Answer& answer, std::int64_t until_ns) {
     if (pop(answer)) return true;
     if (woken_.exchange(false)) return false;
     if (now - tended_ns_ >= kTendNs) tend(now);
-    const bool idle = active_ == nullptr || active_->idle();
+    const bool idle = active_ == nullptr || (active_->idle() && waiting_.empty());
     if (now >= until_ns && idle && now - polled_ns_ < kPollNs) return false;
     polled_ns_ = now;
     const bool event = wait(now, until_ns);
@@ -223,7 +222,10 @@ bool TritonPredictor::pop(Answer& answer) {
 
 // Takes an event, waiting until `until_ns` or until servers need a look; false: none.
 bool TritonPredictor::wait(std::int64_t now, std::int64_t until_ns) {
-  const std::int64_t end_ns = std::min(until_ns, tended_ns_ + kTendNs);
+  std::int64_t end_ns = std::min(until_ns, tended_ns_ + kTendNs);
+  if (!waiting_.empty() && active_ != nullptr && active_->room()) {
+    end_ns = std::min(end_ns, held_until_ns());
+  }
   gpr_timespec deadline = gpr_time_0(GPR_CLOCK_MONOTONIC);
   if (end_ns - now > kNearNs) {
     timer_->set(end_ns);
@@ -267,6 +269,7 @@ void TritonPredictor::route(std::int64_t now) {
     waiting_.pop_front();
   }
   while (!waiting_.empty() && (active_ == nullptr || active_->room())) {
+    if (active_ != nullptr && held_until_ns() > now) return;
     const bool in_order = active_ != nullptr && all_in_time(earliest_ns);
     std::unique_ptr<Request> request = std::move(in_order ? waiting_.front() : waiting_.back());
     in_order ? waiting_.pop_front() : waiting_.pop_back();
@@ -300,6 +303,16 @@ bool TritonPredictor::all_in_time(std::int64_t first_ns) const {
     first_ns += request->alternatives() * active_->alternative_ns();
     return in_time;
   });
+}
+
+// Returns until when the waiting questions wait for others to travel with.
+std::int64_t TritonPredictor::held_until_ns() const {
+  std::int64_t until_ns = active_->hold_until_ns();
+  for (const auto& request : waiting_) {
+    if (request->alone || request->resent) return 0;
+    until_ns = std::min(until_ns, request->first_deadline_ns() - kRoomTimes * active_->took_ns());
+  }
+  return until_ns;
 }
 
 void TritonPredictor::choose_server(std::int64_t now) {

@@ -47,6 +47,8 @@ constexpr std::int64_t kProbePauseNs = 1'000 * kMs;
 constexpr std::int64_t kProbeMs = 1'000;  // longest time of a probe
 constexpr int kLateInARow = 8;            // late answers after which a server counts as slow
 constexpr std::int64_t kSmooth = 64;      // answers over which times are averaged
+constexpr std::int64_t kSmoothTook = 8;
+constexpr std::int64_t kMostSlower = 4;  // that counts of a request's time, beside the others'
 constexpr std::int64_t kTryNs = 20 * kMs;
 constexpr std::int64_t kTogetherShare = 2;  // a request may take this part of the time left
 constexpr std::int64_t kFirstRestNs = 1'000 * kMs;
@@ -240,7 +242,7 @@ void TritonServer::write(std::unique_ptr<Request> request) {
   ++sent_;
   const inference::ModelInferRequest& message = request->message();
   if (in_flight_.empty()) awaited_ns_ = kNobody;  // no answer was owed
-  request->sent_ns = monotonic_ns();
+  request->sent_ns = written_ns_ = monotonic_ns();
   in_flight_.push_back(std::move(request));
   writing_ = true;
   ++call_->events;
@@ -345,7 +347,10 @@ void TritonServer::take_answer(std::int64_t now_ns) {
   const std::int64_t took_ns = now_ns - request->sent_ns;
   // The server computes one request after the other.
   const std::int64_t busy_ns = now_ns - std::max(request->sent_ns, answered_ns_);
-  busy_ns_ += static_cast<double>(busy_ns) - busy_ns_ / kSmooth;
+  // A pause of a machine says little about the next request.
+  const std::int64_t most_ns = took_ns_ == 0 ? took_ns : kMostSlower * took_ns_;
+  took_ns_ += (std::min(took_ns, most_ns) - took_ns_) / (took_ns_ == 0 ? 1 : kSmoothTook);
+  busy_ns_ += static_cast<double>(std::min(busy_ns, most_ns)) - busy_ns_ / kSmooth;
   asked_ += request->alternatives() - asked_ / kSmooth;
   request->answer(response.infer_response(), index_, outcomes_.answers);
   pool_.give_back(std::move(request));

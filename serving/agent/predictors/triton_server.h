@@ -73,6 +73,11 @@ class TritonServer {
   bool room() const {
     return open_ && !writing_ && in_flight_.size() < kMaxInFlight && !settling();
   }
+  // Returns until when questions wait for others to travel with. Requests follow each other at
+  // 1.5 times what one takes: a request costs several times what a question in it does.
+  std::int64_t hold_until_ns() const { return written_ns_ + kPaceQuarters * took_ns_ / 4; }
+  // Returns the recent time from sending a request to its answer.
+  std::int64_t took_ns() const { return took_ns_; }
   // Sends the questions of a request that can be asked here; the others get no answer.
   void send(std::unique_ptr<Request> request);
   // Forgets a sender, and ends its session.
@@ -105,6 +110,7 @@ class TritonServer {
   ServerState state() const;
 
  private:
+  static constexpr std::int64_t kPaceQuarters = 6;
   static constexpr std::int64_t kNobody = std::numeric_limits<std::int64_t>::max();
 
   bool settling() const;
@@ -166,6 +172,8 @@ class TritonServer {
   std::string refusal_;  // why the model there cannot be used; empty if it can
   std::int64_t refusals_ = 0;
   std::int64_t answered_ns_ = -1;  // time of the stream's last good answer
+  std::int64_t written_ns_ = 0;    // time of the last request
+  std::int64_t took_ns_ = 0;       // recent time from sending to an answer
   std::int64_t least_ns_ = 0;      // from sending to an answer in time: falls at once, rises slowly
   // Recent time that the server took for requests, and the alternatives in them: fading sums, so
   // that a large request counts for more, as it tells more of what another alternative costs.
