@@ -12,6 +12,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <deque>
+#include <limits>
 #include <mutex>
 #include <optional>
 #include <stdexcept>
@@ -104,6 +105,7 @@ class TritonPredictor : public Predictor {
   bool wait(std::int64_t now, std::int64_t until_ns);
   void tend(std::int64_t now);
   void route(std::int64_t now);
+  void gather(bool in_order, std::int64_t now, std::int64_t earliest_ns);
   void put_back(std::unique_ptr<Request> request);
   bool all_in_time(std::int64_t first_ns) const;
   std::int64_t held_until_ns() const;
@@ -120,6 +122,7 @@ class TritonPredictor : public Predictor {
   TritonServer* active_ = nullptr;
   const TritonServer* last_ = nullptr;  // the server used before, among `servers_`
   std::deque<std::unique_ptr<Request>> waiting_;
+  std::vector<std::unique_ptr<Request>> leaving_;  // those that `gather` took
   std::int64_t tended_ns_ = 0;
   std::int64_t polled_ns_ = 0;
   std::atomic<bool> woken_{false};
@@ -128,7 +131,7 @@ class TritonPredictor : public Predictor {
   std::optional<Timer> timer_{std::in_place, kick_};
 };
 
-TritonPredictor::TritonPredictor(const TritonOptions& options) : pool_(options.model) {
+TritonPredictor::TritonPredictor(const TritonOptions& options) {
   if (options.servers.empty()) throw std::invalid_argument("no server is named");
   const auto credentials = make_credentials(options);
   for (const std::string& name : options.servers) {
@@ -270,16 +273,41 @@ void TritonPredictor::route(std::int64_t now) {
   }
   while (!waiting_.empty() && (active_ == nullptr || active_->room())) {
     if (active_ != nullptr && held_until_ns() > now) return;
-    const bool in_order = active_ != nullptr && all_in_time(earliest_ns);
+    gather(active_ != nullptr && all_in_time(earliest_ns), now, earliest_ns);
+    if (active_ != nullptr) {
+      active_->send(leaving_);
+      continue;
+    }
+    for (std::unique_ptr<Request>& request : leaving_) {
+      request->fail(problem(), 0, outcomes_.answers);
+      pool_.give_back(std::move(request));
+    }
+    leaving_.clear();
+  }
+}
+
+// Takes the requests that travel next out of the waiting ones: as many as can be answered in time
+// together, one of a question that was refused among others.
+void TritonPredictor::gather(bool in_order, std::int64_t now, std::int64_t earliest_ns) {
+  int alternatives = 0;
+  std::int64_t first_ns = std::numeric_limits<std::int64_t>::max();
+  while (!waiting_.empty()) {
+    const Request& next = in_order ? *waiting_.front() : *waiting_.back();
+    first_ns = std::min(first_ns, next.first_deadline_ns());
+    if (!leaving_.empty() &&
+        (next.alone || leaving_.back()->alone || active_ == nullptr || !active_->several() ||
+         alternatives + next.alternatives() > active_->batch_limit(first_ns - now))) {
+      return;
+    }
     std::unique_ptr<Request> request = std::move(in_order ? waiting_.front() : waiting_.back());
     in_order ? waiting_.pop_front() : waiting_.pop_back();
     request->drop_expired(earliest_ns);
-    if (!request->empty() && active_ != nullptr) {
-      active_->send(std::move(request));
-      continue;
+    if (request->empty()) {
+      pool_.give_back(std::move(request));
+    } else {
+      alternatives += request->alternatives();
+      leaving_.push_back(std::move(request));
     }
-    if (!request->empty()) request->fail(problem(), 0, outcomes_.answers);
-    pool_.give_back(std::move(request));
   }
 }
 

@@ -78,8 +78,11 @@ class TritonServer {
   std::int64_t hold_until_ns() const { return written_ns_ + kPaceQuarters * took_ns_ / 4; }
   // Returns the recent time from sending a request to its answer.
   std::int64_t took_ns() const { return took_ns_; }
-  // Sends the questions of a request that can be asked here; the others get no answer.
-  void send(std::unique_ptr<Request> request);
+  // Sends, in one message, the questions of requests that can be asked here; the others get no
+  // answer. Requests that find no room in it are returned. `requests` is empty afterwards.
+  void send(std::vector<std::unique_ptr<Request>>& requests);
+  // Returns whether requests of several senders may travel together.
+  bool several() const { return several_; }
   // Forgets a sender, and ends its session.
   void forget(std::uint32_t sender);
   // Notes that a question waits for room here: silence meanwhile counts against the server, too.
@@ -117,11 +120,14 @@ class TritonServer {
   void connect();
   void open();
   void take_answer(std::int64_t now_ns);
-  void refuse(std::unique_ptr<Request> request, const std::string& error);
+  void take_parts(Parcel& parcel, std::int64_t now_ns);
+  void refuse(Parcel& parcel, const std::string& error);
   void resend(std::unique_ptr<Request> request, std::int64_t wanted);
   void lost_session(const Request& request, int reach);
   void end_sessions();
-  void write(std::unique_ptr<Request> request);
+  std::unique_ptr<Parcel> take_parcel();
+  void give_back(std::unique_ptr<Parcel> parcel);
+  void write(std::unique_ptr<Parcel> parcel);
   void complain(const std::string& line);
   void lose(const std::string& why, std::int64_t now_ns);
   void trouble(const std::string& why, std::int64_t now_ns);
@@ -130,7 +136,7 @@ class TritonServer {
   void infer_done(const Probe& probe, std::int64_t now_ns);
   void end_probe(const std::string& problem, bool model_gone, std::int64_t now_ns);
   void drop_probe();
-  std::unique_ptr<Request> padding_question();
+  std::unique_ptr<Parcel> padding_question();
 
   const std::string name_;
   const int index_;
@@ -146,7 +152,8 @@ class TritonServer {
   std::unique_ptr<Call> call_;  // the open or opening stream
   bool open_ = false;
   bool writing_ = false;
-  std::vector<std::unique_ptr<Request>> in_flight_;  // in the order sent
+  std::vector<std::unique_ptr<Parcel>> in_flight_;  // in the order sent
+  std::vector<std::unique_ptr<Parcel>> free_;       // not in use
   std::uint64_t sent_ = 0;
   std::int64_t awaited_ns_ = kNobody;  // first deadline of the questions that wait for room
   std::int64_t reopen_ns_ = 0;
@@ -163,6 +170,7 @@ class TritonServer {
   Model model_;
   int max_batch_ = 0;      // most alternatives of a request to the model
   bool sessions_ = false;  // whether the model keeps sessions
+  bool several_ = false;
   std::unordered_map<std::uint32_t, ServerSession> session_of_;  // by sender
   std::vector<ServerSession> ended_;  // those that the server has not been told of
   std::int64_t resends_ = 0;
