@@ -33,8 +33,8 @@ instance_group [ {{ count: 1 kind: {kind} }} ]
 parameters {{ key: "schema_hash" value {{ string_value: "{schema_hash}" }} }}
 parameters {{ key: "content_sha256" value {{ string_value: "{content}" }} }}
 """
-# A request has either a window, and whoever asks needs no state here, or what a sender adds to its session
-# (docs/explanation/serving.md).
+# A request has either a window, and whoever asks needs no state here, or what senders add to their sessions
+# (docs/explanation/serving.md). The first parameter says that those of several may travel in one request.
 _SESSIONS: Final = """\
 input [
   {{ name: "session" data_type: TYPE_INT64 dims: [ -1 ] optional: true }},
@@ -42,6 +42,7 @@ input [
   {{ name: "queries" data_type: TYPE_FP32 dims: [ -1, {features} ] optional: true }}
 ]
 output [ {{ name: "resend" data_type: TYPE_INT64 dims: [ 1 ] }} ]
+parameters {{ key: "sessions_together" value {{ string_value: "yes" }} }}
 parameters {{ key: "sessions" value {{ string_value: "{sessions}" }} }}
 parameters {{ key: "session_mib" value {{ string_value: "{mib}" }} }}
 parameters {{ key: "session_idle_s" value {{ string_value: "{idle_s}" }} }}

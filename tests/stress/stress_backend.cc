@@ -221,7 +221,7 @@ void hostile_messages(const std::string& folder, long rounds, Random& random) {
         sender.sent = 0;
         continue;
       }
-      if (reply.resend >= 0) {
+      if (reply.resend[0] >= 0) {
         require(reply.y_BH.empty(), "an answer of a session that lacks events");
         sender.sent = 0;
         ++resent;
@@ -272,8 +272,8 @@ void shared_sessions(const std::string& folder, long rounds) {
         header[0] = message.start ? 0 : static_cast<std::int64_t>(16 * below(random, 3));
         message.header = {header_shape, {{header.data(), sizeof header}}};
         const SessionReply reply = worker.converse(message);
-        require(reply.resend >= 0 || std::isfinite(reply.y_BH[0]), "no latency");
-        answered += reply.resend < 0 ? 1 : 0;
+        require(reply.resend[0] >= 0 || std::isfinite(reply.y_BH[0]), "no latency");
+        answered += reply.resend[0] < 0 ? 1 : 0;
       }
     });
   }

@@ -2,6 +2,7 @@
 #include "serving/agent/predictors/local_predictor.h"
 
 #include <poll.h>
+#include <sched.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
 
@@ -11,6 +12,8 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstdio>
+#include <limits>
+#include <memory>
 #include <mutex>
 #include <stdexcept>
 #include <thread>
@@ -19,6 +22,7 @@
 
 #include "serving/agent/io/clock.h"
 #include "serving/agent/predictors/artifact_folder.h"
+#include "serving/agent/predictors/second_engine.h"
 #include "serving/agent/predictors/up_to_date.h"
 #include "serving/agent/predictors/usable_model.h"
 #include "serving/engine/artifact.h"
@@ -31,8 +35,21 @@ using engine::Artifact;
 using engine::Engine;
 
 constexpr std::int64_t kSmooth = 8;  // questions over which the time of one is averaged
+constexpr std::int64_t kMostSlower = 3;  // that counts of a question's time, beside the others'
+constexpr std::int64_t kLeastNs = 20'000;
 constexpr std::int64_t kTryNs = 20'000'000;
 constexpr std::int64_t kSpinNs = 60'000;  // a sleep may end this much too late
+constexpr std::int64_t kWatchNs = 100'000;  // longest look at the second engine without sleeping
+// A sender that has had so much more of the time than another one waits until that has caught up.
+constexpr std::int64_t kAheadNs = 500'000;
+constexpr std::int64_t kFillNs = 2'000'000'000;  // then another encoder answers, filled or not
+constexpr std::int64_t kFillOneNs = 500'000;     // time in which a session is filled
+constexpr std::size_t kFeatures = kEventWindowFeatureCount;
+
+int cores() {
+  cpu_set_t set;
+  return sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
+}
 
 // Returns an engine that has answered a question; throws the artifact's fault.
 std::unique_ptr<Engine> tried(const Artifact& artifact, std::int64_t version) {
@@ -62,6 +79,11 @@ class LocalPredictor final : public Predictor {
       throw std::runtime_error(folder_ + ": " + error.what());
     }
     artifact_.tensors.clear();  // only description and hash are compared later
+    for (int place = kMaxOutstanding; place-- > 0;) free_.push_back(place);
+    asking_.reserve(kMaxOutstanding);
+    if (cores() > 1) {
+      second_ = std::make_unique<SecondEngine>(*engine_, [this] { wake_up(); });
+    }
     served_ = engine_.get();
     version_ = engine_->version();
     watcher_ = std::thread([this] { watch(); });
@@ -74,6 +96,7 @@ class LocalPredictor final : public Predictor {
     }
     closed_.notify_all();
     watcher_.join();
+    second_.reset();  // before the descriptor that it wakes us by
     close(wake_fd_);
   }
 
@@ -81,51 +104,54 @@ class LocalPredictor final : public Predictor {
 
   std::string problem() const override { return problem_; }
 
-  // A question that cannot be answered in time is not computed: it would make later ones late too.
   bool ask(const Enquiry& enquiry) override {
-    if (waiting_ == answers_.size()) {
-      problem_ = "more answers wait than are ever taken";
+    if (free_.empty()) {
+      problem_ = "more questions wait than are ever answered";
       return false;
     }
-    const std::int64_t begin_ns = monotonic_ns();
-    if (begin_ns + enquiry.alternatives * alternative_ns_ > enquiry.deadline_ns &&
-        begin_ns - computed_ns_ < kTryNs) {
-      return true;  // one slow answer must not keep all later ones from being tried
+    Seat& seat = seats_[enquiry.sender];
+    if (seat.number == 0) seat.number = ++last_seat_;
+    seat.rows = &enquiry.rows;
+    const int place = free_.back();
+    free_.pop_back();
+    waiting_[at(place)] = {enquiry.ticket, enquiry.rows.next(), enquiry.alternatives,
+                           enquiry.deadline_ns, kNone};
+    std::copy_n(enquiry.x_QF, at(enquiry.alternatives * kHorizon) * kFeatures, queries_of(place));
+    if (seat.first == kNone) {
+      seat.spent_ns = std::max(seat.spent_ns, least_spent_ns_);  // nobody saves up time
+      asking_.push_back(&seat);
+      seat.first = place;
+    } else {
+      waiting_[at(seat.last)].next = place;
     }
-    Answer answer;
-    answer.ticket = enquiry.ticket;
-    try {
-      answer.version =
-          engine_->answer(up_to_date(enquiry), enquiry.x_QF, enquiry.alternatives * kHorizon,
-                          answer.y_BH.data(), nullptr);
-      answer.ok = true;
-      computed_ns_ = monotonic_ns();
-      alternative_ns_ +=
-          ((computed_ns_ - begin_ns) / enquiry.alternatives - alternative_ns_) / kSmooth;
-    } catch (const std::exception& error) {
-      problem_ = answer.error = error.what();
-    }
-    answers_[(taken_ + waiting_++) % answers_.size()] = std::move(answer);
+    seat.last = place;
     return true;
   }
 
-  void forget(std::uint32_t sender) override { sessions_.erase(sender); }
+  void forget(std::uint32_t sender) override {
+    const auto found = seats_.find(sender);
+    if (found == seats_.end()) return;
+    Seat& seat = found->second;
+    while (seat.first != kNone) remove_first(seat);
+    seats_.erase(found);
+  }
 
   bool next(Answer& answer, std::int64_t until_ns) override {
-    if (fresh_.load(std::memory_order_acquire)) take_up();
-    if (waiting_ > 0) {
-      answer = std::move(answers_[taken_++ % answers_.size()]);
-      --waiting_;
-      return true;
+    while (true) {
+      if (take_done(answer)) return true;
+      const std::int64_t now_ns = monotonic_ns();
+      const bool busy = until_ns <= now_ns;  // the loop has other work than to answer
+      const bool taking_up = take_up(now_ns, until_ns);
+      if (second_ != nullptr && !taking_up && hand_over(busy, answer)) return true;
+      if ((!busy || second_ == nullptr) && compute_one(answer)) return true;
+      if (busy || woken_.exchange(false)) return false;
+      if (!wait(until_ns)) return false;
     }
-    wait(until_ns);
-    return false;
   }
 
   void wake() override {
-    const std::uint64_t one = 1;
-    // The write fails only when 2^64 - 2 calls have not been noticed yet.
-    [[maybe_unused]] const ssize_t written = write(wake_fd_, &one, sizeof one);
+    woken_ = true;
+    wake_up();
   }
 
   std::vector<ServerState> servers() const override {
@@ -134,39 +160,247 @@ class LocalPredictor final : public Predictor {
   }
 
  private:
-  // Returns the sender's session, with all its events.
-  const engine::Session& up_to_date(const Enquiry& enquiry) {
-    std::unique_ptr<engine::Session>& session = sessions_[enquiry.sender];
-    if (session == nullptr) session = engine_->open_session();
-    bring_up_to_date(*engine_, *session, enquiry.rows);
-    return *session;
+  static constexpr int kNone = -1;
+
+  // A question that waits.
+  struct Waiting {
+    std::uint64_t ticket = 0;
+    std::int64_t event = 0;  // number of the sender's first event that it does not know
+    int alternatives = 0;
+    std::int64_t deadline_ns = 0;
+    int next = kNone;  // the sender's next one
+  };
+  // A sender. Its questions are answered in order: its session only goes on.
+  struct Seat {
+    std::uint64_t number = 0;
+    const EventRows* rows = nullptr;
+    std::shared_ptr<engine::Session> session;  // the second engine's while it has jobs of it
+    std::shared_ptr<engine::Session> next_session;  // of the encoder that will be taken up
+    int first = kNone;  // its questions that wait, as places in `waiting_`
+    int last = kNone;
+    int jobs = 0;                // those at the second engine
+    std::int64_t next = 0;       // of its jobs: number of the next event for the session
+    std::int64_t begun = 0;      // and of the first one since it was begun
+    std::int64_t spent_ns = 0;   // time of its answers; a new sender begins with the others' time
+  };
+
+  static std::size_t at(int number) { return static_cast<std::size_t>(number); }
+  float* queries_of(int place) { return x_QF_.get() + at(place) * kMaxQueries * kFeatures; }
+
+  void wake_up() {
+    const std::uint64_t one = 1;
+    // The write fails only when 2^64 - 2 calls have not been noticed yet.
+    [[maybe_unused]] const ssize_t written = write(wake_fd_, &one, sizeof one);
   }
 
-  // Sleeps until shortly before `until_ns`, then looks at the clock; `wake` ends it.
-  void wait(std::int64_t until_ns) {
+  void remove_first(Seat& seat) {
+    free_.push_back(seat.first);
+    seat.first = waiting_[at(seat.first)].next;
+    if (seat.first == kNone) std::erase(asking_, &seat);
+  }
+
+  // Returns the sender to answer next. Of those that have not had more of the time than others it
+  // is the one whose question is due first: a flood gets its share, however urgent it calls itself.
+  // `here`: only senders without a job at the second engine. Null: there is none.
+  Seat* next_seat(bool here) {
+    std::int64_t least_ns = std::numeric_limits<std::int64_t>::max();
+    for (const Seat* each : asking_) {
+      if (!here || each->jobs == 0) least_ns = std::min(least_ns, each->spent_ns);
+    }
+    Seat* best = nullptr;
+    for (Seat* each : asking_) {
+      if ((here && each->jobs > 0) || each->spent_ns - least_ns > kAheadNs) continue;
+      if (best == nullptr || waiting_[at(each->first)].deadline_ns <
+                                 waiting_[at(best->first)].deadline_ns) {
+        best = each;
+      }
+    }
+    if (best != nullptr) least_spent_ns_ = std::max(least_spent_ns_, least_ns);
+    return best;
+  }
+
+  // Returns whether a question cannot be answered in time: it is not computed, because it would
+  // make later ones late too. One slow answer must not keep all later ones from being tried.
+  bool hopeless(const Waiting& question, std::int64_t now_ns, std::int64_t before) const {
+    return now_ns + (before + question.alternatives) * alternative_ns_ > question.deadline_ns &&
+           now_ns - computed_ns_ < kTryNs;
+  }
+
+  void computed(Seat& seat, int alternatives, std::int64_t took_ns, std::int64_t now_ns) {
+    seat.spent_ns += took_ns;
+    computed_ns_ = now_ns;
+    // A thread that had no core for a while says little about the next question.
+    const std::int64_t most_ns = kMostSlower * std::max(alternative_ns_, kLeastNs);
+    alternative_ns_ += (std::min(took_ns / alternatives, most_ns) - alternative_ns_) / kSmooth;
+  }
+
+  // Answers a question on this thread. Returns false if there is none for it.
+  bool compute_one(Answer& answer) {
+    while (Seat* const seat = next_seat(true)) {
+      const int place = seat->first;
+      const Waiting question = waiting_[at(place)];
+      const std::int64_t begin_ns = monotonic_ns();
+      if (hopeless(question, begin_ns, 0)) {
+        remove_first(*seat);
+        continue;
+      }
+      answer.ticket = question.ticket;
+      answer.ok = false;
+      try {
+        bring_up_to_date(*engine_, session_of(*seat), *seat->rows, question.event);
+        answer.version = engine_->answer(*seat->session, queries_of(place),
+                                         question.alternatives * kHorizon, answer.y_BH.data(),
+                                         nullptr);
+        answer.ok = true;
+      } catch (const std::exception& error) {
+        problem_ = answer.error = error.what();
+      }
+      const std::int64_t now_ns = monotonic_ns();
+      if (answer.ok) computed(*seat, question.alternatives, now_ns - begin_ns, now_ns);
+      remove_first(*seat);
+      return true;
+    }
+    return false;
+  }
+
+  engine::Session& session_of(Seat& seat) {
+    if (seat.session == nullptr) seat.session = engine_->open_session();
+    return *seat.session;
+  }
+
+  // Hands questions to the second engine while it has room. Where this thread has time, it keeps
+  // one that it can answer itself, so that a lone question wakes nobody. Returns true, with an
+  // error as the answer, if a question cannot be asked.
+  bool hand_over(bool busy, Answer& answer) {
+    while (second_->room() && !asking_.empty()) {
+      Seat* const seat = next_seat(false);
+      if (!busy && seat->jobs == 0 && asking_.size() == 1) return false;
+      const Waiting question = waiting_[at(seat->first)];
+      const std::int64_t before = second_->under_way() * kMaxAlternatives;
+      if (hopeless(question, monotonic_ns(), before)) {
+        remove_first(*seat);
+      } else if (!hand(*seat, question)) {
+        remove_first(*seat);
+        problem_ = answer.error = "too few of the sender's events are kept";
+        answer.ticket = question.ticket;
+        answer.ok = false;
+        return true;
+      } else {
+        remove_first(*seat);
+      }
+    }
+    return false;
+  }
+
+  // Fills a job with a question. False: the events that its session lacks are no longer kept.
+  bool hand(Seat& seat, const Waiting& question) {
+    const engine::Session& session = session_of(seat);
+    if (seat.jobs == 0) {
+      seat.next = static_cast<std::int64_t>(session.next());
+      seat.begun = static_cast<std::int64_t>(session.first());
+    }
+    const std::int64_t begin = begin_of_session(question.event, engine_->reach());
+    Job& job = second_->place();
+    job.anew = seat.next < begin || seat.begun > begin;
+    job.first = job.anew ? begin : seat.next;
+    if (job.first < seat.rows->first()) return false;
+    job.seat = seat.number;
+    job.session = seat.session;
+    job.events = static_cast<int>(question.event - job.first);
+    job.x_EF.clear();
+    seat.rows->visit(job.first, question.event, [&](const float* x_EF, int events) {
+      job.x_EF.insert(job.x_EF.end(), x_EF, x_EF + at(events) * kFeatures);
+    });
+    job.alternatives = question.alternatives;
+    std::copy_n(queries_of(seat.first), at(question.alternatives * kHorizon) * kFeatures,
+                job.x_QF.data());
+    job.answer.ticket = question.ticket;
+    if (job.anew) seat.begun = job.first;
+    seat.next = question.event;
+    ++seat.jobs;
+    second_->push();
+    return true;
+  }
+
+  // Takes an answer of the second engine; those of senders that went are dropped.
+  bool take_done(Answer& answer) {
+    while (Job* const job = second_ == nullptr ? nullptr : second_->done()) {
+      const auto found =
+          std::find_if(seats_.begin(), seats_.end(),
+                       [&](const auto& each) { return each.second.number == job->seat; });
+      const bool known = found != seats_.end();
+      if (known) {
+        --found->second.jobs;
+        answer = job->answer;
+        if (answer.ok) {
+          computed(found->second, job->alternatives, job->took_ns, monotonic_ns());
+        } else {
+          problem_ = answer.error;
+        }
+      }
+      second_->give_back();
+      if (known) return true;
+    }
+    return false;
+  }
+
+  // Waits until `until_ns` (false) or until something may have come. It sleeps until shortly before
+  // and then looks at the clock, as it does while the second engine is about to answer.
+  bool wait(std::int64_t until_ns) {
+    const std::int64_t watch_ns = monotonic_ns() + kWatchNs;
     while (true) {
-      const std::int64_t left_ns = until_ns - monotonic_ns();
-      if (left_ns <= 0) return;
-      const std::int64_t sleep_ns = std::max<std::int64_t>(left_ns - kSpinNs, 0);
+      const std::int64_t now_ns = monotonic_ns();
+      if (now_ns >= until_ns) return false;
+      if (second_ != nullptr) {
+        if (second_->done() != nullptr) return true;
+        if (!second_->idle() && now_ns < watch_ns) continue;
+        second_->asleep(true);
+        if (second_->done() != nullptr) return true;
+      }
+      const std::int64_t sleep_ns = std::max<std::int64_t>(until_ns - now_ns - kSpinNs, 0);
       const timespec timeout{sleep_ns / 1'000'000'000, sleep_ns % 1'000'000'000};
       pollfd woken{wake_fd_, POLLIN, 0};
-      if (ppoll(&woken, 1, &timeout, nullptr) > 0) {
-        std::uint64_t times = 0;
-        [[maybe_unused]] const ssize_t got = read(wake_fd_, &times, sizeof times);
-        return;
-      }
+      const bool wakes = ppoll(&woken, 1, &timeout, nullptr) > 0;
+      if (second_ != nullptr) second_->asleep(false);
+      if (!wakes) continue;
+      std::uint64_t times = 0;
+      [[maybe_unused]] const ssize_t got = read(wake_fd_, &times, sizeof times);
+      return true;
     }
   }
 
-  // Takes over the engine that the watcher made; the watcher keeps the old one until it makes
-  // another.
-  void take_up() {
+  // Takes over the engine that the watcher made, once every sender has a session of it: one is
+  // filled whenever there is time, and the old encoder answers meanwhile, for kFillNs at most.
+  // The watcher keeps the old engine until it makes another. Returns whether the second engine
+  // must get no more jobs, because the old engine goes.
+  bool take_up(std::int64_t now_ns, std::int64_t until_ns) {
+    if (!fresh_.load(std::memory_order_acquire)) return false;
+    if (fill_until_ns_ == 0) fill_until_ns_ = now_ns + kFillNs;
+    const auto lacking = std::find_if(seats_.begin(), seats_.end(), [](const auto& each) {
+      return each.second.next_session == nullptr;
+    });
+    if (lacking != seats_.end() && now_ns < fill_until_ns_) {
+      if (until_ns - now_ns > kFillOneNs && asking_.empty()) fill(lacking->second);
+      return false;
+    }
+    if (second_ != nullptr && !second_->idle()) return true;
     const std::lock_guard lock(mutex_);
     std::swap(engine_, made_);
-    sessions_.clear();  // they belong to another encoder
+    for (auto& [sender, seat] : seats_) seat.session = std::move(seat.next_session);
+    if (second_ != nullptr) second_->take_up(*engine_);
     served_ = engine_.get();
+    fill_until_ns_ = 0;
     fresh_ = false;
     closed_.notify_all();
+    return false;
+  }
+
+  void fill(Seat& seat) {
+    seat.next_session = made_->open_session();
+    try {
+      bring_up_to_date(*made_, *seat.next_session, *seat.rows, seat.rows->next());
+    } catch (const std::exception&) {  // its first question begins it anew, or says why not
+    }
   }
 
   void watch() {
@@ -219,17 +453,24 @@ class LocalPredictor final : public Predictor {
   int wake_fd_ = -1;
   // These belong to the loop's thread:
   std::unique_ptr<Engine> engine_;
-  std::unordered_map<std::uint32_t, std::unique_ptr<engine::Session>> sessions_;  // by sender
+  std::unordered_map<std::uint32_t, Seat> seats_;  // by sender
+  std::uint64_t last_seat_ = 0;
+  std::vector<Seat*> asking_;  // those with questions that wait
+  std::vector<Waiting> waiting_ = std::vector<Waiting>(kMaxOutstanding);
+  std::vector<int> free_;  // unused places of `waiting_`
+  // Their queries. Memory that no question ever needed is never touched.
+  std::unique_ptr<float[]> x_QF_{
+      new float[std::size_t{kMaxOutstanding} * kMaxQueries * kFeatures]};
+  std::int64_t least_spent_ns_ = 0;  // least time that senders with questions have had
+  std::int64_t fill_until_ns_ = 0;   // when the engine that the watcher made is taken up at last
   std::string problem_;
-  std::vector<Answer> answers_ = std::vector<Answer>(kMaxOutstanding);  // ring
-  std::size_t taken_ = 0;
-  std::size_t waiting_ = 0;
   std::int64_t alternative_ns_ = 0;  // recent time of one alternative
   std::int64_t computed_ns_ = 0;     // time when the last answer was ready
   // These belong to the watcher:
   Fingerprint seen_;
   Artifact artifact_;  // without its tensors
   // These are shared:
+  std::atomic<bool> woken_{false};
   std::atomic<Engine*> served_{nullptr};  // the watcher may swap its head
   mutable std::mutex mutex_;
   std::condition_variable closed_;
@@ -239,6 +480,7 @@ class LocalPredictor final : public Predictor {
   std::int64_t version_ = 0;
   std::string watch_problem_;  // problem of the folder's artifact; empty if it is in service
   std::int64_t refusals_ = 0;
+  std::unique_ptr<SecondEngine> second_;  // null where this process has one core
   std::thread watcher_;
 };
 

@@ -12,6 +12,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <deque>
+#include <limits>
 #include <mutex>
 #include <optional>
 #include <stdexcept>
@@ -31,6 +32,7 @@ constexpr std::int64_t kGrpcTickNs = 1'000'000;
 constexpr std::int64_t kTendNs = 10'000'000;          // servers are looked after this often
 constexpr std::int64_t kLastStallNs = 1'000'000'000;  // then the only server is given up, too
 constexpr std::int64_t kPollNs = 200'000;             // between polls while no answer is due
+constexpr std::int64_t kRoomTimes = 3;  // a question is not held with less time left than this
 constexpr std::int64_t kNearNs = 20'000;  // shorter waits than this poll: no timer is as fast
 
 // Ends a wait on the completion queue, from any thread.
@@ -103,8 +105,10 @@ class TritonPredictor : public Predictor {
   bool wait(std::int64_t now, std::int64_t until_ns);
   void tend(std::int64_t now);
   void route(std::int64_t now);
+  void gather(bool in_order, std::int64_t now, std::int64_t earliest_ns);
   void put_back(std::unique_ptr<Request> request);
   bool all_in_time(std::int64_t first_ns) const;
+  std::int64_t held_until_ns() const;
   void choose_server(std::int64_t now);
   void give_up_stalled(std::int64_t now);
   bool others(const TritonServer* server) const;
@@ -118,6 +122,7 @@ class TritonPredictor : public Predictor {
   TritonServer* active_ = nullptr;
   const TritonServer* last_ = nullptr;  // the server used before, among `servers_`
   std::deque<std::unique_ptr<Request>> waiting_;
+  std::vector<std::unique_ptr<Request>> leaving_;  // those that `gather` took
   std::int64_t tended_ns_ = 0;
   std::int64_t polled_ns_ = 0;
   std::atomic<bool> woken_{false};
@@ -126,7 +131,7 @@ class TritonPredictor : public Predictor {
   std::optional<Timer> timer_{std::in_place, kick_};
 };
 
-TritonPredictor::TritonPredictor(const TritonOptions& options) : pool_(options.model) {
+TritonPredictor::TritonPredictor(const TritonOptions& options) {
   if (options.servers.empty()) throw std::invalid_argument("no server is named");
   const auto credentials = make_credentials(options);
   for (const std::string& name : options.servers) {
@@ -182,11 +187,8 @@ bool TritonPredictor::ask(const Enquiry& enquiry) {
   if (!joins) waiting_.push_back(pool_.take(enquiry.sender, enquiry.rows));
   (joins ? **last : *waiting_.back())
       .add({enquiry.ticket, enquiry.rows.next(), enquiry.alternatives, deadline_ns}, enquiry.x_QF);
-  if (active_->room()) {
-    route(now);
-  } else {
-    active_->await(deadline_ns);
-  }
+  if (active_->room()) route(now);
+  if (active_ != nullptr && !waiting_.empty()) active_->await(deadline_ns);
   return true;
 }
 
@@ -203,7 +205,7 @@ bool TritonPredictor::next(Answer& answer, std::int64_t until_ns) {
     if (pop(answer)) return true;
     if (woken_.exchange(false)) return false;
     if (now - tended_ns_ >= kTendNs) tend(now);
-    const bool idle = active_ == nullptr || active_->idle();
+    const bool idle = active_ == nullptr || (active_->idle() && waiting_.empty());
     if (now >= until_ns && idle && now - polled_ns_ < kPollNs) return false;
     polled_ns_ = now;
     const bool event = wait(now, until_ns);
@@ -223,24 +225,29 @@ bool TritonPredictor::pop(Answer& answer) {
 
 // Takes an event, waiting until `until_ns` or until servers need a look; false: none.
 bool TritonPredictor::wait(std::int64_t now, std::int64_t until_ns) {
-  const std::int64_t tend_ns = tended_ns_ + kTendNs;
+  std::int64_t end_ns = std::min(until_ns, tended_ns_ + kTendNs);
+  if (!waiting_.empty() && active_ != nullptr && active_->room()) {
+    end_ns = std::min(end_ns, held_until_ns());
+  }
   gpr_timespec deadline = gpr_time_0(GPR_CLOCK_MONOTONIC);
-  if (tend_ns <= until_ns) {
-    deadline = gpr_time_from_nanos(tend_ns, GPR_CLOCK_MONOTONIC);
-  } else if (until_ns - now > kNearNs) {
-    timer_->set(until_ns);
-    deadline = gpr_time_from_nanos(until_ns + kGrpcTickNs, GPR_CLOCK_MONOTONIC);
+  if (end_ns - now > kNearNs) {
+    timer_->set(end_ns);
+    deadline = gpr_time_from_nanos(end_ns + kGrpcTickNs, GPR_CLOCK_MONOTONIC);
   }
   void* tag = nullptr;
   bool ok = false;
-  if (queue_.AsyncNext(&tag, &ok, deadline) != grpc::CompletionQueue::GOT_EVENT) return false;
-  if (kick_.is(tag)) {
+  while (queue_.AsyncNext(&tag, &ok, deadline) == grpc::CompletionQueue::GOT_EVENT) {
+    if (!kick_.is(tag)) {
+      const Tag event = *static_cast<const Tag*>(tag);  // the call may go with its last event
+      event.server->handle(event, ok, monotonic_ns());
+      return true;
+    }
     kick_.taken();
-    return monotonic_ns() < until_ns;  // the timer's event means that the time is up
+    if (monotonic_ns() < end_ns) return true;  // `wake` was called
+    // The time is up. Answers may have come as well, while this thread had no core.
+    deadline = gpr_time_0(GPR_CLOCK_MONOTONIC);
   }
-  const Tag event = *static_cast<const Tag*>(tag);  // the call may go with its last event
-  event.server->handle(event, ok, monotonic_ns());
-  return true;
+  return false;
 }
 
 void TritonPredictor::tend(std::int64_t now) {
@@ -265,16 +272,42 @@ void TritonPredictor::route(std::int64_t now) {
     waiting_.pop_front();
   }
   while (!waiting_.empty() && (active_ == nullptr || active_->room())) {
-    const bool in_order = active_ != nullptr && all_in_time(earliest_ns);
+    if (active_ != nullptr && held_until_ns() > now) return;
+    gather(active_ != nullptr && all_in_time(earliest_ns), now, earliest_ns);
+    if (active_ != nullptr) {
+      active_->send(leaving_);
+      continue;
+    }
+    for (std::unique_ptr<Request>& request : leaving_) {
+      request->fail(problem(), 0, outcomes_.answers);
+      pool_.give_back(std::move(request));
+    }
+    leaving_.clear();
+  }
+}
+
+// Takes the requests that travel next out of the waiting ones: as many as can be answered in time
+// together, one of a question that was refused among others.
+void TritonPredictor::gather(bool in_order, std::int64_t now, std::int64_t earliest_ns) {
+  int alternatives = 0;
+  std::int64_t first_ns = std::numeric_limits<std::int64_t>::max();
+  while (!waiting_.empty()) {
+    const Request& next = in_order ? *waiting_.front() : *waiting_.back();
+    first_ns = std::min(first_ns, next.first_deadline_ns());
+    if (!leaving_.empty() &&
+        (next.alone || leaving_.back()->alone || active_ == nullptr || !active_->several() ||
+         alternatives + next.alternatives() > active_->batch_limit(first_ns - now))) {
+      return;
+    }
     std::unique_ptr<Request> request = std::move(in_order ? waiting_.front() : waiting_.back());
     in_order ? waiting_.pop_front() : waiting_.pop_back();
     request->drop_expired(earliest_ns);
-    if (!request->empty() && active_ != nullptr) {
-      active_->send(std::move(request));
-      continue;
+    if (request->empty()) {
+      pool_.give_back(std::move(request));
+    } else {
+      alternatives += request->alternatives();
+      leaving_.push_back(std::move(request));
     }
-    if (!request->empty()) request->fail(problem(), 0, outcomes_.answers);
-    pool_.give_back(std::move(request));
   }
 }
 
@@ -298,6 +331,16 @@ bool TritonPredictor::all_in_time(std::int64_t first_ns) const {
     first_ns += request->alternatives() * active_->alternative_ns();
     return in_time;
   });
+}
+
+// Returns until when the waiting questions wait for others to travel with.
+std::int64_t TritonPredictor::held_until_ns() const {
+  std::int64_t until_ns = active_->hold_until_ns();
+  for (const auto& request : waiting_) {
+    if (request->alone || request->resent) return 0;
+    until_ns = std::min(until_ns, request->first_deadline_ns() - kRoomTimes * active_->took_ns());
+  }
+  return until_ns;
 }
 
 void TritonPredictor::choose_server(std::int64_t now) {

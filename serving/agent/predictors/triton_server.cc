@@ -47,11 +47,14 @@ constexpr std::int64_t kProbePauseNs = 1'000 * kMs;
 constexpr std::int64_t kProbeMs = 1'000;  // longest time of a probe
 constexpr int kLateInARow = 8;            // late answers after which a server counts as slow
 constexpr std::int64_t kSmooth = 64;      // answers over which times are averaged
+constexpr std::int64_t kSmoothTook = 8;
+constexpr std::int64_t kMostSlower = 4;  // that counts of a request's time, beside the others'
 constexpr std::int64_t kTryNs = 20 * kMs;
-constexpr std::int64_t kTogetherShare = 8;  // a request may take this part of the time left
+constexpr std::int64_t kTogetherShare = 2;  // a request may take this part of the time left
 constexpr std::int64_t kFirstRestNs = 1'000 * kMs;
 constexpr std::int64_t kLastRestNs = 60'000 * kMs;
 constexpr std::size_t kMostEnded = 64;
+constexpr std::int64_t kMostEvents = kMaxTokens / 2;  // no further request joins a message then
 const EventRows kNoRows(0);  // rows of a sender without events
 
 gpr_timespec in_ms(std::int64_t ms) {
@@ -147,7 +150,11 @@ void TritonServer::tend(std::int64_t now_ns) {
 std::int64_t TritonServer::overdue_ns(std::int64_t now_ns) const {
   if (in_flight_.empty()) return 0;
   std::int64_t due_ns = awaited_ns_;
-  for (const auto& request : in_flight_) due_ns = std::min(due_ns, request->first_deadline_ns());
+  for (const auto& parcel : in_flight_) {
+    for (const auto& [request, sent] : parcel->parts()) {
+      if (request != nullptr) due_ns = std::min(due_ns, request->first_deadline_ns());
+    }
+  }
   return now_ns - due_ns;
 }
 
@@ -172,7 +179,7 @@ std::int64_t TritonServer::least_ns(std::int64_t now_ns) const {
 
 int TritonServer::batch_limit(std::int64_t left_ns) const {
   const std::int64_t alternatives =
-      left_ns / kTogetherShare / std::max<std::int64_t>(alternative_ns_, 1);
+      left_ns / kTogetherShare / std::max<std::int64_t>(alternative_ns(), 1);
   return static_cast<int>(std::clamp<std::int64_t>(alternatives, kMaxAlternatives, max_batch_));
 }
 
@@ -215,41 +222,68 @@ void TritonServer::open() {
   call_->events = 1;
 }
 
-void TritonServer::send(std::unique_ptr<Request> request) {
-  const bool made = sessions_
-                        ? request->go_on(sent_ + 1, session_of_[request->sender()], model_.reach)
-                        : request->make_windows(sent_ + 1, model_.reach + kHorizon);
-  if (made) {
-    write(std::move(request));
-  } else {
-    pool_.give_back(std::move(request));
+void TritonServer::send(std::vector<std::unique_ptr<Request>>& requests) {
+  std::unique_ptr<Parcel> parcel = take_parcel();
+  for (std::unique_ptr<Request>& request : requests) {
+    if (parcel->events() > kMostEvents) {
+      outcomes_.returned.push_back(std::move(request));
+      continue;
+    }
+    const bool added = sessions_
+                           ? parcel->add(request, session_of_[request->sender()], model_.reach)
+                           : parcel->add_windows(request, model_.reach + kHorizon);
+    if (!added) pool_.give_back(std::move(request));
   }
+  requests.clear();
+  parcel->parts().empty() ? give_back(std::move(parcel)) : write(std::move(parcel));
 }
 
 // Returns whether a request under way will come back because its session was lost before it: later
 // questions wait for it, since a session is begun anew with the first of them.
 bool TritonServer::settling() const {
-  return std::any_of(in_flight_.begin(), in_flight_.end(), [&](const auto& request) {
-    const auto session = session_of_.find(request->sender());
+  const auto comes_back = [&](const Parcel::Part& part) {
+    if (part.request == nullptr) return false;
+    const auto session = session_of_.find(part.request->sender());
     return session != session_of_.end() && !session->second.open &&
-           session->second.begun == request->begun();
+           session->second.begun == part.request->begun;
+  };
+  return std::any_of(in_flight_.begin(), in_flight_.end(), [&](const auto& parcel) {
+    return std::any_of(parcel->parts().begin(), parcel->parts().end(), comes_back);
   });
 }
 
-void TritonServer::write(std::unique_ptr<Request> request) {
-  ++sent_;
-  const inference::ModelInferRequest& message = request->message();
+std::unique_ptr<Parcel> TritonServer::take_parcel() {
+  if (free_.empty()) free_.push_back(std::make_unique<Parcel>(model_name_));
+  std::unique_ptr<Parcel> parcel = std::move(free_.back());
+  free_.pop_back();
+  parcel->begin();
+  return parcel;
+}
+
+// Takes back a message, and the requests that are still in it.
+void TritonServer::give_back(std::unique_ptr<Parcel> parcel) {
+  for (auto& [request, sent] : parcel->parts()) {
+    if (request != nullptr) pool_.give_back(std::move(request));
+  }
+  if (free_.size() < kMaxInFlight) free_.push_back(std::move(parcel));
+}
+
+void TritonServer::write(std::unique_ptr<Parcel> parcel) {
+  parcel->seal(++sent_);
+  const inference::ModelInferRequest& message = parcel->message();
   if (in_flight_.empty()) awaited_ns_ = kNobody;  // no answer was owed
-  request->sent_ns = monotonic_ns();
-  in_flight_.push_back(std::move(request));
+  parcel->sent_ns = written_ns_ = monotonic_ns();
+  in_flight_.push_back(std::move(parcel));
   writing_ = true;
   ++call_->events;
   call_->stream->Write(message, &call_->write);
 }
 
 void TritonServer::forget(std::uint32_t sender) {
-  for (const auto& request : in_flight_) {
-    if (request->sender() == sender) request->forget();
+  for (const auto& parcel : in_flight_) {
+    for (const auto& [request, sent] : parcel->parts()) {
+      if (request != nullptr && request->sender() == sender) request->forget();
+    }
   }
   const auto place = session_of_.find(sender);
   if (place == session_of_.end()) return;
@@ -260,10 +294,10 @@ void TritonServer::forget(std::uint32_t sender) {
 // Tells the server of a session that has ended. One that it is not told of ends when it is idle.
 void TritonServer::end_sessions() {
   if (ended_.empty() || !room()) return;
-  auto request = pool_.take(0, kNoRows);
-  request->end(sent_ + 1, ended_.back());
+  std::unique_ptr<Parcel> parcel = take_parcel();
+  parcel->add_end(ended_.back());
   ended_.pop_back();
-  write(std::move(request));
+  write(std::move(parcel));
 }
 
 void TritonServer::handle(const Tag& tag, bool ok, std::int64_t now_ns) {
@@ -306,7 +340,12 @@ void TritonServer::lose(const std::string& why, std::int64_t now_ns) {
   call_->context.TryCancel();
   old_calls_.push_back(std::move(call_));
   open_ = writing_ = false;
-  std::move(in_flight_.begin(), in_flight_.end(), std::back_inserter(outcomes_.returned));
+  for (auto& parcel : in_flight_) {
+    for (auto& [request, sent] : parcel->parts()) {
+      if (request != nullptr) outcomes_.returned.push_back(std::move(request));
+    }
+    give_back(std::move(parcel));
+  }
   in_flight_.clear();
   for (auto& [sender, session] : session_of_) session.open = false;  // nobody knows what arrived
   ended_.clear();
@@ -317,44 +356,71 @@ void TritonServer::lose(const std::string& why, std::int64_t now_ns) {
 
 void TritonServer::take_answer(std::int64_t now_ns) {
   const auto& response = call_->response;
-  const auto place = std::find_if(in_flight_.begin(), in_flight_.end(), [&](const auto& request) {
-    return request->id() == response.infer_response().id();
+  const auto place = std::find_if(in_flight_.begin(), in_flight_.end(), [&](const auto& parcel) {
+    return parcel->id() == response.infer_response().id();
   });
   if (place == in_flight_.end()) {
     problem_ = "an answer to no question: " + response.error_message().substr(0, 200);
     return;
   }
-  std::unique_ptr<Request> request = std::move(*place);
+  std::unique_ptr<Parcel> parcel = std::move(*place);
   in_flight_.erase(place);
   awaited_ns_ = kNobody;
-  if (request->empty()) return pool_.give_back(std::move(request));  // nobody waits for it
-  if (ending(response.error_message())) {  // no fault of the question: another server may answer it
-    in_flight_.push_back(std::move(request));
-    lose(describe(grpc::Status(grpc::StatusCode::UNAVAILABLE, response.error_message())), now_ns);
+  const auto waited_for = [](const Parcel::Part& part) {
+    return part.request != nullptr && !part.request->empty();
+  };
+  if (std::any_of(parcel->parts().begin(), parcel->parts().end(), waited_for)) {
+    if (ending(response.error_message())) {  // no fault of the questions: another may answer them
+      in_flight_.push_back(std::move(parcel));
+      lose(describe(grpc::Status(grpc::StatusCode::UNAVAILABLE, response.error_message())), now_ns);
+      return;
+    }
+    if (response.error_message().empty()) {
+      take_parts(*parcel, now_ns);
+    } else {
+      refuse(*parcel, response.error_message());
+      probe_ns_ = std::min(probe_ns_, now_ns + kFirstProbePauseNs);  // another model may be there
+    }
+  }
+  give_back(std::move(parcel));
+}
+
+// Takes the answers of a message, and asks again where the server lacks events.
+void TritonServer::take_parts(Parcel& parcel, std::int64_t now_ns) {
+  const auto& response = call_->response.infer_response();
+  const std::vector<std::int64_t>& wanted = parcel.wanted(response);
+  std::int64_t due_ns = std::numeric_limits<std::int64_t>::min();
+  int alternatives = 0;
+  for (std::size_t i = 0; i < parcel.parts().size(); ++i) {
+    const auto& [request, sent] = parcel.parts()[i];
+    if (request == nullptr || request->empty() || (!wanted.empty() && wanted[i] >= 0)) continue;
+    due_ns = std::max(due_ns, request->deadline_ns());
+    alternatives += sent;
+  }
+  std::string error;
+  const bool good =
+      alternatives == 0 || parcel.answer(response, index_, outcomes_.answers, error);
+  for (std::size_t i = 0; i < wanted.size(); ++i) {
+    std::unique_ptr<Request>& request = parcel.parts()[i].request;
+    if (wanted[i] >= 0 && request != nullptr && !request->empty()) {
+      resend(std::move(request), wanted[i]);
+    }
+  }
+  if (alternatives == 0) return;
+  const std::int64_t took_ns = now_ns - parcel.sent_ns;
+  // The server computes one message after the other.
+  const std::int64_t busy_ns = now_ns - std::max(parcel.sent_ns, answered_ns_);
+  // A pause of a machine says little about the next message.
+  const std::int64_t most_ns = took_ns_ == 0 ? took_ns : kMostSlower * took_ns_;
+  took_ns_ += (std::min(took_ns, most_ns) - took_ns_) / (took_ns_ == 0 ? 1 : kSmoothTook);
+  busy_ns_ += static_cast<double>(std::min(busy_ns, most_ns)) - busy_ns_ / kSmooth;
+  asked_ += alternatives - asked_ / kSmooth;
+  if (!good) {
+    complain(": " + error);
+    leave(error, now_ns);
     return;
   }
-  if (!response.error_message().empty()) {
-    refuse(std::move(request), response.error_message());
-    probe_ns_ = std::min(probe_ns_, now_ns + kFirstProbePauseNs);  // another model may be there
-    return;
-  }
-  if (const std::int64_t wanted = resend_wanted(response.infer_response()); wanted >= 0) {
-    return resend(std::move(request), wanted);
-  }
-  const std::int64_t due_ns = request->deadline_ns();
-  const std::int64_t took_ns = now_ns - request->sent_ns;
-  // The server computes one request after the other.
-  const std::int64_t busy_ns = now_ns - std::max(request->sent_ns, answered_ns_);
-  alternative_ns_ += (busy_ns / request->alternatives() - alternative_ns_) / kSmooth;
-  request->answer(response.infer_response(), index_, outcomes_.answers);
-  pool_.give_back(std::move(request));
-  const Answer& last = outcomes_.answers.back();
-  if (!last.ok) {
-    complain(": " + last.error);
-    leave(last.error, now_ns);
-    return;
-  }
-  model_.version = last.version;
+  model_.version = outcomes_.answers.back().version;
   answered_ns_ = now_ns;
   if (now_ns <= due_ns) {
     late_ = 0;
@@ -378,7 +444,7 @@ void TritonServer::resend(std::unique_ptr<Request> request, std::int64_t wanted)
   ++resends_;
   const std::int64_t lacking = request->tickets().front().event - wanted;
   lost_session(*request, static_cast<int>(std::clamp<std::int64_t>(lacking, 0, kMaxTokens)));
-  if (request->begins() && std::exchange(request->resent, true)) {
+  if (request->begins && std::exchange(request->resent, true)) {
     problem_ = "the server wants a sender's events again and again";
     request->fail(problem_, index_, outcomes_.answers);
     pool_.give_back(std::move(request));
@@ -389,27 +455,36 @@ void TritonServer::resend(std::unique_ptr<Request> request, std::int64_t wanted)
 
 void TritonServer::lost_session(const Request& request, int reach) {
   const auto place = session_of_.find(request.sender());
-  if (place == session_of_.end() || place->second.begun != request.begun()) return;
+  if (place == session_of_.end() || place->second.begun != request.begun) return;
   place->second.open = false;
   place->second.reach = reach;
 }
 
-void TritonServer::refuse(std::unique_ptr<Request> request, const std::string& error) {
-  lost_session(*request, 0);  // it may have taken some of the events
-  if (request->tickets().size() == 1) {
+// Each question of a refused message goes on its own, so that only the faulty one is refused again.
+void TritonServer::refuse(Parcel& parcel, const std::string& error) {
+  std::size_t questions = 0;
+  for (const auto& [request, sent] : parcel.parts()) {
+    if (request == nullptr) continue;
+    lost_session(*request, 0);  // it may have taken some of the events
+    questions += request->tickets().size();
+  }
+  if (questions == 1) {
     problem_ = describe(grpc::Status(grpc::StatusCode::INVALID_ARGUMENT, error));
     complain(" refused a batch: " + problem_);
-    request->fail(problem_, index_, outcomes_.answers);
-    pool_.give_back(std::move(request));
-    return;
   }
-  for (std::size_t i = 0; i < request->tickets().size(); ++i) {
-    auto single = pool_.take(request->sender(), request->rows());
-    single->alone = true;
-    single->add(request->tickets()[i], request->queries_of(i));
-    outcomes_.returned.push_back(std::move(single));
+  for (const auto& [request, sent] : parcel.parts()) {
+    if (request == nullptr) continue;
+    if (questions == 1) {
+      request->fail(problem_, index_, outcomes_.answers);
+      continue;
+    }
+    for (std::size_t i = 0; i < request->tickets().size(); ++i) {
+      auto single = pool_.take(request->sender(), request->rows());
+      single->alone = true;
+      single->add(request->tickets()[i], request->queries_of(i));
+      outcomes_.returned.push_back(std::move(single));
+    }
   }
-  pool_.give_back(std::move(request));
 }
 
 // The probe.
@@ -448,36 +523,41 @@ void TritonServer::config_done(Probe& probe, std::int64_t now_ns) {
   max_batch_ = config.max_batch_size();
   model_.reach = tokens_of(config) - kHorizon;
   sessions_ = keeps_sessions(config);
+  several_ = !sessions_ || config.parameters().contains("sessions_together");
   if (usable() && answered_ns_ > now_ns - kProbePauseNs) return end_probe({}, false, now_ns);
-  auto request = padding_question();
+  auto parcel = padding_question();
   probe.infer_context.set_deadline(in_ms(kProbeMs));
   probe.tag.event = Tag::kInfer;
   probe.infer_call =
-      stub_->PrepareAsyncModelInfer(&probe.infer_context, request->message(), &queue_);
+      stub_->PrepareAsyncModelInfer(&probe.infer_context, parcel->message(), &queue_);
   probe.infer_call->StartCall();
   probe.infer_call->Finish(&probe.inferred, &probe.status, &probe.tag);
-  pool_.give_back(std::move(request));
+  give_back(std::move(parcel));
 }
 
 void TritonServer::infer_done(const Probe& probe, std::int64_t now_ns) {
   if (!probe.status.ok()) return end_probe(describe(probe.status), false, now_ns);
   std::deque<Answer> answers;
-  auto request = padding_question();
-  request->answer(probe.inferred, index_, answers);
-  pool_.give_back(std::move(request));
-  if (!answers.front().ok) return end_probe(answers.front().error, false, now_ns);
+  std::string error;
+  auto parcel = padding_question();
+  parcel->wanted(probe.inferred);
+  parcel->answer(probe.inferred, index_, answers, error);
+  give_back(std::move(parcel));
+  if (!error.empty()) return end_probe(error, false, now_ns);
   model_.version = answers.front().version;
   proven_ns_ = probe.begun_ns;
   end_probe({}, false, now_ns);
 }
 
 // Makes a question that any model can answer.
-std::unique_ptr<Request> TritonServer::padding_question() {
+std::unique_ptr<Parcel> TritonServer::padding_question() {
   auto request = pool_.take(0, kNoRows);
   const std::vector<float> x_HF(std::size_t{kHorizon} * kEventWindowFeatureCount);
   request->add({0, 0, 1, 0}, x_HF.data());
-  request->make_windows(0, model_.reach + kHorizon);
-  return request;
+  auto parcel = take_parcel();
+  parcel->add_windows(request, model_.reach + kHorizon);
+  parcel->seal(0);
+  return parcel;
 }
 
 void TritonServer::end_probe(const std::string& problem, bool model_gone, std::int64_t now_ns) {

@@ -73,8 +73,16 @@ class TritonServer {
   bool room() const {
     return open_ && !writing_ && in_flight_.size() < kMaxInFlight && !settling();
   }
-  // Sends the questions of a request that can be asked here; the others get no answer.
-  void send(std::unique_ptr<Request> request);
+  // Returns until when questions wait for others to travel with. Requests follow each other at
+  // 1.5 times what one takes: a request costs several times what a question in it does.
+  std::int64_t hold_until_ns() const { return written_ns_ + kPaceQuarters * took_ns_ / 4; }
+  // Returns the recent time from sending a request to its answer.
+  std::int64_t took_ns() const { return took_ns_; }
+  // Sends, in one message, the questions of requests that can be asked here; the others get no
+  // answer. Requests that find no room in it are returned. `requests` is empty afterwards.
+  void send(std::vector<std::unique_ptr<Request>>& requests);
+  // Returns whether requests of several senders may travel together.
+  bool several() const { return several_; }
   // Forgets a sender, and ends its session.
   void forget(std::uint32_t sender);
   // Notes that a question waits for room here: silence meanwhile counts against the server, too.
@@ -94,8 +102,10 @@ class TritonServer {
   // Returns the least recent time of an answer: a question with less time left is not asked, since
   // it would make others late, too. 0 if it is unknown.
   std::int64_t least_ns(std::int64_t now_ns) const;
-  // Returns the recent time of an alternative at the server.
-  std::int64_t alternative_ns() const { return alternative_ns_; }
+  // Returns the recent time of an alternative at the server, as a share of its request's.
+  std::int64_t alternative_ns() const {
+    return static_cast<std::int64_t>(busy_ns_ / std::max(asked_, 1.0));
+  }
   // Returns how many alternatives to send together with `left_ns` to go: they are answered
   // together.
   int batch_limit(std::int64_t left_ns) const;
@@ -103,17 +113,21 @@ class TritonServer {
   ServerState state() const;
 
  private:
+  static constexpr std::int64_t kPaceQuarters = 6;
   static constexpr std::int64_t kNobody = std::numeric_limits<std::int64_t>::max();
 
   bool settling() const;
   void connect();
   void open();
   void take_answer(std::int64_t now_ns);
-  void refuse(std::unique_ptr<Request> request, const std::string& error);
+  void take_parts(Parcel& parcel, std::int64_t now_ns);
+  void refuse(Parcel& parcel, const std::string& error);
   void resend(std::unique_ptr<Request> request, std::int64_t wanted);
   void lost_session(const Request& request, int reach);
   void end_sessions();
-  void write(std::unique_ptr<Request> request);
+  std::unique_ptr<Parcel> take_parcel();
+  void give_back(std::unique_ptr<Parcel> parcel);
+  void write(std::unique_ptr<Parcel> parcel);
   void complain(const std::string& line);
   void lose(const std::string& why, std::int64_t now_ns);
   void trouble(const std::string& why, std::int64_t now_ns);
@@ -122,7 +136,7 @@ class TritonServer {
   void infer_done(const Probe& probe, std::int64_t now_ns);
   void end_probe(const std::string& problem, bool model_gone, std::int64_t now_ns);
   void drop_probe();
-  std::unique_ptr<Request> padding_question();
+  std::unique_ptr<Parcel> padding_question();
 
   const std::string name_;
   const int index_;
@@ -138,7 +152,8 @@ class TritonServer {
   std::unique_ptr<Call> call_;  // the open or opening stream
   bool open_ = false;
   bool writing_ = false;
-  std::vector<std::unique_ptr<Request>> in_flight_;  // in the order sent
+  std::vector<std::unique_ptr<Parcel>> in_flight_;  // in the order sent
+  std::vector<std::unique_ptr<Parcel>> free_;       // not in use
   std::uint64_t sent_ = 0;
   std::int64_t awaited_ns_ = kNobody;  // first deadline of the questions that wait for room
   std::int64_t reopen_ns_ = 0;
@@ -155,6 +170,7 @@ class TritonServer {
   Model model_;
   int max_batch_ = 0;      // most alternatives of a request to the model
   bool sessions_ = false;  // whether the model keeps sessions
+  bool several_ = false;
   std::unordered_map<std::uint32_t, ServerSession> session_of_;  // by sender
   std::vector<ServerSession> ended_;  // those that the server has not been told of
   std::int64_t resends_ = 0;
@@ -164,8 +180,13 @@ class TritonServer {
   std::string refusal_;  // why the model there cannot be used; empty if it can
   std::int64_t refusals_ = 0;
   std::int64_t answered_ns_ = -1;  // time of the stream's last good answer
+  std::int64_t written_ns_ = 0;    // time of the last request
+  std::int64_t took_ns_ = 0;       // recent time from sending to an answer
   std::int64_t least_ns_ = 0;      // from sending to an answer in time: falls at once, rises slowly
-  std::int64_t alternative_ns_ = 0;
+  // Recent time that the server took for requests, and the alternatives in them: fading sums, so
+  // that a large request counts for more, as it tells more of what another alternative costs.
+  double busy_ns_ = 0;
+  double asked_ = 0;
   std::int64_t trouble_ns_ = 0;      // time of the last trouble
   std::int64_t proven_ns_ = -1;      // start of the last inference that was asked to prove it
   std::int64_t late_since_ns_ = -1;  // first deadline missed since the last one met

@@ -12,18 +12,18 @@
 
 namespace swiftqueue::agent {
 
-// Gives a session the events that it lacks. One that is far behind, or that begins too late because
+// Gives a session the events before `end` that it lacks. One that is far behind, or that begins too late because
 // the engine refused some of them, begins anew with the last ones.
 // Throws std::runtime_error if they are no longer kept.
 inline void bring_up_to_date(engine::Engine& engine, engine::Session& session,
-                             const EventRows& rows) {
-  const std::int64_t begin = begin_of_session(rows.next(), engine.reach());
+                             const EventRows& rows, std::int64_t end) {
+  const std::int64_t begin = begin_of_session(end, engine.reach());
   auto next = static_cast<std::int64_t>(session.next());
   if (next < begin || static_cast<std::int64_t>(session.first()) > begin) {
     if (begin < rows.first()) throw std::runtime_error("too few of the sender's events are kept");
     session.begin(static_cast<std::uint64_t>(next = begin));
   }
-  rows.visit(next, rows.next(), [&](const float* x_EF, int events) {
+  rows.visit(next, end, [&](const float* x_EF, int events) {
     if (!engine.take(session, static_cast<std::uint64_t>(next), x_EF, events)) {
       throw std::runtime_error("the session is another encoder's");
     }

@@ -133,7 +133,8 @@ class Instance {
         answer.compute_start_ns = now_ns();
         const SessionReply reply = worker_.converse(message_);
         answer.compute_end_ns = now_ns();
-        *place_for<std::int64_t>(response, "resend", 1, 1) = reply.resend;
+        std::memcpy(place_for<std::int64_t>(response, "resend", std::ssize(reply.resend), 1),
+                    reply.resend.data(), reply.resend.size_bytes());
         y_BH = reply.y_BH;
       } else {
         answer.compute_start_ns = now_ns();

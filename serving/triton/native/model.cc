@@ -28,7 +28,12 @@ constexpr std::int64_t kMostOfOne = 16;  // queries of a question
 // Bounds of one message, so that no other waits for it for long.
 constexpr std::int64_t kMostEvents = 2 * kMaxTokens;
 constexpr std::int64_t kMostQueries = 64 * kHorizon;  // as many windows as a request may have
+constexpr std::int64_t kMostSessions = kMostQueries / kHorizon;
+constexpr std::int64_t kSessionNumbers = 5;  // of a session among several, before its questions
 constexpr std::int64_t kMostHeader = 1 + 2 * kMostQueries / kHorizon;
+constexpr std::int64_t kMostHeaderOfSeveral = kSessionNumbers * kMostSessions + kMostHeader - 1;
+constexpr std::int64_t kStart = 1;
+constexpr std::int64_t kEnd = 2;
 
 std::string shape_text(std::span<const std::int64_t> shape) {
   std::string text = "[";
@@ -75,21 +80,17 @@ std::int64_t rows_of(const std::string& name, const Tensor& tensor, std::int64_t
   return shape[1];
 }
 
-// Throws unless a header fits the events and queries of its message.
-void require_possible(std::span<const std::int64_t> header, std::int64_t events,
-                      std::int64_t queries) {
-  bool possible = header.size() % 2 == 1 && header[0] >= 0 && header[0] <= kMostEvent;
-  for (std::size_t i = 1; possible && i < header.size(); i += 2) {
-    possible = header[i] >= 0 && header[i] <= events && header[i + 1] > 0 &&
-               header[i + 1] <= kMostOfOne && header[i + 1] % kHorizon == 0;
-    events -= header[i];
-    queries -= header[i + 1];
+// Returns whether questions fit a session's events, from `first` on, and queries.
+bool possible(std::int64_t first, std::span<const std::int64_t> questions, std::int64_t events,
+              std::int64_t queries) {
+  bool fits = questions.size() % 2 == 0 && first >= 0 && first <= kMostEvent;
+  for (std::size_t i = 0; fits && i < questions.size(); i += 2) {
+    fits = questions[i] >= 0 && questions[i] <= events && questions[i + 1] > 0 &&
+           questions[i + 1] <= kMostOfOne && questions[i + 1] % kHorizon == 0;
+    events -= questions[i];
+    queries -= questions[i + 1];
   }
-  if (!possible || queries != 0) {
-    throw InvalidError(
-        "session is not the number of the first event and, for each question, how many of the "
-        "events come before it and how many of the queries (8 or 16) are its");
-  }
+  return fits && queries == 0;
 }
 
 // A tensor that clients are promised; its sizes are those of one request of the batch.
@@ -232,39 +233,111 @@ std::span<const float> Worker::predict(const Tensor& windows) {
 }
 
 SessionReply Worker::converse(const SessionMessage& message) {
-  if (message.id == 0) throw InvalidError("a session has a number: the parameter sequence_id");
-  const auto numbers = rows_of("session", message.header, kMostHeader, {});
-  const auto events = rows_of("events", message.events, kMostEvents, kEventWindowFeatureCount);
-  const auto queries = rows_of("queries", message.queries, kMostQueries, kEventWindowFeatureCount);
-  const Talk talk{{header_.of(message.header.pieces), static_cast<std::size_t>(numbers)},
-                  x_EF_.of(message.events.pieces),
-                  events,
-                  x_QF_.of(message.queries.pieces)};
-  require_possible(talk.header, events, queries);
-  model_.limits().check_rows(talk.x_EF, events, "event", talk.header[0]);
-  model_.limits().check_rows(talk.x_QF, queries, "query", 0);
-  y_BH_.resize(static_cast<std::size_t>(queries));
-  SessionReply reply;
-  if (const SessionStore::Use session = session_of(message, talk.header[0])) {
-    reply.resend = go_through(*session, talk);
-  } else {
-    reply.resend = wanted_at(talk.header[0] + (numbers > 1 ? talk.header[1] : events));
+  read(message);
+  resend_.assign(talks_.size(), -1);
+  float* y_Q = y_BH_.data();
+  for (std::size_t i = 0; i < talks_.size(); ++i) {
+    const Talk& talk = talks_[i];
+    if (const SessionStore::Use session = session_of(talk)) {
+      resend_[i] = go_through(*session, talk, y_Q);
+    } else {
+      resend_[i] = wanted_at(talk.first + (talk.questions.empty() ? talk.events : talk.questions[0]));
+    }
+    if (talk.end) model_.sessions().close(talk.id);
+    if (resend_[i] < 0) {
+      y_Q += talk.queries;
+    } else {
+      ++model_.session_counts().resends;
+    }
   }
-  if (message.end) model_.sessions().close(message.id);
-  if (reply.resend < 0) {
-    reply.y_BH = y_BH_;
-  } else {
-    ++model_.session_counts().resends;
-  }
-  return reply;
+  return {resend_, {y_BH_.data(), y_Q}};
 }
 
-SessionStore::Use Worker::session_of(const SessionMessage& message, std::int64_t first) const {
+// Reads a message into `talks_`. Throws InvalidError, and no session has changed, for one that
+// cannot be.
+void Worker::read(const SessionMessage& message) {
+  const bool several = message.id == 0;
+  const auto numbers = rows_of("session", message.header,
+                               several ? kMostHeaderOfSeveral : kMostHeader, {});
+  const auto events = rows_of("events", message.events, kMostEvents, kEventWindowFeatureCount);
+  const auto queries = rows_of("queries", message.queries, kMostQueries, kEventWindowFeatureCount);
+  const std::span<const std::int64_t> header(header_.of(message.header.pieces),
+                                             static_cast<std::size_t>(numbers));
+  Talk talk{message.id,
+            message.start,
+            message.end,
+            0,
+            {},
+            x_EF_.of(message.events.pieces),
+            events,
+            x_QF_.of(message.queries.pieces),
+            queries};
+  const float* const x_QF = talk.x_QF;
+  talks_.clear();
+  if (several) {
+    read_several(header, talk);
+  } else {
+    if (!header.empty()) {
+      talk.first = header[0];
+      talk.questions = header.subspan(1);
+    }
+    if (header.empty() || !possible(talk.first, talk.questions, events, queries)) {
+      throw InvalidError(
+          "session is not the number of the first event and, for each question, how many of the "
+          "events come before it and how many of the queries (8 or 16) are its");
+    }
+    talks_.push_back(talk);
+  }
+  for (const Talk& each : talks_) {
+    model_.limits().check_rows(each.x_EF, each.events, "event", each.first);
+  }
+  model_.limits().check_rows(x_QF, queries, "query", 0);
+  y_BH_.resize(static_cast<std::size_t>(queries));
+}
+
+// Reads the header of several sessions; `rest` has the events and queries of all of them.
+void Worker::read_several(std::span<const std::int64_t> header, Talk rest) {
+  bool fits = !header.empty();
+  while (fits && !header.empty()) {
+    Talk talk = rest;
+    fits = std::ssize(header) >= kSessionNumbers && header[0] != 0 && header[1] >= 0 &&
+           header[1] <= (kStart | kEnd) && header[3] >= 0 && header[3] <= rest.events &&
+           header[4] >= 0 && header[4] <= (std::ssize(header) - kSessionNumbers) / 2;
+    if (!fits) break;
+    talk.id = static_cast<std::uint64_t>(header[0]);
+    talk.start = (header[1] & kStart) != 0;
+    talk.end = (header[1] & kEnd) != 0;
+    talk.first = header[2];
+    talk.events = header[3];
+    talk.questions =
+        header.subspan(kSessionNumbers, static_cast<std::size_t>(2 * header[4]));
+    talk.queries = 0;
+    for (std::size_t i = 1; i < talk.questions.size(); i += 2) {
+      fits = fits && talk.questions[i] <= kMostOfOne;
+      talk.queries += fits ? talk.questions[i] : 0;
+    }
+    fits = fits && talk.queries <= rest.queries &&
+           possible(talk.first, talk.questions, talk.events, talk.queries);
+    header = header.subspan(kSessionNumbers + talk.questions.size());
+    rest.x_EF += fits ? talk.events * kEventWindowFeatureCount : 0;
+    rest.events -= talk.events;
+    rest.x_QF += fits ? talk.queries * kEventWindowFeatureCount : 0;
+    rest.queries -= talk.queries;
+    talks_.push_back(talk);
+  }
+  if (!fits || rest.events != 0 || rest.queries != 0) {
+    throw InvalidError(
+        "a session has a number: the parameter sequence_id; without one the tensor session has, "
+        "for each of several sessions, its number, flags, first event, events and questions");
+  }
+}
+
+SessionStore::Use Worker::session_of(const Talk& talk) const {
   const auto now = std::chrono::steady_clock::now();
-  if (!message.start) return model_.sessions().find(message.id, now);
+  if (!talk.start) return model_.sessions().find(talk.id, now);
   SessionStore::Use session =
-      model_.sessions().open(message.id, now, [&] { return engine_->open_session(); });
-  session->begin(static_cast<std::uint64_t>(first));
+      model_.sessions().open(talk.id, now, [&] { return engine_->open_session(); });
+  session->begin(static_cast<std::uint64_t>(talk.first));
   return session;
 }
 
@@ -275,8 +348,8 @@ std::int64_t Worker::wanted_at(std::int64_t event) const {
 
 // Takes the events and answers the questions; returns -1, or from which event on rows are wanted
 // where the session has others than the sender thinks: then the rest is not looked at.
-std::int64_t Worker::go_through(engine::Session& session, const Talk& talk) {
-  std::int64_t event = talk.header[0];
+std::int64_t Worker::go_through(engine::Session& session, const Talk& talk, float* y_Q) {
+  std::int64_t event = talk.first;
   const float* x_EF = talk.x_EF;
   const auto take = [&](std::int64_t count) {
     const bool follow =
@@ -286,17 +359,16 @@ std::int64_t Worker::go_through(engine::Session& session, const Talk& talk) {
     return follow && session.next() == static_cast<std::uint64_t>(event);
   };
   const float* x_QF = talk.x_QF;
-  float* y_Q = y_BH_.data();
-  for (std::size_t i = 1; i < talk.header.size(); i += 2) {
-    if (!take(talk.header[i])) return wanted_at(event);
+  for (std::size_t i = 0; i < talk.questions.size(); i += 2) {
+    if (!take(talk.questions[i])) return wanted_at(event);
     const auto begun = static_cast<std::int64_t>(session.first());
     if (begun > 0 && event - begun < engine_->reach()) return wanted_at(event);
-    const auto queries = static_cast<int>(talk.header[i + 1]);
+    const auto queries = static_cast<int>(talk.questions[i + 1]);
     engine_->answer(session, x_QF, queries, y_Q, nullptr);
     x_QF += std::ptrdiff_t{queries} * kEventWindowFeatureCount;
     y_Q += queries;
   }
-  return take(talk.header[0] + talk.events - event) ? -1 : wanted_at(event);
+  return take(talk.first + talk.events - event) ? -1 : wanted_at(event);
 }
 
 template <typename Number>

@@ -34,9 +34,15 @@ struct Tensor {
   std::vector<Piece> pieces;
 };
 
-// A message of a session. `header`, int64 [1, 1 + 2 n], has the number of the first of the events,
-// then for each of n questions how many of them come before it since the last question, and how
-// many queries it has. Events after the last question are taken as well.
+// A message of a session, or of several: those of senders whose questions waited together.
+//
+// Of one session, `id` is its number and `header`, int64 [1, 1 + 2 n], has the number of the first
+// of the events, then for each of n questions how many of them come before it since the last
+// question, and how many queries it has. Events after the last question are taken as well.
+//
+// Of several, `id` is 0, and `header` has for each session in turn its number, kStart + kEnd where
+// they hold, the number of its first event, how many events are its, n, and n times the two numbers
+// of a question. Events and queries follow each other in the same order.
 struct SessionMessage {
   std::uint64_t id = 0;
   bool start = false;  // the sender begins anew: with its first event, or `reach` events at least
@@ -47,9 +53,10 @@ struct SessionMessage {
 };
 
 struct SessionReply {
-  // Number of the event from which on they must be sent again, with `start`; -1: all is well.
-  std::int64_t resend = -1;
-  std::span<const float> y_BH;  // latencies in us; empty if rows must be sent again
+  // For each session the number of the event from which on they must be sent again, with `start`;
+  // -1: all is well.
+  std::span<const std::int64_t> resend;
+  std::span<const float> y_BH;  // latencies in us, without those of sessions that want rows again
 };
 
 // A request's tensor as one aligned array.
@@ -104,22 +111,29 @@ class Worker {
   // Answers windows [B, W, F] with latencies in us, y_BH, which stay until the next call. Throws
   // InvalidError if the request cannot be answered.
   std::span<const float> predict(const Tensor& windows);
-  // Takes a session's events and answers its questions; otherwise as `predict`. After an error the
-  // session may have taken some of the events.
+  // Takes sessions' events and answers their questions; otherwise as `predict`. After an error the
+  // sessions may have taken some of the events.
   SessionReply converse(const SessionMessage& message);
 
  private:
-  // A message's content, checked.
+  // A session's part of a message, checked.
   struct Talk {
-    std::span<const std::int64_t> header;
-    const float* x_EF;
-    std::int64_t events;
-    const float* x_QF;
+    std::uint64_t id = 0;
+    bool start = false;
+    bool end = false;
+    std::int64_t first = 0;                  // number of the first event
+    std::span<const std::int64_t> questions;  // two numbers of each
+    const float* x_EF = nullptr;
+    std::int64_t events = 0;
+    const float* x_QF = nullptr;
+    std::int64_t queries = 0;
   };
 
-  SessionStore::Use session_of(const SessionMessage& message, std::int64_t first) const;
+  void read(const SessionMessage& message);
+  void read_several(std::span<const std::int64_t> header, Talk rest);
+  SessionStore::Use session_of(const Talk& talk) const;
   std::int64_t wanted_at(std::int64_t event) const;
-  std::int64_t go_through(engine::Session& session, const Talk& talk);
+  std::int64_t go_through(engine::Session& session, const Talk& talk, float* y_Q);
 
   const Model& model_;
   std::unique_ptr<engine::Engine> engine_;
@@ -127,6 +141,8 @@ class Worker {
   Whole<std::int64_t> header_;
   Whole<float> x_EF_;
   Whole<float> x_QF_;
+  std::vector<Talk> talks_;
+  std::vector<std::int64_t> resend_;
   std::vector<float> y_BH_;
 };
 

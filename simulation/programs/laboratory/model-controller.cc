@@ -36,7 +36,7 @@ void ModelMove::SwapHead(const std::string& artifact, int64_t version) {
 
 void ModelMove::Forecast(const agent::Question& question, const float* x_QF, float* y_BHL) {
   const auto started = std::chrono::steady_clock::now();
-  agent::bring_up_to_date(*m_engine, *m_session, Rows());
+  agent::bring_up_to_date(*m_engine, *m_session, Rows(), Rows().next());
   const int64_t version = m_engine->answer(*m_session, x_QF, question.queries(), y_BHL, nullptr,
                                            static_cast<int>(Outputs()));
   const std::chrono::duration<double> took = std::chrono::steady_clock::now() - started;
