@@ -58,6 +58,9 @@ _MOST: Final = {
     "tokens": 65_536,
     "horizon": 256,
     "features": 256,
+    "trees": 65_536,
+    "nodes": 131_072,
+    "depth": 64,
 }
 NETWORKS: Final = "models/*/network.py"  # import_closure.py follows it
 FORMER_FORMAT: Final = "swiftqueue-artifact/1"
