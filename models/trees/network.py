@@ -99,7 +99,9 @@ class QueryTrees(QueryNetwork):
         """Return the queries (B, H, P) of raw rows (B, W, F)."""
         return x_BWF[:, -self.horizon :, self.query_columns]
 
-    def load_state_dict(self, state: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+    ) -> Any:
         """Fill the trees.
 
         Raises:
@@ -107,10 +109,10 @@ class QueryTrees(QueryNetwork):
         """
         for name in INDICES:
             most = len(self.query_inputs) if name == "input_TN" else self.sizes.nodes
-            places = state[f"head.{name}"]
+            places = state_dict[f"head.{name}"]
             if int(places.min()) < 0 or int(places.max()) >= most:
                 raise ValueError(f"weight head.{name} has a place beyond the {most} that there are")
-        return super().load_state_dict(state, *args, **kwargs)
+        return super().load_state_dict(state_dict, strict, assign)
 
 
 def network_of(model: Mapping[str, Any], names: Sequence[str], units: Sequence[str]) -> QueryTrees:

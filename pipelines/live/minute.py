@@ -160,7 +160,7 @@ def tune(minute: Minute) -> TuningResult:
         files=_files(lesson.tuned),
         verdict=verdict,
         figures={name: asdict(one.figures) for name, one in (scores | naive).items()},
-        loss=lesson.tuning and (lesson.tuning.loss[0], lesson.tuning.loss[-1]),
+        loss=None if lesson.tuning is None else (lesson.tuning.loss[0], lesson.tuning.loss[-1]),
         psi=input_shift(trained_on, sample),
         trained_on=trained_on,
         remembered=len(past.windows) if past else 0,
