@@ -22,7 +22,7 @@ from swiftqueue.common.state import private_files
 from swiftqueue.feature_store.events.event_stream import INPUTS
 from swiftqueue.feature_store.packets.schema import HORIZON
 from swiftqueue.feature_store.quality.distribution_shift import as_rows, sample_inputs
-from swiftqueue.models.forecasters.forecaster import ArchitectureParams, Forecaster, load
+from swiftqueue.models.forecasters.forecaster import Forecaster, load, name_of_kind
 from swiftqueue.models.forecasters.queries import replayed
 from swiftqueue.models.forecasters.traces import Trace, decision_times, read_traces
 from swiftqueue.models.networks import artifact
@@ -143,7 +143,7 @@ def register(
         served = Path(scratch) / "artifact"
         served.mkdir()
         try:
-            ours.export(served, served_level(all_params))
+            ours.export(served, served_level(all_params, ours))
         except ValueError as error:
             raise StageError(f"{source} cannot be served: {error}") from None
         description = artifact.load(served).description
@@ -171,10 +171,9 @@ def register(
     return entered.record(margin, named, trace=params.trace, round=source.name)
 
 
-def served_level(params: Mapping[str, Any]) -> Level:
-    """Return which of several quantiles the chosen forecaster's section serves."""
-    chosen = (params.get(ArchitectureParams.section) or {}).get("name")
-    section = params.get(str(chosen)) or {}
+def served_level(params: Mapping[str, Any], trained: Forecaster) -> Level:
+    """Return which of several quantiles the section of a trained forecaster serves."""
+    section = params.get(name_of_kind(type(trained))) or {}
     level: Level = section.get("served_level")
     return level
 

@@ -46,8 +46,8 @@ class EventStreamForecaster(NetworkForecaster):
         super().__init__(model, protocol)
         self.calibration, self.past = calibration, newest(past)
 
-    @staticmethod
-    def course() -> type[Any]:
+    @classmethod
+    def course(cls) -> Any:
         """Return the class that trains the network."""
         from swiftqueue.models.event_stream.training import EventStreamCourse
 

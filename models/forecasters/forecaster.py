@@ -6,7 +6,8 @@ trained, judged and registered.
 
 A kind is found by its name: a folder of `models/` with a file `forecaster.py` that names its kinds in
 `FORECASTERS`. `architecture.name` in params.yaml chooses the kind of the loop, with its sizes in the section
-of that name; `forecasters.yaml` holds a section for each variant that is compared.
+of that name, or `auto`, and then the stage `pretrain` chooses (selection.py). `forecasters.yaml` holds a
+section for each variant that is compared.
 
 Shapes: B decisions, H horizon (8 packets).
 """
@@ -27,7 +28,7 @@ from pydantic import AfterValidator, Field
 from swiftqueue import models
 from swiftqueue.common.atomic import new_folder
 from swiftqueue.common.json_file import read_object
-from swiftqueue.common.section import Section, near, read, read_all
+from swiftqueue.common.section import Count, Section, near, read, read_all
 from swiftqueue.feature_store.events.event_stream import AS_SENT
 from swiftqueue.models.forecasters.search import Space
 
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 FORMAT: Final = "swiftqueue-forecaster/2"
 DESCRIPTION_FILE: Final = "forecaster.json"
 KINDS: Final = "models/*/forecaster.py"  # import_closure.py follows it
+AUTO: Final = "auto"  # name of no kind: the stage `pretrain` chooses among section `auto`'s candidates
 
 Say = Callable[[str], None]
 
@@ -61,6 +63,11 @@ class Forecaster(ABC):
         Raises:
             ValueError: there are no training data, or training diverged.
         """
+
+    @classmethod
+    def course(cls) -> Any:
+        """Return the class that trains it in a job (models/training/query_training.py); None: `fit` does."""
+        return None
 
     @abstractmethod
     def encode(self, part: TracePart, queue: int = AS_SENT) -> Any:
@@ -138,8 +145,10 @@ class Forecaster(ABC):
         Raises:
             ValueError: it cannot be served; the line says why.
         """
+        served = ", ".join(sorted(name for name, kind in kinds().items() if is_served(kind)))
         raise ValueError(
-            f"{name_of_kind(type(self))} has no network, and Triton serves an event stream or an mlp"
+            f"{name_of_kind(type(self))} has no form that Triton serves; architecture.name, or "
+            f"{AUTO}.candidates, must name one of {served}"
         )
 
 
@@ -188,14 +197,23 @@ def kind_named(name: str) -> type[Forecaster]:
     return known[name]
 
 
+def is_served(kind: type[Forecaster]) -> bool:
+    """Return whether Triton serves forecasters of a kind."""
+    return kind.export is not Forecaster.export
+
+
+def _names() -> list[str]:
+    return sorted([AUTO, *kinds()])
+
+
 def _known(name: str) -> str:
-    if name not in (known := kinds()):
-        raise ValueError(f"it must be one of {', '.join(sorted(known))}")
+    if name not in (known := _names()):
+        raise ValueError(f"it must be one of {', '.join(known)}")
     return name
 
 
 def _say_names(schema: dict[str, Any]) -> None:
-    schema["enum"] = sorted(kinds())
+    schema["enum"] = _names()
 
 
 class ArchitectureParams(Section):
@@ -203,24 +221,68 @@ class ArchitectureParams(Section):
 
     section: ClassVar = "architecture"
     name: Annotated[str, AfterValidator(_known), Field(json_schema_extra=_say_names)]
-    """Kind of the forecaster; its sizes are in the section of that name."""
+    """Kind of the forecaster, whose sizes are in the section of that name; or `auto`, which chooses one of
+    section `auto` on the training slices (docs/FORECASTERS.md)."""
 
 
-def chosen(params: Path) -> Variant:
-    """Return the forecaster that a parameter file chooses for the loop.
+def _candidates(names: list[str]) -> list[str]:
+    if not names or len(set(names)) < len(names):
+        raise ValueError("it must name forecasters, each once")
+    for name in names:
+        kind_of_candidate(name)
+    return names
+
+
+class AutoParams(Section):
+    """The choice of a forecaster where `architecture.name` is `auto`."""
+
+    section: ClassVar = AUTO
+    candidates: Annotated[list[str], AfterValidator(_candidates)]
+    """Forecasters to choose from, the cheapest to serve first, each with the sizes of its section; `NAME-2`
+    has two layers, whatever its section says."""
+    folds: Annotated[int, Field(ge=1, le=10)]
+    """Number of walk-forward steps within the training slices; each trains every candidate."""
+    workers: Count = 2
+    """Number of candidates that train at once, one core each."""
+
+
+def kind_of_candidate(name: str) -> tuple[str, dict[str, int]]:
+    """Return the kind that a candidate of section `auto` names, and the sizes that its name sets.
 
     Raises:
-        ValueError: the file names none or an unknown one, or its sizes are invalid.
+        ValueError: there is no such kind, or it has no layers.
+    """
+    kind, _, layers = name.rpartition("-")
+    if name in kinds() or not layers.isdecimal():
+        kind_named(name)
+        return name, {}
+    if "layers" not in kind_named(kind).Params.model_fields:
+        raise ValueError(f"{name}: {kind} has no layers")
+    return kind, {"layers": int(layers)}
+
+
+def candidates(params: Path) -> list[Variant]:
+    """Return the forecasters that a parameter file lets the loop choose from: one, unless it says `auto`.
+
+    Raises:
+        ValueError: the file names none or an unknown one, or sizes are invalid.
     """
     name = read(params, ArchitectureParams).name
-    kind = kind_named(name)
-    return Variant(name, kind, read(params, kind.Params))
+    found = []
+    for each in read(params, AutoParams).candidates if name == AUTO else [name]:
+        kind_name, sizes = kind_of_candidate(each)
+        kind = kind_named(kind_name)
+        own = read(params, kind.Params)
+        found.append(Variant(each, kind, kind.Params(**own.model_dump() | sizes) if sizes else own))
+    return found
 
 
 def sections_of_choice(params: Mapping[str, Any]) -> list[str]:
     """Return the sections of a parameter file that choose the forecaster and its sizes."""
     choice = (params.get(ArchitectureParams.section) or {}).get("name")
-    return [str(name) for name in (ArchitectureParams.section, choice) if name in params]
+    among = (params.get(AUTO) or {}).get("candidates") or [] if choice == AUTO else []
+    names = (ArchitectureParams.section, choice, *(kind_of_candidate(str(each))[0] for each in among))
+    return [str(name) for name in dict.fromkeys(names) if name in params]
 
 
 def variants(path: Path, wanted: Sequence[str] = ()) -> list[Variant]:

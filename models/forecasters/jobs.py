@@ -65,7 +65,7 @@ class TrainingResult:
 def pretrain(
     data: StageData, variant: Variant, say: Callable[[str], None], epoch: OnRecord = lambda _: None
 ) -> TrainingResult:
-    """Train on the pre-training slices of all traces; forecasters without a network train in this process.
+    """Train on the pre-training slices of all traces; forecasters without a course train in this process.
 
     The job's checkpoints lie in a folder named after a hash of packets, slices, parameters and code, so only
     the same work is ever resumed. The caller removes the folder once the result is saved.
@@ -83,9 +83,12 @@ def pretrain(
     parts = lessons(list(traces.values()))
     params: Any = variant.params
     seed = int(getattr(params, "seed", 0))
-    kind = variant.kind
-    if not issubclass(kind, NetworkForecaster):
-        return TrainingResult(variant.fit(parts, seed, say), [])
+    kind: Any = variant.kind
+    if kind.course() is None:
+        fitted = variant.fit(parts, seed, say)
+        if isinstance(fitted, NetworkForecaster):
+            fitted = fitted.taught_by(about(traces))
+        return TrainingResult(fitted, [])
 
     def told(record: dict[str, Any]) -> None:
         if "epoch" not in record:

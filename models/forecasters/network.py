@@ -7,7 +7,6 @@ one.
 from __future__ import annotations
 
 import copy
-from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -38,11 +37,6 @@ class NetworkForecaster(Forecaster):
     def __init__(self, model: QueryNetwork, protocol: Mapping[str, Any] | None = None) -> None:
         """Take a trained network and its protocol, the name and lengths of the training slices."""
         self.model, self.protocol = model.eval(), dict(protocol or {})
-
-    @staticmethod
-    @abstractmethod
-    def course() -> type[Any]:
-        """Return the class that trains the network: a `Course` of models/training/query_training.py."""
 
     @classmethod
     def fit(cls, parts: Sequence[TracePart], params: Any, seed: int, say: Say) -> Self:

@@ -19,8 +19,8 @@ class Mlp(NetworkForecaster):
     model: QueryMlp
     Params = MlpParams
 
-    @staticmethod
-    def course() -> type[Any]:
+    @classmethod
+    def course(cls) -> Any:
         """Return the class that trains the network."""
         from swiftqueue.models.mlp.training import MlpCourse
 

@@ -58,6 +58,9 @@ _MOST: Final = {
     "tokens": 65_536,
     "horizon": 256,
     "features": 256,
+    "trees": 65_536,
+    "nodes": 131_072,
+    "depth": 64,
 }
 NETWORKS: Final = "models/*/network.py"  # import_closure.py follows it
 FORMER_FORMAT: Final = "swiftqueue-artifact/1"
@@ -297,7 +300,10 @@ def _load_weights(path: Path, model: QueryNetwork, kept: Mapping[str, list[int]]
                 raise ValueError(f"{path}: weight {layer} is not 0 for an input that its rows do not have")
             state[layer] = state[layer][:, kept[rows]].contiguous()
     check_state(state, model.state_dict(), path)
-    model.load_state_dict(state)
+    try:
+        model.load_state_dict(state)
+    except ValueError as error:  # weights that are places (models/trees/network.py)
+        raise ValueError(f"{path}: {error}") from None
     model.eval()
 
 

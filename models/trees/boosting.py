@@ -5,6 +5,7 @@ Shapes: N packets, F inputs.
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -82,6 +83,10 @@ class BoostedTrees:
         except xgboost.core.XGBoostError as error:
             raise ValueError(f"{path}: no trees ({str(error).splitlines()[0]})") from None
         return cls(booster, rounds, seed, growth)
+
+    def described(self) -> dict[str, Any]:
+        """Return the trees as XGBoost's JSON."""
+        return dict(json.loads(bytes(self._booster.save_raw("json"))))
 
     def predict(self, x_NF: NDArray[np.float32]) -> Floats:
         """Return latencies in µs, (N,)."""

@@ -5,18 +5,18 @@ Shapes: B decisions, H horizon (8 packets), N packets, P inputs of a query.
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Final, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Self
 
 import numpy as np
 from pydantic import Field
 
 from swiftqueue.common.section import Count, Section
-from swiftqueue.feature_store.events.event_stream import AS_SENT, event_schema_hash
+from swiftqueue.feature_store.events.event_stream import AS_SENT
 from swiftqueue.feature_store.packets.schema import HORIZON
-from swiftqueue.models.forecasters.forecaster import Forecaster, Say, check_made_for
+from swiftqueue.models.forecasters.forecaster import Forecaster, Say
+from swiftqueue.models.forecasters.network import NetworkForecaster
 from swiftqueue.models.forecasters.queries import QUERY_INPUTS, Inputs, replayed
 from swiftqueue.models.forecasters.search import LogRange, Space
 from swiftqueue.models.forecasters.traces import Floats, TracePart
@@ -25,7 +25,11 @@ from swiftqueue.models.sharp import Change
 from swiftqueue.models.training.head import FinetuneParams
 from swiftqueue.models.trees.boosting import BoostedTrees, Growth
 
+if TYPE_CHECKING:
+    from swiftqueue.models.trees.network import QueryTrees
+
 FILE: Final = "trees.ubj"
+AT_ONCE: Final = 1024  # decisions that meet the trees at once: 8 packets a decision, 100 trees
 # Trees would memorise the time and the flow of an episode by a flow's age and the codes of flow and receiver;
 # networks do see them.
 BY_HEART: Final = (
@@ -69,73 +73,107 @@ class TreesParams(BoostingParams):
     """Names of inputs that the trees do not see (docs/EVENTS.md)."""
 
 
-class BoostedForecaster(Forecaster):
-    """The base of forecasters with boosted trees; a subclass fits and asks them."""
+class Trees(NetworkForecaster):
+    """Trees of log-latency on the derived inputs of each query.
 
+    XGBoost grows them and, as long as its own file is there, adds trees in a tuning. Its trees are a network
+    (network.py), which answers, and which is registered and served. A served one has no head to tune.
+    """
+
+    Params: ClassVar[type[Any]] = TreesParams
     search = SEARCH
+    model: QueryTrees
 
-    def __init__(self, trees: BoostedTrees, params: Any) -> None:
-        """Take fitted trees."""
-        self.trees, self.params = trees, params
-
-    @staticmethod
-    @abstractmethod
-    def schema_hash() -> str:
-        """Return the hash of the definition of the inputs."""
-
-    def write(self, folder: Path) -> dict[str, Any]:
-        """Write the trees."""
-        self.trees.save(folder / FILE)
-        known = {"schema_hash": self.schema_hash(), "seed": self.trees.seed}
-        return {**known, "params": self.params.model_dump()}
+    def __init__(
+        self,
+        model: QueryTrees,
+        protocol: Mapping[str, Any] | None = None,
+        grown: BoostedTrees | None = None,
+        params: TreesParams | None = None,
+    ) -> None:
+        """Take the network, and the trees that it was made of with their parameters."""
+        super().__init__(model, protocol)
+        self.grown, self.params = grown, params
 
     @classmethod
-    def read(cls, folder: Path, described: Mapping[str, Any]) -> Self:
-        """Read the trees."""
-        check_made_for(described, cls.schema_hash())
-        params: Any = cls.Params(**described["params"])
-        trees = BoostedTrees.load(folder / FILE, params.rounds, int(described["seed"]), params.growth)
-        return cls(trees, params)
+    def of(cls, grown: BoostedTrees, params: TreesParams, protocol: Mapping[str, Any] | None = None) -> Self:
+        """Return the forecaster of fitted trees."""
+        from swiftqueue.models.trees.network import network_of
 
-
-class Trees(BoostedForecaster):
-    """Trees of log-latency on the derived inputs of each query."""
-
-    Params = TreesParams
-    schema_hash = staticmethod(event_schema_hash)
+        inputs = Inputs.without(QUERY_INPUTS, params.left_out)
+        return cls(network_of(grown.described(), inputs.names, inputs.units), protocol, grown, params)
 
     @classmethod
     def fit(cls, parts: Sequence[TracePart], params: TreesParams, seed: int, say: Say) -> Self:
         """Fit on whole slices: nothing is chosen on held-out time."""
-        x_NP = np.concatenate([_rows(part, params) for part in parts])
+        inputs = Inputs.without(QUERY_INPUTS, params.left_out)
+        x_NP = np.concatenate([_rows(part, inputs).reshape(-1, len(inputs.names)) for part in parts])
         y_N = np.concatenate([part.latencies_us().ravel() for part in parts]).astype(np.float64)
-        trees = BoostedTrees.fit(x_NP, y_N, rounds=params.rounds, seed=seed, growth=params.growth)
-        return cls(trees, params)
+        grown = BoostedTrees.fit(x_NP, y_N, rounds=params.rounds, seed=seed, growth=params.growth)
+        return cls.of(grown, params)
 
-    def encode(self, part: TracePart, queue: int = AS_SENT) -> Floats:
-        """Return the rows (N, P) of the packets decided."""
-        return _rows(part, self.params, queue)
+    def encode(self, part: TracePart, queue: int = AS_SENT) -> Any:
+        """Return the rows (B, H, P) of the packets decided, which are the head's inputs."""
+        import torch
 
-    def answer(self, encoded: Floats) -> Floats:
-        """Return latencies in µs (B, H)."""
-        return self.trees.predict(encoded).reshape(-1, HORIZON).astype(np.float32)
+        from swiftqueue.models.networks.prediction import HeadInputs
+
+        x = torch.from_numpy(
+            _rows(part, Inputs.named([each.name for each in self.model.query_inputs]), queue)
+        )
+        return HeadInputs(x, self.model.anchor_of(x))
+
+    def answer(self, encoded: Any) -> Floats:
+        """Return latencies in µs (B, H), some decisions at a time: each row meets every tree."""
+        from swiftqueue.models.networks.prediction import HeadInputs, latencies
+
+        read, anchor = encoded.read_BRD, encoded.anchor_BH
+        parts = [slice(first, first + AT_ONCE) for first in range(0, len(read), AT_ONCE)]
+        answers = [latencies(self.model, HeadInputs(read[part], anchor[part])) for part in parts]
+        return np.concatenate([np.zeros((0, HORIZON), np.float32), *answers])
 
     def tuned_on(
-        self,
-        encoded: Floats,
-        came_BH: Floats,
-        change: Change,
-        how: FinetuneParams,
-        starts: Sequence[int] = (),
+        self, encoded: Any, came_BH: Floats, change: Change, how: FinetuneParams, starts: Sequence[int] = ()
     ) -> Self:
-        """Add trees."""
-        y_N = came_BH.ravel().astype(np.float64)
-        return type(self)(self.trees.continued(encoded, y_N), self.params)
+        """Add trees; a served one has none of XGBoost's to add to, and stays as it is."""
+        if self.grown is None or self.params is None:
+            return self
+        rows = encoded.read_BRD.numpy()
+        more = self.grown.continued(rows.reshape(-1, rows.shape[-1]), came_BH.ravel().astype(np.float64))
+        return self if more is self.grown else self.of(more, self.params, self.protocol)
+
+    def same_but_head(self, other: Forecaster) -> bool:
+        """Return whether the two see the same inputs: the trees are the head."""
+        return isinstance(other, Trees) and self._inputs() == other._inputs()
+
+    def _inputs(self) -> list[str]:
+        return [each.name for each in self.model.query_inputs]
+
+    def write(self, folder: Path) -> dict[str, Any]:
+        """Write the network as an artifact, and XGBoost's own trees beside it."""
+        described = super().write(folder)
+        if self.grown is None or self.params is None:
+            return described
+        self.grown.save(folder / FILE)
+        return {**described, "seed": self.grown.seed, "params": self.params.model_dump()}
+
+    @classmethod
+    def read(cls, folder: Path, described: Mapping[str, Any]) -> Self:
+        """Read the artifact and, where they are beside it, XGBoost's trees."""
+        from swiftqueue.models.networks import artifact
+
+        found = artifact.load(folder)
+        model: Any = found.model
+        if "params" not in described:
+            return cls(model, found.description.protocol)
+        params = TreesParams(**described["params"])
+        grown = BoostedTrees.load(folder / FILE, params.rounds, int(described["seed"]), params.growth)
+        return cls(model, found.description.protocol, grown, params)
 
 
 FORECASTERS: Final = {"trees": Trees}
 
 
-def _rows(part: TracePart, params: TreesParams, queue: int = AS_SENT) -> Floats:
-    x_BHP = Inputs.without(QUERY_INPUTS, params.left_out).of(replayed(part, queue).x_DHF)
-    return x_BHP.reshape(-1, x_BHP.shape[-1])
+def _rows(part: TracePart, inputs: Inputs, queue: int = AS_SENT) -> Floats:
+    """Return the inputs (B, H, P) of the packets decided."""
+    return inputs.of(replayed(part, queue).x_DHF)

@@ -5,7 +5,8 @@ Shapes: B decisions, W window tokens, F inputs of a token, H horizon (8 packets)
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final, Self
 
 import numpy as np
@@ -14,12 +15,12 @@ from pydantic import Field, model_validator
 from swiftqueue.common.section import Count
 from swiftqueue.feature_store.events.event_stream import AS_SENT
 from swiftqueue.feature_store.packets.schema import HORIZON
-from swiftqueue.models.forecasters.forecaster import Say
+from swiftqueue.models.forecasters.forecaster import Forecaster, Say, check_made_for
 from swiftqueue.models.forecasters.traces import Floats, TracePart
 from swiftqueue.models.sharp import Change
 from swiftqueue.models.training.head import FinetuneParams
 from swiftqueue.models.trees.boosting import BoostedTrees
-from swiftqueue.models.trees.forecaster import BoostedForecaster, BoostingParams
+from swiftqueue.models.trees.forecaster import FILE, SEARCH, BoostingParams
 from swiftqueue.models.window.windows import Windows, input_names, schema_hash, windows_of
 
 ASKED_AT_ONCE: Final = 2048  # decisions whose rows are held together: a row is a whole window
@@ -42,11 +43,15 @@ class WindowTreesParams(BoostingParams):
         return self
 
 
-class WindowTrees(BoostedForecaster):
+class WindowTrees(Forecaster):
     """Trees of log-latency on the whole window (SwiftQueue, arXiv 2410.06112, section 6: XGB)."""
 
     Params = WindowTreesParams
-    schema_hash = staticmethod(schema_hash)
+    search = SEARCH
+
+    def __init__(self, trees: BoostedTrees, params: WindowTreesParams) -> None:
+        """Take fitted trees."""
+        self.trees, self.params = trees, params
 
     @classmethod
     def fit(cls, parts: Sequence[TracePart], params: WindowTreesParams, seed: int, say: Say) -> Self:
@@ -78,6 +83,20 @@ class WindowTrees(BoostedForecaster):
     ) -> Self:
         """Add trees."""
         return type(self)(self.trees.continued(*_lesson(encoded, came_BH, self.params)), self.params)
+
+    def write(self, folder: Path) -> dict[str, Any]:
+        """Write the trees."""
+        self.trees.save(folder / FILE)
+        known = {"schema_hash": schema_hash(), "seed": self.trees.seed}
+        return {**known, "params": self.params.model_dump()}
+
+    @classmethod
+    def read(cls, folder: Path, described: Mapping[str, Any]) -> Self:
+        """Read the trees."""
+        check_made_for(described, schema_hash())
+        params = WindowTreesParams(**described["params"])
+        trees = BoostedTrees.load(folder / FILE, params.rounds, int(described["seed"]), params.growth)
+        return cls(trees, params)
 
 
 def _windows(part: TracePart, params: WindowTreesParams, queue: int = AS_SENT) -> Windows:

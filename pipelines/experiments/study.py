@@ -18,13 +18,16 @@ from swiftqueue.common.atomic import new_file, write_file
 from swiftqueue.common.given import check_folder
 from swiftqueue.common.settings import variable
 from swiftqueue.common.state import state_dir
+from swiftqueue.models.forecasters.forecaster import AUTO
 from swiftqueue.pipelines.experiments.dvc_command import call_dvc, run_dvc
 from swiftqueue.pipelines.experiments.traces import TRACES, check_name
 from swiftqueue.pipelines.params.document import load_yaml, save_yaml, trace_entry
 from swiftqueue.pipelines.params.override import override
 
 PROJECT: Final = Path(__file__).resolve().parents[2]
+CHOICE: Final = "data/models/pretrained/choice.json"
 SETTINGS: Final = "study.json"  # the study's options; other options make another study
+USUAL: Final = {"latency": "acks", "architecture": "event-stream"}  # in a study.json that does not say
 SIMULATED_ROUNDS: Final = 2  # walk-forward rounds that fit into a simulated trace
 
 
@@ -36,12 +39,14 @@ class Study:
     protocol: str
     overrides: list[str]
     latency: str = "acks"
+    architecture: str = AUTO
 
     def settings(self) -> dict[str, Any]:
         """Return the options that define this study, for its `study.json`."""
         captures = {name: str(path.resolve()) for name, path in self.captures.items()}
         own = {"traces": captures, "protocol": self.protocol, "set": self.overrides}
-        return own if self.latency == "acks" else own | {"latency": self.latency}
+        apart = {name: getattr(self, name) for name in USUAL}
+        return own | {name: value for name, value in apart.items() if value != USUAL[name]}
 
 
 def run_study(
@@ -51,6 +56,7 @@ def run_study(
     protocol: str,
     overrides: list[str],
     latency: str = "acks",
+    architecture: str = AUTO,
     until: str = "evaluate",
 ) -> int:
     """Make or resume a study and run its stages up to `until`; return DVC's exit code.
@@ -61,6 +67,7 @@ def run_study(
         protocol: name of the slice lengths (models/training/protocol.py).
         overrides: changed parameters as `SECTION.KEY=VALUE`, with VALUE in YAML.
         latency: source of the captures' latencies: `acks`, `selective` or `timestamps`.
+        architecture: kind of the forecaster, or `auto`.
         until: name of the last stage to run; a study does not register.
 
     Raises:
@@ -69,7 +76,7 @@ def run_study(
     """
     if latency != "acks" and not traces:
         raise ValueError(f"--latency {latency} is of captures, and none is given")
-    study = Study(_named(traces), protocol, overrides, latency)
+    study = Study(_named(traces), protocol, overrides, latency, architecture)
     params = study_params(load_yaml(PROJECT / "params.yaml"), study)
     stages = _stages(load_yaml(PROJECT / "dvc.yaml"), simulated=not study.captures)
     if until not in stages["stages"]:
@@ -88,6 +95,8 @@ def run_study(
             "in a folder of its own"
         )
     elif until == "evaluate":
+        if (choice := folder / CHOICE).is_file():
+            print(f"auto {json.loads(choice.read_text())['why']}")
         print(f"report: {folder / 'data/evaluation/report/report.html'}")
         print(f"figures: {folder / 'data/evaluation/report/scores.json'}")
     return code
@@ -105,6 +114,7 @@ def study_params(params: Any, study: Study) -> Any:
     least = protocol_named(study.protocol)
     enough_s = least.pretrain_s + SIMULATED_ROUNDS * least.test_s + 2  # flows start in the first second
     params["simulate"]["duration_s"] = max(params["simulate"]["duration_s"], round(enough_s))
+    params["architecture"]["name"] = study.architecture
     override(params, study.protocol, study.overrides)
 
     if study.captures:
@@ -164,7 +174,7 @@ def _check_folder(folder: Path, study: Study) -> None:
         made_with = json.loads(settings.read_text())
         asked = study.settings()
         if differ := [what for what in {**made_with, **asked} if made_with.get(what) != asked.get(what)]:
-            was = made_with.get(differ[0], "acks")  # only `latency` is left out where it is the usual one
+            was = made_with.get(differ[0], USUAL.get(differ[0]))
             raise ValueError(
                 f"{folder} holds a study with other settings ({differ[0]}: {was}); "
                 "repeat those to go on with it, or name another folder"

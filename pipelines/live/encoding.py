@@ -108,7 +108,7 @@ def load(files: Mapping[str, bytes]) -> NetworkForecaster:
     """Load a served version from its artifact files by name; the engine encodes for it if it can.
 
     Raises:
-        ValueError: a file is damaged, or the version has no head to tune.
+        ValueError: a file is damaged, or the version is no network.
     """
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
@@ -116,7 +116,7 @@ def load(files: Mapping[str, bytes]) -> NetworkForecaster:
             (folder / name).write_bytes(content)
         found = forecaster.load(folder)
         if not isinstance(found, NetworkForecaster):
-            raise ValueError("the version has no head to tune")
+            raise ValueError("the version is no network")
         if isinstance(found, EventStreamForecaster):
             try:
                 found.encoder = EngineEncoder(Engine(folder), found)

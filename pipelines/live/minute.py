@@ -28,6 +28,7 @@ from swiftqueue.feature_store.events.beginning import Beginning
 from swiftqueue.feature_store.events.definition import EVENTS
 from swiftqueue.feature_store.packets.schema import HORIZON
 from swiftqueue.feature_store.quality.distribution_shift import input_shift, sample_inputs
+from swiftqueue.models.forecasters.forecaster import name_of_kind
 from swiftqueue.models.forecasters.network import NetworkForecaster
 from swiftqueue.models.forecasters.traces import TracePart
 from swiftqueue.models.networks import artifact
@@ -72,8 +73,7 @@ class TuningResult:
     files: Mapping[str, bytes]  # artifact files by name
     verdict: Verdict
     figures: Mapping[str, Any]  # gate figures by predictor
-    loss_before: float
-    loss_after: float
+    loss: tuple[float, float] | None  # before and after the tuning; None: there is no head to tune
     psi: Mapping[str, float]  # population stability index by input
     trained_on: NDArray[np.float32]  # inputs (N, F) that the index compares with
     slices: tuple[JudgingSlice, ...]  # slices to be kept, oldest first
@@ -141,6 +141,9 @@ def tune(minute: Minute) -> TuningResult:
     if minute.reference is not None:
         scores["reference"] = scored(load(minute.reference))
     verdict = gate.judge(scores["challenger"], scores["champion"], naive, "", scores.get("reference"))
+    if lesson.tuned is champion:
+        name = name_of_kind(type(champion))
+        verdict = Verdict(False, f"{name} has no head to tune, so the champion stays", verdict.loses_to)
     served = own if verdict.passed else champion
     known = {id(one) for one in minute.earlier}
     kept = [one for one in seen[encoder_of(served)] if id(one) not in known]  # new or newly encoded ones
@@ -157,8 +160,7 @@ def tune(minute: Minute) -> TuningResult:
         files=_files(lesson.tuned),
         verdict=verdict,
         figures={name: asdict(one.figures) for name, one in (scores | naive).items()},
-        loss_before=lesson.tuning.loss[0],
-        loss_after=lesson.tuning.loss[-1],
+        loss=None if lesson.tuning is None else (lesson.tuning.loss[0], lesson.tuning.loss[-1]),
         psi=input_shift(trained_on, sample),
         trained_on=trained_on,
         remembered=len(past.windows) if past else 0,
@@ -208,7 +210,7 @@ def aligned(packets: pl.DataFrame, beginning: Beginning) -> tuple[pl.DataFrame, 
 @dataclass(frozen=True)
 class _Lesson:
     tuned: NetworkForecaster
-    tuning: TuningReport
+    tuning: TuningReport | None  # None: it has no head to tune
     median_us: float  # median latency of the minute
     y_BH: NDArray[np.float32]  # latencies of the minute in µs, as known then
 
@@ -221,7 +223,7 @@ def _train(
     minute: Minute,
     past: PastWindows | None,
 ) -> _Lesson:
-    """Train the head on what was known when the judging slice began."""
+    """Train the head, if there is one, on what was known when the judging slice began."""
     y_BH = targets.known_at(minute.judge_from_ns)[learn_B]
     known = y_BH[np.isfinite(y_BH)]
     if not known.size:
@@ -230,7 +232,6 @@ def _train(
     lesson = Decisions.joined([taught, past.windows]) if past else taught
     starts = np.cumsum([len(one) for one in came])[:-1].tolist()
     tuned = own.tuned_on(lesson.encoded, np.concatenate(came), minute.change, minute.params, starts)
-    assert tuned.tuning is not None  # noqa: S101 - a latency is known
     return _Lesson(tuned, tuned.tuning, float(np.median(known)), y_BH)
 
 

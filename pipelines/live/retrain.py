@@ -36,7 +36,14 @@ from swiftqueue.common.state import make_scratch, private_dir, state_dir
 from swiftqueue.common.state import scratch as loop_scratch
 from swiftqueue.feature_store.quality.distribution_shift import as_rows, sample_inputs
 from swiftqueue.feature_store.telemetry.recent import RecentPackets, write_trace
-from swiftqueue.models.forecasters.forecaster import load, sections_of_choice
+from swiftqueue.models.forecasters.forecaster import (
+    AUTO,
+    is_served,
+    kind_named,
+    kind_of_candidate,
+    load,
+    sections_of_choice,
+)
 from swiftqueue.models.forecasters.queries import replayed
 from swiftqueue.models.forecasters.traces import about, decision_times, read_traces
 from swiftqueue.models.networks import artifact
@@ -215,6 +222,11 @@ def stage_params(params: Mapping[str, Any], packets: pl.DataFrame) -> dict[str, 
     validate = params["validate"] | {"max_shift_psi": ANY_SHIFT}
     taken = ("change", *sections_of_choice(params))
     own = {name: params[name] for name in taken if name in params}
+    if AUTO in own:  # a round can only push what is served
+        among = [
+            name for name in own[AUTO]["candidates"] if is_served(kind_named(kind_of_candidate(name)[0]))
+        ]
+        own[AUTO] = own[AUTO] | {"candidates": among}
     return {"split": split, "validate": validate, **own}
 
 
@@ -255,7 +267,8 @@ def run_stages(folder: Path) -> None:
     }
     inputs_NF = sample_inputs(as_rows(replayed(trace.to_predict(learned)).x_DHF))
     with new_folder(folder / CANDIDATE) as partial:
-        load(folder / "pretrained").export(partial, served_level(read_all(folder / "params.yaml")))
+        trained = load(folder / "pretrained")
+        trained.export(partial, served_level(read_all(folder / "params.yaml"), trained))
         np.save(partial / INPUTS_FILE, inputs_NF)
         (partial / "tags.yaml").write_text(yaml.safe_dump(tags))
     for name in ("packets", "pretrained"):  # gigabytes that nobody needs any more

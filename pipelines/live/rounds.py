@@ -196,7 +196,7 @@ class Rounds(Runner[RoundRecord]):
             whole = time.monotonic() - begin
             # Starting the worker if needed, and the way to it and back.
             record.seconds |= {"workers": whole - sum(tuned.seconds.values()), **tuned.seconds}
-            record.figures, record.loss = tuned.figures, (tuned.loss_before, tuned.loss_after)
+            record.figures, record.loss = tuned.figures, tuned.loss
             record.remembered = tuned.remembered
             record.psi = dict(sorted(tuned.psi.items(), key=lambda item: -item[1]))
             record.retrain = max(tuned.psi.values()) > self._params.drift

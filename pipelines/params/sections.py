@@ -24,6 +24,7 @@ _OF_STAGES: Final = {
     "validate": "swiftqueue.pipelines.validate:ValidateParams",
     "change": "swiftqueue.models.sharp:Change",
     "architecture": "swiftqueue.models.forecasters.forecaster:ArchitectureParams",
+    "auto": "swiftqueue.models.forecasters.forecaster:AutoParams",
     "finetune": "swiftqueue.models.training.head:FinetuneParams",
     "live": "swiftqueue.pipelines.live.reservoir:LiveParams",
     "evaluate": "swiftqueue.pipelines.evaluate:EvaluateParams",

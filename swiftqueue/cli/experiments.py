@@ -73,6 +73,10 @@ def study(
     latency: Annotated[
         LatencySource, typer.Option(help="`timestamps` for captures made at the receiver")
     ] = LatencySource.acks,
+    architecture: Annotated[
+        str,
+        typer.Option(help="kind of forecaster (docs/FORECASTERS.md); auto: the best on the training slice"),
+    ] = "auto",
 ) -> None:
     """Run the whole pipeline on other traces or with other parameters, in a folder of its own.
 
@@ -80,8 +84,16 @@ def study(
     """
     from swiftqueue.pipelines.experiments.study import run_study
 
-    given = set_ or []
-    sys.exit(run_study(folder, traces or [], protocol=protocol.value, overrides=given, latency=latency.value))
+    sys.exit(
+        run_study(
+            folder,
+            traces or [],
+            protocol=protocol.value,
+            overrides=set_ or [],
+            latency=latency.value,
+            architecture=architecture,
+        )
+    )
 
 
 @experiments_app.command()

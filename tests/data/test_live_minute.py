@@ -101,12 +101,46 @@ def test_the_head_is_the_one_that_offline_fine_tuning_gives(
     live = load(dict(tuned.files), tmp_path)
     for name, expected in offline.model.state_dict().items():
         torch.testing.assert_close(live.model.state_dict()[name], expected, rtol=1e-3, atol=1e-4)
-    assert tuned.loss_after < tuned.loss_before
+    assert tuned.loss is not None
+    assert tuned.loss[1] < tuned.loss[0]
     for name, expected in parent.model.encoder_state().items():
         assert torch.equal(live.model.encoder_state()[name], expected)
     assert "send_rate_flow" in tuned.psi
     again = tune(minute(packets, champion, earlier=tuned.slices, reference=artifact.read_files(champion)))
     assert again.figures["reference"] == again.figures["champion"]
+
+
+def trees_of(packets: pl.DataFrame, folder: Path) -> Path:
+    """Write trees as the registry has them."""
+    from swiftqueue.models.trees.forecaster import Trees, TreesParams
+
+    folder.mkdir()
+    Trees.fit([whole(packets, 0, 6)], TreesParams(rounds=20), 1, print).export(folder)
+    return folder
+
+
+def test_a_round_leaves_a_champion_without_a_head_as_it_is(packets: pl.DataFrame, tmp_path: Path) -> None:
+    """It is judged and its inputs' drift is measured, so that a re-train can begin; nothing is pushed."""
+    trees = trees_of(packets, tmp_path / "trees")
+    one = tune(minute(packets, trees, memory_windows=64))
+    assert (one.loss, one.verdict.passed) == (None, False)
+    assert one.verdict.reason == "trees has no head to tune, so the champion stays"
+    assert one.figures["challenger"] == one.figures["champion"]
+    assert one.files == artifact.read_files(trees)
+    assert "send_rate_flow" in one.psi
+    again = tune(minute(packets, trees, earlier=one.slices))
+    assert again.figures["champion"]["log_mae"] == pytest.approx(one.figures["champion"]["log_mae"], rel=1e-6)
+
+
+def test_trees_of_a_retrain_are_judged_untuned(packets: pl.DataFrame, champion: Path, tmp_path: Path) -> None:
+    trees = trees_of(packets, tmp_path / "trees")
+    one = tune(minute(packets, champion, retrained=artifact.read_files(trees)))
+    assert one.loss is None
+    assert one.verdict.passed  # the champion is untrained
+    assert one.figures["challenger"]["log_mae"] < one.figures["champion"]["log_mae"]
+    assert one.files == artifact.read_files(trees)
+    back = tune(minute(packets, trees, retrained=artifact.read_files(champion)))
+    assert back.loss is not None
 
 
 def test_it_is_judged_on_the_slice_after_the_one_it_learned_from(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -20,7 +21,7 @@ import yaml
 from swiftqueue.models.event_stream.parameters import EventStreamParams
 from swiftqueue.models.event_stream.training import EventStreamCourse
 from swiftqueue.models.forecasters import forecaster as door
-from swiftqueue.models.forecasters.forecaster import Variant, chosen, kind_named
+from swiftqueue.models.forecasters.forecaster import Variant, candidates, kind_named
 from swiftqueue.models.forecasters.jobs import StageData, pretrain
 from swiftqueue.models.forecasters.traces import Trace, lessons
 from swiftqueue.models.forecasters.walk import tune_heads
@@ -188,7 +189,7 @@ def test_one_walk_gives_the_stage_and_the_comparison_the_same_forecasts(toy: Pat
 
 @pytest.mark.parametrize("kind", ["event-stream", "mlp", "trees", "virtual-queue", "repeated"])
 def test_the_gate_compares_versions_of_any_kind_on_packets(toy: Path, project: Path, kind: str) -> None:
-    """Trees and rules pass the same gate; only networks can be served."""
+    """Trees and rules pass the same gate; a rule cannot be served."""
     trace = only(data_of(toy))
     own = yaml.safe_load((project / "params.yaml").read_text())
     sizes: dict[str, Any] = {
@@ -212,8 +213,8 @@ def test_the_gate_compares_versions_of_any_kind_on_packets(toy: Path, project: P
     np.testing.assert_array_equal(
         register_stage.predictions(made, trace, judging_B), whole[judging_B].astype(np.float32)
     )
-    if kind in ("trees", "virtual-queue", "repeated"):
-        with pytest.raises(ValueError, match=f"^{kind} has no network, and Triton serves"):
+    if kind in ("virtual-queue", "repeated"):
+        with pytest.raises(ValueError, match=f"^{kind} has no form that Triton serves; .* mlp, trees$"):
             made.export(toy)
 
 
@@ -307,13 +308,13 @@ def test_an_unknown_name_or_size_is_one_clear_line(
     given |= {name: values for name, values in sections.items() if name != "event-stream"}
     (tmp_path / "params.yaml").write_text(yaml.safe_dump(given))
     with pytest.raises(ValueError, match=message) as refused:
-        chosen(tmp_path / "params.yaml")
+        candidates(tmp_path / "params.yaml")
     assert len(str(refused.value).splitlines()) == 1
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not mutants.ALL, reason="minutes: make test-all")
-@pytest.mark.parametrize("name", ["event-stream", "mlp"])
+@pytest.mark.parametrize("name", ["event-stream", "mlp", "auto"])
 def test_the_programs_of_all_stages_run_through_with_it(name: str, tmp_path: Path, project: Path) -> None:
     """From packets to a registered version, each stage as DVC starts it."""
     own = yaml.safe_load((project / "params.yaml").read_text())
@@ -321,7 +322,8 @@ def test_the_programs_of_all_stages_run_through_with_it(name: str, tmp_path: Pat
     params = {
         **own,
         "architecture": {"name": name},
-        name: quick.model_dump(),
+        **({} if name == "auto" else {name: quick.model_dump()}),
+        "auto": {"candidates": ["trees", "virtual-queue"], "folds": 2, "workers": 2},
         "extract": {"traces": {"t": {"file": "t.pcap", "sender": None, "latency": "acks"}}},
         "split": {"protocol": "short"},
         "validate": {**own["validate"], "max_shift_psi": 100},
@@ -356,9 +358,15 @@ def test_the_programs_of_all_stages_run_through_with_it(name: str, tmp_path: Pat
 
     assert "rounds of short" in stage("split", "split", "packets")
     assert "expectations met" in stage("validate", "validation", "packets", "split")
-    assert f"pretrain: {name} on 1 traces" in stage("pretrain", "pretrained", "packets", "split")
+    said = stage("pretrain", "pretrained", "packets", "split")
+    assert f"pretrain: {name.replace('auto', 'trees')} on 1 traces" in said
+    if name == "auto":
+        choice = json.loads((tmp_path / "pretrained" / "choice.json").read_text())
+        assert (choice["chosen"], set(choice["candidates"])) == ("trees", {"trees", "virtual-queue"})
+        assert f"auto: {choice['why']}" in said
+        assert re.search(r"^auto: the choice took \d+ s, the training \d+ s$", said, re.M)
     epochs = pl.read_csv(tmp_path / "pretrained" / "epochs.csv")
-    assert {"epoch", "loss", "validation_log_mse"} <= set(epochs.columns)
+    assert name == "auto" or {"epoch", "loss", "validation_log_mse"} <= set(epochs.columns)
     stage("finetune", "finetuned", "packets", "split", "pretrained")
     stage("evaluate", "evaluation", "packets", "split", "pretrained", "finetuned")
     said = stage("register", "registered.json", "packets", "split", "finetuned", "evaluation")

@@ -323,14 +323,17 @@ def read_forecaster(data: bytes) -> None:
 @cache
 def forecaster_files() -> dict[str, bytes]:
     from swiftqueue.models.forecasters import forecaster
+    from swiftqueue.models.forecasters.queries import QUERY_INPUTS, Inputs
     from swiftqueue.models.trees.boosting import BoostedTrees
     from swiftqueue.models.trees.forecaster import Trees, TreesParams
 
     rng = np.random.default_rng(1)
-    trees = BoostedTrees.fit(rng.random((50, 3), np.float32), rng.random(50) + 1, rounds=2, seed=1)
+    params = TreesParams(rounds=2)
+    inputs = Inputs.without(QUERY_INPUTS, params.left_out).names
+    trees = BoostedTrees.fit(rng.random((50, len(inputs)), np.float32), rng.random(50) + 1, rounds=2, seed=1)
     made = folder() / "trees"
     if not made.exists():
-        forecaster.save(made, Trees(trees, TreesParams(rounds=2)))
+        forecaster.save(made, Trees.of(trees, params))
     return {path.name: path.read_bytes() for path in made.iterdir()}
 
 

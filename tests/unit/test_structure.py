@@ -58,7 +58,7 @@ def test_stages_params_and_files_are_the_same_set(project: Path) -> None:
     files = {p.stem for p in (project / "pipelines").glob("*.py")} - STAGES_SHARE
     from swiftqueue.pipelines.params.sections import of_forecasters
 
-    of_no_one_stage = {"architecture", "change", "live", *of_forecasters()}
+    of_no_one_stage = {"architecture", "auto", "change", "live", *of_forecasters()}
     assert stages == (sections - of_no_one_stage) | {"pretrain"} == files
 
 
@@ -76,7 +76,8 @@ def test_each_stage_depends_on_its_own_file_and_section(project: Path) -> None:
         if name == "simulate":  # all but the seeds: each is a stage of its own
             assert stage["params"] == [f"{name}.{key}" for key in own[name] if key != "seeds"]
         elif name == "pretrain":  # the one that is chosen is trained
-            assert stage["params"] == ["architecture", "change", *(one for one in own if one in kinds)]
+            choice = ["architecture", "auto", "change"]
+            assert stage["params"] == [*choice, *(one for one in own if one in kinds)]
         elif name != "extract":  # whose command holds all that params.yaml says of its trace
             assert stage["params"][0] == name
         assert stage["cmd"].startswith(f"pipelines/run {name} ")

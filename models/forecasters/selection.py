@@ -1,0 +1,251 @@
+"""Choose the loop's forecaster among several by walking forward within the training slices (`auto`).
+
+Step k trains on the first part of each training slice and forecasts the part after it. No candidate sees a
+validation or test slice, nor an ACK that came after the training slice. The candidates' forecasts of all
+steps are scored together, and `best_of` has the rule.
+
+Shapes: B decisions, H horizon (8 packets).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from multiprocessing import get_context
+from typing import Any, Final
+
+import numpy as np
+
+from swiftqueue.models.forecasters.comparison import HeldOutPackets
+from swiftqueue.models.forecasters.forecaster import AutoParams, Say, Variant
+from swiftqueue.models.forecasters.traces import Trace, lessons, tested
+from swiftqueue.models.forecasters.walk import PRETRAINED, DecisionForecasts, forecasts, learning_from
+from swiftqueue.models.scoring.metrics import late_from, score_predictions
+from swiftqueue.models.training.protocol import LEAST_WINDOWS, Round, Slice, TraceSlices
+
+FIRST_SHARE: Final = 0.4  # share of a training slice that the first step trains on
+AP_AS_GOOD: Final = 0.02  # average precision below the best that counts as equal: the gate's margin
+MAE_AS_GOOD: Final = 0.05  # error above the least, as a share of it, that counts as equal
+LEAST_LATE: Final = 50  # late packets with fewer of which one episode would decide, as in the gate
+AP_HOPELESS: Final = 0.1  # average precision below the best with which a candidate is trained no more
+MAE_HOPELESS: Final = 0.5  # error above the least, as a share of it, likewise where the error decides
+
+
+@dataclass(frozen=True)
+class Score:
+    """A candidate's scores over the steps that it was trained for."""
+
+    average_precision: float | None
+    mae_ms: float
+    late: int  # number of late packets
+
+    def __str__(self) -> str:
+        precision = "no late packet" if self.average_precision is None else f"AP {self.average_precision:.3f}"
+        return f"{precision}, MAE {self.mae_ms:.2f} ms"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The chosen forecaster, with the reason and the scores of all candidates."""
+
+    variant: Variant
+    line: str  # what was chosen and why, in one line
+    scores: Mapping[str, Score]  # by candidate; one whose training failed has none
+    steps: Mapping[str, int]  # number of steps that each was trained for
+    late: int  # late packets in the steps
+    seconds: float
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the choice as plain JSON, without times, so that a repeated choice is the same file."""
+        candidates = {
+            name: {
+                "average_precision": score.average_precision and round(score.average_precision, 4),
+                "mae_ms": round(score.mae_ms, 4),
+                "steps": self.steps[name],
+            }
+            for name, score in self.scores.items()
+        }
+        return {
+            "chosen": self.variant.name,
+            "kind": self.variant.kind_name,
+            "why": self.line,
+            "late": self.late,
+            "candidates": candidates,
+        }
+
+
+def choose(traces: Sequence[Trace], among: Sequence[Variant], params: AutoParams, say: Say) -> Choice:
+    """Return the candidate that forecasts best within the training slices.
+
+    A candidate that falls far behind is trained for no further step, so the cost is at most
+    `sum of the steps' shares` trainings of each candidate: 1.8 with three steps.
+
+    Args:
+        traces: traces whose training slices are walked; those without a test slice teach as a whole.
+        among: the candidates, the cheapest to serve first.
+        params: number of steps, and of candidates that train at once.
+        say: called with a line about each step.
+
+    Raises:
+        ValueError: no candidate could be trained; the line says why.
+    """
+    started = time.monotonic()
+    steps = [step for step in walk_forward(traces, params.folds) if _usable(step)]
+    if not steps:
+        raise ValueError(
+            "architecture.name is auto, and the training slices are too short to choose on: name a forecaster"
+        )
+    asked = [HeldOutPackets.of(tested_in(step)) for step in steps]
+    said: dict[str, list[DecisionForecasts]] = {variant.name: [] for variant in among}
+    scores: dict[str, Score] = {}
+    left, failed = list(among), ""
+    with _workers(params.workers, len(among)) as each:
+        for k, step in enumerate(steps):
+            found = each(_forecast, [(variant, step) for variant in left])
+            for variant, result in zip(left, found, strict=True):
+                if isinstance(result, str):
+                    failed = f"{variant.name}: {result}"
+                    scores.pop(variant.name, None)
+                    say(f"auto: step {k + 1}, {failed}; left out")
+                    continue
+                said[variant.name].append(result)
+                scores[variant.name] = _score(said[variant.name], asked)
+            left = [variant for variant in left if variant.name in scores]
+            if not left:
+                raise ValueError(f"none of the forecasters in auto.candidates could be trained; {failed}")
+            shown = "; ".join(f"{variant.name} {scores[variant.name]}" for variant in left)
+            say(f"auto: step {k + 1} of {len(steps)}: {shown}")
+            if k + 1 < len(steps):
+                left = _in_reach(left, scores)
+    name, why = best_of({variant.name: scores[variant.name] for variant in left})
+    others = "; ".join(f"{other} {score}" for other, score in scores.items() if other != name)
+    line = f"chose {name}: {scores[name]}, {why}" + (f"; against {others}" if others else "")
+    line += f"; {len(steps)} steps within the training slices"
+    variant = next(variant for variant in left if variant.name == name)
+    counts = {name: len(said[name]) for name in scores}
+    return Choice(variant, line, scores, counts, scores[name].late, time.monotonic() - started)
+
+
+def best_of(scores: Mapping[str, Score]) -> tuple[str, str]:
+    """Return the best of some candidates, the cheapest to serve first, and the reason.
+
+    Average precision of late packets decides. Among candidates within AP_AS_GOOD of the best the mean
+    absolute error decides, and among those within MAE_AS_GOOD of the least the first, the cheapest to serve.
+    With fewer than LEAST_LATE late packets average precision is left out.
+    """
+    names = list(scores)
+    late = min(score.late for score in scores.values())
+    why = "the highest AP"
+    if late < LEAST_LATE:
+        why = f"the least MAE ({late} late packets are too few for AP)"
+    else:
+        best = max(score.average_precision or 0.0 for score in scores.values())
+        names = [name for name in names if (scores[name].average_precision or 0.0) >= best - AP_AS_GOOD]
+        if len(names) > 1:
+            why = f"the least MAE of those within {AP_AS_GOOD} of the highest AP"
+    least = min(scores[name].mae_ms for name in names)
+    tied = [name for name in names if scores[name].mae_ms <= least * (1 + MAE_AS_GOOD)]
+    if len(tied) > 1:
+        why = f"the cheapest to serve of {' and '.join(tied)}, which are as good"
+    return tied[0], why
+
+
+def _in_reach(left: Sequence[Variant], scores: Mapping[str, Score]) -> list[Variant]:
+    """Return the candidates that may still be chosen."""
+    some = [scores[variant.name] for variant in left]
+    if min(score.late for score in some) < LEAST_LATE:
+        least = min(score.mae_ms for score in some)
+        return [one for one in left if scores[one.name].mae_ms <= least * (1 + MAE_HOPELESS)]
+    best = max(score.average_precision or 0.0 for score in some)
+    return [one for one in left if (scores[one.name].average_precision or 0.0) >= best - AP_HOPELESS]
+
+
+def walk_forward(traces: Sequence[Trace], steps: int) -> list[list[Trace]]:
+    """Return the traces of each step: a part of each training slice to learn from, and the next to predict.
+
+    The packets are those of the training slice as known at its end, so nothing later can be seen.
+    """
+    return [[_step(trace, k, steps) for trace in traces] for k in range(steps)]
+
+
+def _step(trace: Trace, k: int, steps: int) -> Trace:
+    part = trace.slices.pretrain
+    known = replace(trace, packets=trace.to_learn(part).packets)
+    if not trace.slices.rounds:  # it only teaches
+        return known
+    from_, to = (
+        part.lo + round(len(part) * (FIRST_SHARE + (1 - FIRST_SHARE) * n / steps)) for n in (k, k + 1)
+    )
+    rounds = (Round(Slice(from_, from_), Slice(from_, to)),)
+    slices = TraceSlices(trace.slices.protocol, trace.slices.duration_s, Slice(part.lo, from_), rounds)
+    return replace(known, slices=slices)
+
+
+def _usable(step: Sequence[Trace]) -> bool:
+    """Return whether a step has latencies to learn from and to score."""
+    taught = any(np.isfinite(part.latencies_us()).any() for part in lessons(step)) if _begun(step) else False
+    return taught and any(
+        np.isfinite(trace.to_predict(each.test).latencies_us()).any()
+        for trace in tested_in(step)
+        for each in trace.slices.rounds
+    )
+
+
+def _begun(step: Sequence[Trace]) -> bool:
+    """Return whether each trace has decisions to train on and one to validate."""
+    return all(len(trace.slices.pretrain) >= LEAST_WINDOWS for trace in step)
+
+
+def tested_in(step: Sequence[Trace]) -> list[Trace]:
+    """Return a step's traces that are forecast."""
+    return tested({trace.name: trace for trace in step})
+
+
+def _forecast(variant: Variant, step: Sequence[Trace]) -> DecisionForecasts | str:
+    """Return a candidate's forecasts of a step, as trained; the line of the failure if it cannot be."""
+    import torch
+
+    torch.set_num_threads(1)  # small networks lose by more threads
+    parts = lessons(step)
+    try:
+        with learning_from(part.trace for part in parts):
+            heads = {-1: variant.fit(parts, int(getattr(variant.params, "seed", 0)))}
+    except ValueError as error:
+        return str(error)
+    told = [forecasts(heads, trace, 0.0, forms=(PRETRAINED,))[PRETRAINED] for trace in tested_in(step)]
+    return DecisionForecasts.joined(told)
+
+
+def _score(said: Sequence[DecisionForecasts], asked: Sequence[HeldOutPackets]) -> Score:
+    """Score a candidate's forecasts of the first steps together."""
+    steps = list(zip(said, asked[: len(said)], strict=True))
+    lateness = [
+        one.spread.above(late_from(held_out.last_flow_BH, held_out.change))
+        for one, held_out in steps
+        if one.spread is not None
+    ]
+    scores = score_predictions(
+        np.concatenate([one.us_BH for one, _ in steps]),
+        np.concatenate([held_out.came_BH for _, held_out in steps]),
+        np.concatenate([held_out.last_flow_BH for _, held_out in steps]),
+        change=asked[0].change,
+        lateness_BH=np.concatenate(lateness) if lateness else None,
+    )
+    late, error = scores["late"], scores["error"]
+    mae_ms = error["mae_ms"]
+    return Score(
+        late["average_precision"], float("inf") if mae_ms is None else mae_ms, int(late["n_late"] or 0)
+    )
+
+
+@contextmanager
+def _workers(count: int, most: int) -> Iterator[Any]:
+    """Yield a function that calls another one for each of some arguments, in `count` processes."""
+    if min(count, most) == 1:
+        yield lambda do, arguments: [do(*each) for each in arguments]
+        return
+    with ProcessPoolExecutor(min(count, most), get_context("spawn")) as pool:
+        yield lambda do, arguments: [one.result() for one in [pool.submit(do, *each) for each in arguments]]

@@ -1,0 +1,264 @@
+"""`architecture.name: auto`: the choice stays within the training slices, follows its rule, and says why."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import polars as pl
+import pytest
+import toy_world
+import yaml
+
+from swiftqueue.common.section import read
+from swiftqueue.feature_store.packets.schema import HORIZON
+from swiftqueue.models.forecasters import forecaster as door
+from swiftqueue.models.forecasters.forecaster import AutoParams, Forecaster, Variant, candidates
+from swiftqueue.models.forecasters.selection import (
+    AP_AS_GOOD,
+    LEAST_LATE,
+    MAE_AS_GOOD,
+    Choice,
+    Score,
+    best_of,
+    choose,
+    walk_forward,
+)
+from swiftqueue.models.forecasters.traces import Trace, TracePart, lessons, read_traces
+from swiftqueue.models.repeated.forecaster import RepeatedParams
+from swiftqueue.models.sharp import PAPERS
+
+QUICK = {
+    **{"epochs": 2, "segments": 2, "segment_events": 128, "width": 16, "feed_forward": 32, "heads": 2},
+    **{"rounds": 10, "batch_size": 64},
+}
+ALL = ("trees", "mlp", "event-stream-1", "event-stream-2", "virtual-queue")
+
+
+class Guess(Forecaster):
+    """A forecaster that guesses; every other one is better."""
+
+    Params = RepeatedParams
+
+    @classmethod
+    def fit(cls, parts: Sequence[TracePart], params: Any, seed: int, say: door.Say) -> Self:
+        return cls()
+
+    def encode(self, part: TracePart, queue: int = -1) -> Any:
+        return len(part)
+
+    def answer(self, encoded: Any) -> Any:
+        return np.random.default_rng(1).uniform(1, 1e7, (encoded, HORIZON)).astype(np.float32)
+
+    def write(self, folder: Path) -> dict[str, Any]:
+        raise NotImplementedError
+
+    @classmethod
+    def read(cls, folder: Path, described: Any) -> Self:
+        raise NotImplementedError
+
+
+GUESS = Variant("guess", Guess, RepeatedParams(input="last_latency_us"))
+
+
+@pytest.fixture(scope="module")
+def params(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The project's parameters, small, with `auto`."""
+    own = yaml.safe_load((project / "params.yaml").read_text())
+    for sizes in own.values():
+        sizes.update({key: value for key, value in QUICK.items() if key in sizes})
+    own["architecture"]["name"] = "auto"
+    own["auto"].update(folds=2, workers=1)
+    path = tmp_path_factory.mktemp("params") / "params.yaml"
+    path.write_text(yaml.safe_dump(own))
+    return path
+
+
+@pytest.fixture(scope="module")
+def table() -> pl.DataFrame:
+    return toy_world.bottleneck_table("t", 9, seed=3, swing_ms=40, episodes=True)
+
+
+def traces_of(folder: Path, *tables: pl.DataFrame) -> list[Trace]:
+    world = toy_world.write_traces(folder, list(tables))
+    return list(read_traces(world / "packets", world / "split.json", PAPERS).values())
+
+
+def chosen(traces: list[Trace], among: Sequence[Variant], params: Path, said: list[str]) -> Choice:
+    return choose(traces, among, read(params, AutoParams), said.append)
+
+
+def named(params: Path, *names: str) -> list[Variant]:
+    return [variant for variant in candidates(params) if variant.name in names]
+
+
+def test_the_project_chooses_among_all_sizes(params: Path, project: Path) -> None:
+    among = candidates(params)
+    assert tuple(variant.name for variant in among) == ALL
+    layers = [getattr(variant.params, "layers", None) for variant in among]
+    assert layers == [None, 2, 1, 2, None]
+    (one,) = candidates(project / "params.yaml")
+    assert one.name == "event-stream"
+    own = yaml.safe_load(params.read_text())
+    expected = {"architecture", "auto", "trees", "mlp", "event-stream", "virtual-queue"}
+    assert set(door.sections_of_choice(own)) == expected
+
+
+def score(precision: float | None, mae_ms: float, late: int = 500) -> Score:
+    return Score(precision, mae_ms, late)
+
+
+@pytest.mark.parametrize(
+    ("scores", "best", "why"),
+    [
+        ({"cheap": score(0.4, 5), "dear": score(0.5, 9)}, "dear", "the highest AP"),
+        ({"cheap": score(0.5 - AP_AS_GOOD / 2, 9), "dear": score(0.5, 5)}, "dear", "the least MAE of those"),
+        ({"cheap": score(0.49, 5 * (1 + MAE_AS_GOOD)), "dear": score(0.5, 5)}, "cheap", "cheapest to serve"),
+        ({"cheap": score(0.9, 9, LEAST_LATE - 1), "dear": score(0.1, 5, LEAST_LATE - 1)}, "dear", "too few"),
+        (
+            {"cheap": score(None, 5, 0), "dear": score(None, 5, 0)},
+            "cheap",
+            "of cheap and dear, which are",
+        ),
+        ({"only": score(0.5, 5)}, "only", "the highest AP"),
+    ],
+)
+def test_the_rule(scores: dict[str, Score], best: str, why: str) -> None:
+    name, reason = best_of(scores)
+    assert name == best
+    assert why in reason
+
+
+def test_nothing_after_the_training_slice_changes_the_choice(
+    params: Path, table: pl.DataFrame, tmp_path: Path
+) -> None:
+    (trace,) = traces_of(tmp_path / "one", table)
+    end = trace.slices.pretrain.hi * HORIZON
+    now_ns = int(table["sent_ns"][end])
+    known = (pl.col("acked_ns") <= now_ns).fill_null(False) & (pl.col("packet") < end)
+    changed = table.with_columns(
+        latency_us=pl.when(known).then("latency_us").otherwise(pl.lit(9e5, pl.Float32)),
+        size_bytes=pl.when(pl.col("packet") < end).then("size_bytes").otherwise(pl.lit(77, pl.Int32)),
+    )
+    assert not changed.equals(table)
+    (other,) = traces_of(tmp_path / "two", changed)
+    for ours, theirs in zip(walk_forward([trace], 3), walk_forward([other], 3), strict=True):
+        (one,), (two,) = ours, theirs
+        assert one.packets.equals(two.packets)
+        assert one.packets.height == end
+        assert (one.packets["acked_ns"].drop_nulls() <= now_ns).all()
+        assert one.slices.pretrain.hi == one.slices.rounds[0].test.lo < one.slices.rounds[0].test.hi
+        assert one.slices.rounds[0].test.hi <= trace.slices.pretrain.hi
+    among = named(params, "trees", "virtual-queue")
+    results = [chosen([each], among, params, []).as_json() for each in (trace, other)]
+    assert results[0] == results[1]
+
+
+def test_each_step_learns_from_what_the_one_before_forecast(table: pl.DataFrame, tmp_path: Path) -> None:
+    (trace,) = traces_of(tmp_path, table)
+    steps = [step[0].slices for step in walk_forward([trace], 3)]
+    for before, after in itertools.pairwise(steps):
+        assert before.rounds[0].test.hi == after.pretrain.hi
+    assert steps[-1].rounds[0].test.hi == trace.slices.pretrain.hi
+    shares = [len(slices.pretrain) / len(trace.slices.pretrain) for slices in steps]
+    assert shares == pytest.approx([0.4, 0.6, 0.8], abs=0.01)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_each_candidate_can_be_chosen(name: str, params: Path, table: pl.DataFrame, tmp_path: Path) -> None:
+    """Beside a guess it is chosen, the line says why, and the scores are those of both."""
+    said: list[str] = []
+    traces = traces_of(tmp_path, table)
+    (variant,) = named(params, name)
+    choice = chosen(traces, [GUESS, variant], params, said)
+    assert choice.variant is variant
+    assert choice.line.startswith(f"chose {name}: AP 0.")
+    assert "the highest AP; against guess AP 0." in choice.line
+    assert choice.line.endswith("2 steps within the training slices")
+    assert "\n" not in choice.line
+    found = choice.as_json()
+    assert json.loads(json.dumps(found, allow_nan=False)) == found
+    assert found["candidates"][name]["steps"] == 2
+    assert found["late"] >= LEAST_LATE
+    assert any(line.startswith("auto: step 1 of 2: guess AP") for line in said)
+
+
+def test_a_hopeless_candidate_is_trained_once(params: Path, table: pl.DataFrame, tmp_path: Path) -> None:
+    (trees,) = named(params, "trees")
+    choice = chosen(traces_of(tmp_path, table), [GUESS, trees], params, [])
+    assert choice.steps == {"guess": 1, "trees": 2}
+
+
+@pytest.mark.long
+@pytest.mark.slow
+def test_two_processes_choose_as_one_does(params: Path, table: pl.DataFrame, tmp_path: Path) -> None:
+    traces, among = traces_of(tmp_path, table), named(params, "trees", "virtual-queue")
+    both = choose(traces, among, AutoParams(candidates=["trees"], folds=2, workers=2), print)
+    assert both.as_json() == chosen(traces, among, params, []).as_json()
+
+
+def test_a_candidate_that_cannot_be_trained_is_left_out(
+    params: Path, table: pl.DataFrame, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def diverge(*_: Any) -> Any:
+        raise ValueError("training diverged")
+
+    monkeypatch.setattr(Guess, "fit", diverge)
+    traces, said = traces_of(tmp_path, table), list[str]()
+    (trees,) = named(params, "trees")
+    assert chosen(traces, [GUESS, trees], params, said).variant is trees
+    assert "auto: step 1, guess: learning from t: training diverged; left out" in said
+    with pytest.raises(ValueError, match=r"^none of the forecasters .*could be trained; guess: .*diverged$"):
+        chosen(traces, [GUESS], params, [])
+
+
+def test_slices_too_short_to_choose_on_are_one_clear_line(
+    params: Path, table: pl.DataFrame, tmp_path: Path
+) -> None:
+    (trace,) = traces_of(tmp_path, table)
+    silent = table.with_columns(
+        latency_us=pl.when(pl.col("packet") > trace.slices.pretrain.hi * HORIZON).then("latency_us")
+    )
+    with pytest.raises(ValueError, match=r"^architecture.name is auto, and [^\n]*: name a forecaster$"):
+        chosen(traces_of(tmp_path / "silent", silent), named(params, "trees"), params, [])
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"architecture": {"name": "otto"}}, "architecture.name is 'otto'; it must be .*auto"),
+        ({"auto": {"candidates": ["tree"]}}, r"no forecaster 'tree'; did you mean trees\?"),
+        ({"auto": {"candidates": ["trees-2"]}}, "trees-2: trees has no layers"),
+        ({"auto": {"candidates": ["event-stream-17"]}}, "event-stream.layers is 17"),
+        ({"auto": {"candidates": []}}, "it must name forecasters, each once"),
+        ({"auto": {"candidates": ["mlp", "mlp"]}}, "it must name forecasters, each once"),
+        ({"auto": {"candidates": ["bilstm"]}}, "section `bilstm` is missing"),
+        ({"auto": {"folds": 0}}, "auto.folds is 0"),
+    ],
+)
+def test_an_unknown_name_is_one_clear_line(
+    params: Path, tmp_path: Path, changes: dict[str, dict[str, Any]], message: str
+) -> None:
+    own = yaml.safe_load(params.read_text())
+    (section, values), *_ = changes.items()
+    path = tmp_path / "params.yaml"
+    path.write_text(yaml.safe_dump(own | {section: own[section] | values}))
+    with pytest.raises(ValueError, match=message) as refused:
+        candidates(path)
+    assert "\n" not in str(refused.value)
+
+
+def test_traces_that_only_teach_teach_in_each_step(table: pl.DataFrame, tmp_path: Path) -> None:
+    from dataclasses import replace
+
+    from swiftqueue.models.training.protocol import Slice
+
+    (trace,) = traces_of(tmp_path, table)
+    whole = Slice(0, table.height // HORIZON)
+    teacher = replace(trace, name="teacher", slices=replace(trace.slices, pretrain=whole, rounds=()))
+    for step in walk_forward([trace, teacher], 3):
+        assert [len(part) for part in lessons(step)][1] == len(whole)
