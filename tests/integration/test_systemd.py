@@ -100,7 +100,7 @@ def test_systemd_keeps_the_loop(folder: Path, make_artifact: Callable[..., Path]
     path = {"PYTHONPATH": os.pathsep.join(sys.path)}
     for command in (
         [sys.executable, "-c", FIRST, str(make_artifact(1, onnx=True))],
-        [swiftqueue, "units", "--memory", "12G", *options],
+        [str(swiftqueue), "units", "--memory", "12G", *options],
     ):
         subprocess.run(command, env=environment | path, cwd=PROJECT, check=True)
     machine = Machine(folder / "systemd" / "user" / NAME)
