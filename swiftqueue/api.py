@@ -176,6 +176,8 @@ def scores(forecasts: pl.DataFrame) -> dict[str, float | int | None]:
 def plot(forecasts: pl.DataFrame, *, start_s: float = 0.0, seconds: float = 2.0) -> Figure:
     """Draw true and predicted latency (ms) of the packets sent in some seconds of a trace.
 
+    A notebook shows the figure; `savefig` writes it as PNG, SVG or PDF, by the file's name.
+
     Args:
         forecasts: result of `Model.predict`.
         start_s: seconds from the trace's first packet to the beginning of the plot.
@@ -186,14 +188,15 @@ def plot(forecasts: pl.DataFrame, *, start_s: float = 0.0, seconds: float = 2.0)
 
     """
     import polars as pl
-    from matplotlib.figure import Figure
+
+    from swiftqueue.picture import Picture
 
     _check_forecast(forecasts)
     sent_s = ((pl.col("sent_ns") - pl.col("sent_ns").min()) / NS_PER_S).alias("sent_s")
     shown = forecasts.with_columns(sent_s).filter(pl.col("sent_s").is_between(start_s, start_s + seconds))
     if shown.is_empty():
         raise ValueError(f"no packet was sent between {start_s:g} s and {start_s + seconds:g} s")
-    figure = Figure(figsize=(9, 4), layout="constrained")
+    figure = Picture(figsize=(9, 4), layout="constrained")
     axes = figure.add_subplot()
     for column, label, style in (("latency_us", "true", "."), (PREDICTED, "predicted", "-")):
         axes.plot(shown["sent_s"], shown[column] / 1e3, style, label=label, markersize=3, linewidth=1)

@@ -27,7 +27,8 @@ FOLDER_LINK: Final = re.compile(r"\]\(([^):#]*/)\)")
 def gather(project: Path, pages: Path) -> None:
     """Put every page and picture of the checkout, the reference and the notebook into an empty folder.
 
-    A link to a folder leads to the folder's README.md, as where repositories are shown.
+    A link to a folder leads to the folder's README.md, as where repositories are shown, and one to a notebook to
+    its page.
     """
     shutil.rmtree(pages, ignore_errors=True)
     command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", "--", *SHOWN]
@@ -38,7 +39,8 @@ def gather(project: Path, pages: Path) -> None:
         target = pages / name
         target.parent.mkdir(parents=True, exist_ok=True)
         if target.suffix == ".md":
-            target.write_text(FOLDER_LINK.sub(r"](\1README.md)", (project / name).read_text()))
+            text = FOLDER_LINK.sub(r"](\1README.md)", (project / name).read_text())
+            target.write_text(text.replace(".ipynb)", ".md)"))
         else:
             shutil.copyfile(project / name, target)
     (pages / DECISIONS / "README.md").write_text(decisions(pages / DECISIONS))
@@ -114,7 +116,7 @@ def main() -> None:
         build(PROJECT, site.with_name(f"{site.name}-pages"), site)
     except Exception as error:  # MkDocs has said in which page and why
         sys.exit(f"make docs: {error}")
-    print(f"the site is {site}/index.html")
+    print(f"the site is {site}/index.html; with search: python -m http.server --bind 127.0.0.1 --directory {site}")
 
 
 if __name__ == "__main__":

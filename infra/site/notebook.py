@@ -38,9 +38,9 @@ def write(source: Path, folder: Path, project: Path) -> None:
     with tempfile.TemporaryDirectory(prefix="swiftqueue-") as empty:
         inputs = {"CAPTURE": str(capture(project, Path(empty))), "MODEL": str(project / MODEL)}
         setting = {"metadata": {"path": empty}}
-        NotebookClient(content, timeout=600, kernel_name="python3", resources=setting).execute(
-            env=os.environ | inputs
-        )
+        quiet = ["--log-level=40"]  # it would say at length that its loopback connection is signed, not encrypted
+        client = NotebookClient(content, timeout=600, resources=setting, extra_arguments=quiet)
+        client.execute(env=os.environ | inputs)
     text, resources = MarkdownExporter().from_notebook_node(content)
     folder.mkdir(parents=True, exist_ok=True)
     for name, picture in resources["outputs"].items():
