@@ -168,7 +168,10 @@ def scores(forecasts: pl.DataFrame) -> dict[str, float | int | None]:
     last = [one.name for one in INPUTS].index("last_latency_flow_us")
     found = score_predictions(pred_BH, y_BH, replay_events(forecasts).x_DHF[..., last])
     late, error = found["late"], found["error"]
-    ranked = {"average_precision": late["average_precision"], "recall_at_1_percent": late["recall_at_false_alarms"]}
+    ranked = {
+        "average_precision": late["average_precision"],
+        "recall_at_1_percent": late["recall_at_false_alarms"],
+    }
     errors = {name: error[name] for name in ("mae_ms", "p50_ms", "p90_ms", "p99_ms")}
     return {"packets": found["n"], "late": late["n_late"], **ranked, **errors}
 

@@ -105,8 +105,14 @@ def _network(folder: Path) -> dict[str, Any]:
 
     described = read_model(folder).description
     lists = ("features", "queries")
-    counts = {f"number of {name}": len(described[name]) for name in lists if isinstance(described.get(name), list)}
-    plain = {n: value for n, value in described.items() if isinstance(value, str | int | float) and n not in LINEAGE}
+    counts = {
+        f"number of {name}": len(described[name]) for name in lists if isinstance(described.get(name), list)
+    }
+    plain = {
+        n: value
+        for n, value in described.items()
+        if isinstance(value, str | int | float) and n not in LINEAGE
+    }
     sizes = described.get("architecture")
     return plain | counts | (dict(sizes) if isinstance(sizes, Mapping) else {})
 
@@ -116,7 +122,9 @@ def _own_lineage(folder: Path) -> dict[str, str]:
     from swiftqueue.models.registry.packet_model import read_model
 
     described = read_model(folder).description
-    return {name: str(described[name]) for name in ("schema_hash", "protocol", "visibility") if name in described}
+    return {
+        name: str(described[name]) for name in ("schema_hash", "protocol", "visibility") if name in described
+    }
 
 
 def _path(source: str) -> str:

@@ -116,7 +116,9 @@ def main() -> None:
         build(PROJECT, site.with_name(f"{site.name}-pages"), site)
     except Exception as error:  # MkDocs has said in which page and why
         sys.exit(f"make docs: {error}")
-    print(f"the site is {site}/index.html; with search: python -m http.server --bind 127.0.0.1 --directory {site}")
+    print(
+        f"the site is {site}/index.html; with search: python -m http.server --bind 127.0.0.1 --directory {site}"
+    )
 
 
 if __name__ == "__main__":

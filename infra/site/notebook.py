@@ -11,7 +11,9 @@ from swiftqueue.common.section import read
 from swiftqueue.pipelines.simulate import SimulateParams, simulate
 from swiftqueue.pipelines.simulators import build_simulator
 
-MODEL: Final = "docs/laboratory/models/figure8/uncoupled"  # a published one; `make run` makes the reader's own
+MODEL: Final = (
+    "docs/laboratory/models/figure8/uncoupled"  # a published one; `make run` makes the reader's own
+)
 SEED: Final = 7
 SECONDS: Final = 6
 
@@ -38,7 +40,9 @@ def write(source: Path, folder: Path, project: Path) -> None:
     with tempfile.TemporaryDirectory(prefix="swiftqueue-") as empty:
         inputs = {"CAPTURE": str(capture(project, Path(empty))), "MODEL": str(project / MODEL)}
         setting = {"metadata": {"path": empty}}
-        quiet = ["--log-level=40"]  # it would say at length that its loopback connection is signed, not encrypted
+        quiet = [
+            "--log-level=40"
+        ]  # it would say at length that its loopback connection is signed, not encrypted
         client = NotebookClient(content, timeout=600, resources=setting, extra_arguments=quiet)
         client.execute(env=os.environ | inputs)
     text, resources = MarkdownExporter().from_notebook_node(content)
