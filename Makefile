@@ -12,7 +12,7 @@ export PATH := $(CURDIR)/$(BIN):$(CURDIR)/$(TOOLS):$(PATH)
 # Small models train 2-4 times faster on one thread each (docs/LOG.md); Ray gives each worker its own core.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help setup native native-all compiler setup-tests kustomize kuberay podsecurity apiserver debian debian-marker run lab long-traces lab-full docs test test-all test-fast lint format bench up down status logs lock audit clean
+.PHONY: help setup native native-all compiler setup-tests kustomize kuberay podsecurity apiserver debian debian-marker run lab long-traces lab-full docs wheel test test-all test-fast lint format bench up down status logs lock audit clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -187,6 +187,11 @@ status: ## Judge each part by a real request; the served version and its age
 
 logs: ## The last lines of every part's log; make logs FOLLOW=1 goes on
 	@tail -n 15 $(if $(FOLLOW),-F) $(STATE)/*/server.log $(wildcard $(STATE)/ingest/replicas.log)
+
+wheel: setup ## Build the library as a wheel, its native parts inside, in build/dist
+	rm -rf build/lib build/bdist.* build/dist
+	$(UV) build --quiet --wheel --no-build-isolation --offline --python $(BIN)/python --out-dir build/dist .
+	@ls build/dist/*.whl
 
 lock: ## Resolve infra/setup/requirements*.in into the three locks
 	$(UV) pip compile infra/setup/requirements.in --override infra/setup/overrides.txt --python-version 3.11 \

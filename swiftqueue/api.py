@@ -1,12 +1,12 @@
-"""SwiftQueue as a library: from a capture to packets, events, forecasts, scores and a picture, from any folder.
+"""SwiftQueue as a library: from a capture to packets, events, forecasts, scores and a picture.
 
     packets = swiftqueue.read_capture("office.pcap")
     forecasts = swiftqueue.load_model("champion").predict(packets)
     swiftqueue.scores(forecasts)
     swiftqueue.plot(forecasts, seconds=2).savefig("forecasts.png")
 
-Tables are Polars data frames; `to_pandas()` makes pandas ones of them. Importing the package loads none of the
-libraries behind it; nothing here makes a folder or starts a server.
+Tables are Polars data frames; `to_pandas()` makes pandas ones of them. Everything works from any folder.
+Importing the package loads none of the libraries behind it; nothing here makes a folder or starts a server.
 """
 
 from __future__ import annotations
@@ -90,8 +90,8 @@ def model_card(
 ) -> ModelCard:
     """Describe a model: its network, the data that taught it, its scores, and what it descends from.
 
-    Print the card for Markdown; a notebook shows it as a page. Its fields are plain dictionaries. An artifact's
-    folder holds no scores and no data sets, so those parts of its card are empty.
+    Print the card for Markdown; a notebook shows it as a page. Its fields are plain dictionaries. The folder
+    of an artifact holds no scores and no data sets, so those parts of its card are empty.
 
     Args:
         which: a version's number, `champion`, `challenger`, or a folder, as for `load_model`.
@@ -114,10 +114,10 @@ def model_card(
 
 
 def events(packets: pl.DataFrame) -> pl.DataFrame:
-    """Return the sender's log of events: a row per SEND and per ACK, in time order, with the inputs of a network.
+    """Return the sender's log of events: a row for each SEND and ACK, in time order, with a network's inputs.
 
-    The first columns are `time_ns` (since the epoch), `kind` (`send` or `ack`) and `packet`. The others are the
-    inputs of docs/EVENTS.md in raw units, as they were when the event happened: no row depends on a later one.
+    The first columns are `time_ns` (since the epoch), `kind` (`send` or `ack`) and `packet`. The others are
+    the inputs of docs/EVENTS.md in raw units, fixed when the event happened: no row depends on a later one.
 
     Args:
         packets: one whole trace in send order, as `read_capture` returns it.
@@ -142,9 +142,9 @@ def scores(forecasts: pl.DataFrame) -> dict[str, float | int | None]:
 
     A packet is late if its latency is 20 ms and 20 % above the last one that its flow had shown before it was
     decided. The result holds `packets` (scored ones), `late`, `average_precision` (how well late packets are
-    ranked; chance is `late / packets`), `recall_at_1_percent` (late packets found, with false alarms on 1 % of
-    the others), `mae_ms`, `p50_ms`, `p90_ms` and `p99_ms` (absolute errors). A score is None where no packet
-    allows it.
+    ranked; chance is `late / packets`), `recall_at_1_percent` (share of late packets found, with false alarms
+    on 1 % of the others), `mae_ms`, `p50_ms`, `p90_ms` and `p99_ms` (absolute errors). A score is None
+    where no packet allows it.
 
     Args:
         forecasts: result of `Model.predict`.

@@ -1,1 +1,1 @@
-"""The documents as a site: pages from the whole checkout, a generated reference, the notebook with its outputs."""
+"""The documents as a site: pages of the whole checkout, a generated reference, the notebook's outputs."""

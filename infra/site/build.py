@@ -27,8 +27,8 @@ FOLDER_LINK: Final = re.compile(r"\]\(([^):#]*/)\)")
 def gather(project: Path, pages: Path) -> None:
     """Put every page and picture of the checkout, the reference and the notebook into an empty folder.
 
-    A link to a folder leads to the folder's README.md, as where repositories are shown, and one to a notebook to
-    its page.
+    A link to a folder leads to the folder's README.md, as where repositories are shown; one to a notebook
+    leads to its page.
     """
     shutil.rmtree(pages, ignore_errors=True)
     command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", "--", *SHOWN]
@@ -116,9 +116,8 @@ def main() -> None:
         build(PROJECT, site.with_name(f"{site.name}-pages"), site)
     except Exception as error:  # MkDocs has said in which page and why
         sys.exit(f"make docs: {error}")
-    print(
-        f"the site is {site}/index.html; with search: python -m http.server --bind 127.0.0.1 --directory {site}"
-    )
+    print(f"the site is {site}/index.html; for its search, serve it:")
+    print(f"  python -m http.server --bind 127.0.0.1 --directory {site}")
 
 
 if __name__ == "__main__":

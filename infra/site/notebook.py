@@ -1,4 +1,4 @@
-"""Runs a notebook of the documents on a simulated capture, and writes it as a page with its outputs and pictures."""
+"""Runs a notebook on a simulated capture, and writes it as a page with its outputs and pictures."""
 
 from __future__ import annotations
 

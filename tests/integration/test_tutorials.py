@@ -1,7 +1,7 @@
 """Every command block of the tutorials is run, word for word, in a checkout of its own.
 
-Blocks that take minutes are run by `make test-all` alone, in the order of the pages, from `make run` on; its traces are
-short there. `make test` runs the others, with a served model of the fixtures in the place of `make run`.
+Blocks that take minutes are run by `make test-all` alone, in the order of the pages, from `make run` on; its
+traces are short there. `make test` runs the others: a served model of the fixtures stands for `make run`.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def checkout(project: Path, folder: Path) -> Path:
         if (project / environment).is_dir():
             (folder / environment).symlink_to(project / environment)
     for made in [*project.glob("*/_build"), *project.glob("*/*/_build"), *project.glob("*/*/*/_build")]:
-        if ".venv" not in str(made.relative_to(project)):
+        if made.relative_to(project).parts[0] not in ("swiftqueue", "build", ".venv"):  # the first has links
             shutil.copytree(
                 made, folder / made.relative_to(project), symlinks=True, copy_function=shutil.copy2
             )

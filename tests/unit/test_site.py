@@ -1,4 +1,4 @@
-"""The documents' site: every page has its place, the reference names everything, nothing comes from elsewhere."""
+"""The documents' site: each page has its place, the reference is whole, nothing comes from elsewhere."""
 
 from __future__ import annotations
 
