@@ -12,7 +12,7 @@ export PATH := $(CURDIR)/$(BIN):$(CURDIR)/$(TOOLS):$(PATH)
 # Small models train 2-4 times faster on one thread each (docs/LOG.md); Ray gives each worker its own core.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help setup native native-all compiler setup-tests kustomize kuberay podsecurity apiserver debian debian-marker run lab long-traces lab-full test test-all test-fast lint format bench up down status logs lock audit clean
+.PHONY: help setup native native-all compiler setup-tests kustomize kuberay podsecurity apiserver debian debian-marker run lab long-traces lab-full docs wheel test test-all test-fast lint format bench up down status logs lock audit clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -31,7 +31,7 @@ debian-marker:
 	@infra/setup/debian.sh "marking TCP packets (swiftqueue mark)" "UDP packets are marked without it" clang libbpf-dev libelf-dev iproute2
 
 # Apart from `setup`: with an init system Debian starts both servers, Prometheus on every interface.
-setup-tests: setup kustomize kuberay podsecurity debian-marker ## Install and build what tests need besides: marker, test bed, simulator's tests, Prometheus, PostgreSQL, kustomize
+setup-tests: setup .venv-docs/.synced kustomize kuberay podsecurity debian-marker ## Install and build what tests need besides: marker, test bed, simulator's tests, Prometheus, PostgreSQL, kustomize
 	@infra/setup/debian.sh "the tests with Prometheus and PostgreSQL" "those tests are left out" prometheus prometheus-alertmanager postgresql
 	@$(MAKE) --no-print-directory --silent -j$(JOBS) native-all
 
@@ -86,6 +86,17 @@ NUMPY = awk '/^[^ ]/ { kept = /^numpy==/ } kept == $(1)' $(2)
 	  VIRTUAL_ENV=.venv-triton $(UV) pip sync --require-hashes --compile-bytecode $$lock
 	$(BIN)/python -m swiftqueue.infra.local.triton_environment
 	@touch $@
+
+# The tools of `make docs` lie on the project's own environment, whose packages they find behind their own.
+.venv-docs/.synced: requirements-docs.lock $(VENV)/.synced
+	$(UV) venv --quiet --allow-existing --python $(BIN)/python .venv-docs
+	VIRTUAL_ENV=.venv-docs $(UV) pip sync --require-hashes requirements-docs.lock
+	echo "import site; site.addsitedir('$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')')" \
+	  > "$$(.venv-docs/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/swiftqueue.pth"
+	@touch $@
+
+docs: setup .venv-docs/.synced ## Build the documents' site in build/site; every link and anchor is checked
+	.venv-docs/bin/python -m swiftqueue.infra.site.build
 
 compiler: | debian
 	@command -v g++ >/dev/null || { echo "g++ is needed and was not found; on Debian: apt-get install g++"; exit 1; }
@@ -177,14 +188,22 @@ status: ## Judge each part by a real request; the served version and its age
 logs: ## The last lines of every part's log; make logs FOLLOW=1 goes on
 	@tail -n 15 $(if $(FOLLOW),-F) $(STATE)/*/server.log $(wildcard $(STATE)/ingest/replicas.log)
 
-lock: ## Resolve infra/setup/requirements*.in into the two locks
+wheel: setup ## Build the library as a wheel, its native parts inside, in build/dist
+	rm -rf build/lib build/bdist.* build/dist
+	$(UV) build --quiet --wheel --no-build-isolation --offline --python $(BIN)/python --out-dir build/dist .
+	@ls build/dist/*.whl
+
+lock: ## Resolve infra/setup/requirements*.in into the three locks
 	$(UV) pip compile infra/setup/requirements.in --override infra/setup/overrides.txt --python-version 3.11 \
 	  --python-platform x86_64-manylinux_2_28 --generate-hashes --no-header --no-annotate -o requirements.lock
 	$(UV) pip compile infra/setup/requirements-triton.in --no-deps --python-version 3.11 \
 	  --python-platform x86_64-manylinux_2_35 --generate-hashes --no-header --no-annotate -o requirements-triton.lock
+	@mkdir -p build && sed 's/ \\$$//; /^ *--hash/d' requirements.lock > build/locked.txt
+	$(UV) pip compile infra/setup/requirements-docs.in --constraint build/locked.txt --python-version 3.11 \
+	  --python-platform x86_64-manylinux_2_28 --generate-hashes --no-header --no-annotate -o requirements-docs.lock
 
 audit: ## Ask PyPI for known vulnerabilities of all that the locks name (needs the net)
-	for lock in requirements.lock requirements-triton.lock infra/setup/uv.lock; do \
+	for lock in requirements.lock requirements-triton.lock requirements-docs.lock infra/setup/uv.lock; do \
 	  pip-audit --disable-pip --require-hashes --progress-spinner=off -r $$lock || exit 1; done
 
 clean: ## Remove what was built (environments, DVC data and var/ stay)

@@ -50,6 +50,8 @@ def _problem(library: Path, sources: Iterable[str]) -> str | None:
         built = library.stat().st_mtime
     except FileNotFoundError:
         return "is not built"
+    if not (library.parent.parent / MAKEFILE).is_file():
+        return None  # installed from a wheel, which has no sources
     stale = any((library.parent.parent / source).stat().st_mtime > built for source in sources)
     return "is older than its sources" if stale else None
 

@@ -7,9 +7,9 @@ beside other packages, the project takes one name.
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from swiftqueue.api import Model, load_model, plot, read_capture
+    from swiftqueue.api import Model, events, load_model, model_card, plot, read_capture, scores
 
-__all__ = ["Model", "load_model", "plot", "read_capture"]
+__all__ = ["Model", "events", "load_model", "model_card", "plot", "read_capture", "scores"]
 
 
 def __getattr__(name: str) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -43,6 +43,25 @@ def _programs(about: str, kind: type[TyperCommand] = TyperCommand, **programs: s
 
 
 app = new_app("Predict each packet's latency before it is sent and mark it for the better L4S queue.")
+
+
+def _print_version(asked: bool) -> None:
+    """Print the version and end, if `--version` was given."""
+    if asked:
+        from swiftqueue.version import version
+
+        print(version())
+        raise typer.Exit
+
+
+VERSION = typer.Option("--version", callback=_print_version, is_eager=True, help="print version, commit and schema")
+
+
+@app.callback()
+def options(version: Annotated[bool, VERSION] = False) -> None:
+    """Take the options that stand before a command."""
+
+
 for _command in running_app.registered_commands:  # all of them write state
     _command.cls = PrivateFiles
 app.add_typer(running_app)
