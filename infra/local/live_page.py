@@ -29,7 +29,10 @@ def where() -> str:
         return "the live page does not run"
     if not sys.stdout.isatty():
         return "the live page: `swiftqueue monitor page` prints its address"
-    return f"the live page: {address(server.ports['http'])}"
+    try:
+        return f"the live page: {address(server.ports['http'])}"
+    except OSError as error:
+        return f"the live page: {error}"
 
 
 def print_address() -> None:
