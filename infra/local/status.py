@@ -15,22 +15,14 @@ from threading import Thread
 from typing import Any, Final
 
 from swiftqueue.common.state import state_dir
-from swiftqueue.infra.local import (
-    live_options,
-    parts,
-    processes,
-    prometheus,
-    ray_head,
-    status_screen,
-    under_way,
-)
+from swiftqueue.infra.local import live_options, parts, processes, prometheus, ray_head, under_way
 from swiftqueue.infra.local.disk import disk
 from swiftqueue.infra.local.judgement import BOUND_S, Judgement, duration
 from swiftqueue.infra.local.pages import answers, page
 from swiftqueue.infra.local.parts import KEEPER, MLFLOW, PAGE, PARTS, TRITON
 from swiftqueue.infra.local.prometheus_query import QueryError, ask
 from swiftqueue.infra.local.served import judge_alias, judge_mlflow, judge_tritons
-from swiftqueue.infra.local.status_screen import ALERT, CAUSE
+from swiftqueue.infra.local.status_screen import ALERT, CAUSE, show, watching
 from swiftqueue.pipelines.live.rounds_log import LOG_FILE, OUTCOMES, newest_first
 from swiftqueue.serving.deploy.hold import held
 from swiftqueue.serving.deploy.log import last_served
@@ -85,13 +77,13 @@ def print_status(*, as_json: bool = False, kind: str = "") -> int:
         parts_said = [asdict(one) for one in judged]
         print(json.dumps({"well": well, "parts": parts_said, "do": what_to_do(judged)}))
     else:
-        status_screen.show(judged, what_to_do(judged))
+        show(judged, what_to_do(judged))
     return 0 if well else 1
 
 
 def watch_status(kind: str = "") -> None:
     """Show the status again and again, WATCH_S after the one before has been judged, until Ctrl-C."""
-    with contextlib.suppress(KeyboardInterrupt), status_screen.watching() as redraw:
+    with contextlib.suppress(KeyboardInterrupt), watching() as redraw:
         while True:
             judged = judge(kind)
             redraw(judged, what_to_do(judged))
@@ -243,19 +235,20 @@ def ingest_check(url: str, timeout_s: float = 10) -> bool:
     return answers(urllib.request.Request(f"{url}/v1/check", b"", method="POST"), timeout_s)  # noqa: S310
 
 
-_ray_tried: dict[processes.ServerProcess, tuple[float, Judgement]] = {}  # when it was well the last time
+_ray_tried: dict[tuple[int, int], tuple[float, Judgement]] = {}  # last good judgement of a Ray head
 
 
 def _ray(server: processes.ServerProcess) -> Judgement:
     address = f"{LOOPBACK}:{server.ports['gcs']}"
     if not ray_head.alive(address, BOUND_S):
         return Judgement(False, f"no answer at {address}")
-    tried_s, before = _ray_tried.get(server, (-math.inf, None))
+    head = server.pid, server.ticks
+    tried_s, before = _ray_tried.get(head, (-math.inf, None))
     if before is None or time.monotonic() - tried_s > RAY_AGAIN_S:  # a write costs five seconds of a core
         before = Judgement(*ray_head.check(address))
         _ray_tried.clear()
         if before.well:
-            _ray_tried[server] = time.monotonic(), before
+            _ray_tried[head] = time.monotonic(), before
     return before
 
 

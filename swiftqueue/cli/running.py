@@ -145,9 +145,7 @@ def status(
         str | None, typer.Option(callback=_known_model, help="only what serves this model (default: all)")
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="print one JSON object, a judgement a part")] = False,
-    watch: Annotated[
-        bool, typer.Option("--watch", help="judge again every two seconds, till Ctrl-C")
-    ] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="judge again every two seconds")] = False,
 ) -> None:
     """Judge each part that runs by a real request: what is not well, what to do, and what is well.
 

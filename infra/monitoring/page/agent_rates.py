@@ -1,4 +1,4 @@
-"""The agent's rates between two looks at its metrics page: decisions, marks, and how far predictions are off."""
+"""The agent's rates between two looks at its metrics page: decisions, marks, errors of predictions."""
 
 from __future__ import annotations
 

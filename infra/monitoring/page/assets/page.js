@@ -4,7 +4,7 @@
 const POLL_MS = 1000, WAIT_MS = 5000, STALE_S = 10;
 const byId = (id) => document.getElementById(id);
 const key = takeKey();
-let paused = false, last = null, answeredAt = 0, serverAhead = 0;
+let paused = false, last = null, answeredAt = Date.now() / 1000;
 
 // The key comes behind the address's # and leaves it at once; this tab keeps it.
 function takeKey() {
@@ -235,7 +235,6 @@ async function ask() {
     const state = await answer.json();
     answeredAt = Date.now() / 1000;
     if (!known(state.time)) return; // the first look is under way
-    serverAhead = Math.max(serverAhead, state.time - answeredAt);
     last = state;
     draw(state);
   } catch (error) {
