@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import os
 import socket
 import stat
 import sys
@@ -14,8 +15,10 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
+from browser import Browser, browser
 from crowd import SLOW, check_a_crowd_costs_only_its_places
 from page_world import SENDER, damage, make_world, start_counting, stop_world
 from strangers import as_nobody, stranger_at
@@ -243,6 +246,139 @@ def test_the_address_is_told_with_its_key_and_to_no_stranger(
     (free,) = processes.free_ports(1)
     with stranger_at(free), pytest.raises(PermissionError, match="another user listens"):
         live_page.address(free)
+
+
+# In a browser -------------------------------------------------------------------------------------------
+
+TAB = 9
+FOCUSED = "document.activeElement.id || document.activeElement.getAttribute('aria-labelledby') || 'skip'"
+
+
+@pytest.fixture(scope="module")
+def shown(world: Path) -> Iterator[Browser]:
+    """A browser that has opened the page by its address."""
+    seen("rounds", "judged")
+    with browser() as one:
+        one.size(1280, 900)
+        one.scheme("light")
+        one.open(live_page.address(port()))
+        wait_until(lambda: "kept" in one.text("#rounds"), lambda: one.text())
+        wait_until(lambda: one.run("document.querySelectorAll('canvas').length") == 4, "no charts")
+        yield one
+
+
+def test_a_browser_shows_it(shown: Browser) -> None:
+    assert "Not well: " in shown.text("#verdict")
+    assert "scheduler" in shown.text("#verdict")
+    now = shown.text("#now").replace("\n", " ")
+    assert "Version served 7" in now
+    assert "Latency, median 8.00 ms" in now
+    assert "Latency, 99th percentile 40.0 ms" in now
+    wait_until(lambda: "Batches in time 9" in shown.text("#now").replace("\n", " "))
+    rounds = shown.text("#rounds")
+    assert "worse <b>than</b> the champion by 3 % of the log-error" in rounds  # text, not markup
+    assert shown.run("document.querySelectorAll('#rounds b').length") == 0
+    assert SENDER in shown.text("#senders")
+    assert "wait" in shown.text("#todo") or "start" in shown.text("#todo")
+    parts_told = shown.text("#parts")
+    assert all(name in parts_told for name in ("triton", "agent", "scheduler", "keeper", "page"))
+    assert "median" in shown.run("document.querySelector('#latency').getAttribute('aria-label')")
+
+
+def test_the_key_leaves_the_address_and_lasts_for_the_tab(shown: Browser) -> None:
+    assert shown.run("location.href") == f"http://127.0.0.1:{port()}/"
+    assert shown.run("document.cookie") == ""
+    shown.call("Page.reload")
+    wait_until(lambda: "kept" in shown.text("#rounds"), "a reload has lost the key")
+
+
+def test_it_asks_nobody_else_and_complains_of_nothing(shown: Browser) -> None:
+    began = len(shown.requests)
+    wait_until(lambda: shown.run("1") and len(shown.requests) > began + 2, "it does not ask again")
+    assert {urlsplit(one).netloc for one in shown.requests} == {f"127.0.0.1:{port()}"}
+    assert secret(PAGE) not in "".join(one.split("#")[0] for one in shown.requests)
+    assert shown.complaints == []
+
+
+def test_it_is_used_by_keyboard(shown: Browser) -> None:
+    shown.run("document.activeElement.blur()")
+    shown.call("Page.reload")
+    wait_until(lambda: "kept" in shown.text("#rounds"))
+    order = []
+    for _ in range(7):
+        shown.press("Tab", TAB)
+        order.append(shown.run(FOCUSED))
+    regions = ["parts-title", "senders-title", "rounds-title", "switches-title"]
+    assert order == ["skip", "pause", "span", *regions]
+    assert shown.run("getComputedStyle(document.activeElement).outlineStyle") == "solid"
+    shown.run("document.getElementById('pause').focus()")
+    shown.press(" ", 32)
+    assert shown.run("document.getElementById('pause').getAttribute('aria-pressed')") == "true"
+    paused = shown.run("last.time")
+    began = len(shown.requests)
+    time.sleep(2.5)  # two polls
+    assert shown.run("last.time") == paused
+    assert len(shown.requests) <= began + 1  # one may have been under way
+    shown.press(" ", 32)
+    wait_until(lambda: shown.run("last.time") > paused, "it does not go on")
+
+
+def test_both_colour_schemes(shown: Browser) -> None:
+    """Ground and ink change places, each text keeps the contrast that WCAG asks for, and charts follow."""
+    colours = {}
+    for scheme in ("light", "dark"):
+        shown.scheme(scheme)
+        assert contrasts(shown) == []
+        colours[scheme] = shown.run("getComputedStyle(document.body).backgroundColor")
+        stroke = shown.run("drawn.latency.axes[0].stroke()")
+        assert stroke == shown.run("colour('--quiet')")
+        keep(shown, scheme)
+    assert colours["light"] != colours["dark"]
+    shown.scheme("light")
+
+
+def test_a_phone_shows_it_without_scrolling_sideways(shown: Browser) -> None:
+    shown.size(390, 844, phone=True)
+    try:
+        wait_until(lambda: shown.run("document.querySelector('#latency canvas').clientWidth") < 390)
+        assert shown.run("document.documentElement.scrollWidth") <= 390
+        keep(shown, "phone")
+    finally:
+        shown.size(1280, 900)
+
+
+def test_without_the_key_it_says_where_to_get_it(world: Path) -> None:
+    with browser() as stranger:
+        stranger.open(f"http://127.0.0.1:{port()}/")
+        wait_until(lambda: "swiftqueue monitor page" in stranger.text("#verdict"), stranger.text)
+        assert "kept" not in stranger.text()
+
+
+def contrasts(shown: Browser) -> list[str]:
+    """Return the texts whose contrast with their ground is below 4.5."""
+    script = """(() => {
+      const light = (text) => { const [r, g, b] = text.match(/[0-9.]+/g).map((one) => {
+        const v = one / 255; return v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4; });
+        return 0.2126 * r + 0.7152 * g + 0.0722 * b; };
+      const ground = (one) => { for (; one; one = one.parentElement) {
+        const is = getComputedStyle(one).backgroundColor;
+        if (!/, 0\\)$/.test(is) && is !== "transparent") return is; } return "rgb(255, 255, 255)"; };
+      return [...document.querySelectorAll("body *")].filter((one) => one.children.length === 0 &&
+        one.textContent.trim() && one.getClientRects().length).flatMap((one) => {
+        const both = [light(getComputedStyle(one).color), light(ground(one))].sort((a, b) => b - a);
+        const ratio = (both[0] + 0.05) / (both[1] + 0.05);
+        return ratio < 4.5 ? [`${one.tagName} ${one.textContent.trim().slice(0, 30)}: ${ratio}`] : []; });
+    })()"""
+    found: list[str] = shown.run(script)
+    return found
+
+
+def keep(shown: Browser, name: str) -> None:
+    """Write a picture of the page into the folder of SWIFTQUEUE_TEST_PICTURES, for a look at it."""
+    picture = shown.picture()
+    assert picture.startswith(b"\x89PNG")
+    if folder := os.environ.get("SWIFTQUEUE_TEST_PICTURES"):
+        Path(folder, f"page-{name}.png").write_bytes(picture)
 
 
 def test_damaged_files_and_a_foreign_agent_do_no_harm(world: Path) -> None:
