@@ -107,6 +107,8 @@ class Settings(BaseSettings):
     """Metrics port of the live loop's scheduler."""
     keeper_metrics: Port = 9202
     """Metrics port of the live loop's keeper."""
+    page_port: Port = 9203
+    """Port of the live loop's page for a browser."""
     prometheus_port: Port = 9090
     """Port of the local Prometheus."""
     alertmanager: str | None = None

@@ -48,10 +48,10 @@ def _connect(one: socket.socket, address: str | tuple[str, int]) -> None:
 
 
 def check_a_crowd_costs_only_its_places(
-    pid: int, port: int, count: int, say: bytes, places: int, shows: bytes
+    pid: int, port: int, count: int, say: bytes, places: int, shows: bytes, path: str = "/metrics"
 ) -> None:
     """The page at `port` answers beside a crowd, which costs its process places, no thread and no memory."""
-    process, url = psutil.Process(pid), f"http://127.0.0.1:{port}/metrics"
+    process, url = psutil.Process(pid), f"http://127.0.0.1:{port}{path}"
 
     def page() -> bytes:
         with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=LIMIT_S) as answer:

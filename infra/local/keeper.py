@@ -46,7 +46,7 @@ from swiftqueue.infra.local import (
 )
 from swiftqueue.infra.local.disk import disk
 from swiftqueue.infra.local.heal import Healing
-from swiftqueue.infra.local.parts import KEEPER, MLFLOW, PARTS, TRITON, end_when_told
+from swiftqueue.infra.local.parts import KEEPER, MLFLOW, PAGE, PARTS, TRITON, end_when_told
 from swiftqueue.infra.local.ports import LoopbackPort
 from swiftqueue.infra.local.tidy import Housekeeping
 from swiftqueue.infra.local.units import notify
@@ -294,6 +294,7 @@ ANSWERS: Final[dict[str, Callable[[processes.ServerProcess], bool]]] = {
     "forwarder": _HeartbeatCheck(),
     "agent": _HeartbeatCheck(),
     "scheduler": _HeartbeatCheck(),
+    PAGE: _HeartbeatCheck(),
     "prometheus": lambda server: prometheus.is_ready(f"http://{LOOPBACK}:{server.ports['http']}"),
 }
 

@@ -1,6 +1,7 @@
 """`swiftqueue up --live`: starts every part of the live loop on this machine; `down` stops and cleans up.
 
-    mlflow, triton, ray head, ingest, forwarder, agent with a replaying sender, scheduler, prometheus, keeper
+    mlflow, triton, ray head, ingest, forwarder, agent with a replaying sender, scheduler, prometheus,
+    live page, keeper
 
 The keeper restarts parts that end without being told to. Each part has its record and log in `var/NAME/`.
 The options stand in `var/live/up.json`: the keeper and a second `up --live` start missing parts by it,
@@ -25,9 +26,9 @@ from swiftqueue.common.program import SWIFTQUEUE
 from swiftqueue.common.section import read_all
 from swiftqueue.common.settings import settings, variable
 from swiftqueue.common.state import drop_scratch, make_scratch, private_file, state_dir
-from swiftqueue.infra.local import live_options, processes, ray_head, status, under_way
+from swiftqueue.infra.local import live_options, live_page, processes, ray_head, status, under_way
 from swiftqueue.infra.local.pages import answers
-from swiftqueue.infra.local.parts import KEEPER, MLFLOW, PARTS, PROMETHEUS, TRITON
+from swiftqueue.infra.local.parts import KEEPER, MLFLOW, OPTIONAL, PAGE, PARTS, PROMETHEUS, TRITON
 from swiftqueue.infra.local.servers import start_mlflow, start_stack
 from swiftqueue.pipelines.live import DRIFT
 
@@ -86,16 +87,23 @@ def start_loop(
             _check_what_it_needs(live, str(params["model_name"]), makes)
         if live != before:
             live_options.write(live)
-        for name in PARTS:
-            if name == KEEPER and not keeper:
-                continue
+        names = [name for name in PARTS if name != KEEPER or keeper]
+        first_s = time.monotonic()
+        for number, name in enumerate(names, 1):
+            begin_s, place = time.monotonic(), f"[{number}/{len(names)}] {name}"
+            if not processes.running(name):
+                print(f"{place}: starting", flush=True)
             try:
                 start_part(name, live)
             except (OSError, RuntimeError) as error:
-                if name != PROMETHEUS:
+                if name not in OPTIONAL:
                     raise
                 print(f"{name} does not run, the loop does: {error}", flush=True)  # the keeper tries again
-    print("the loop is up: `swiftqueue status` judges it, `swiftqueue down` ends it, `make logs` shows logs")
+            else:
+                print(f"{place}: up after {time.monotonic() - begin_s:.1f} s", flush=True)
+    print(f"the loop is up after {time.monotonic() - first_s:.0f} s", flush=True)
+    print("`swiftqueue status` judges it, `swiftqueue down` ends it, `make logs` shows logs")
+    print(live_page.where())
 
 
 def start_part(name: str, live: live_options.LiveOptions) -> None:
@@ -114,6 +122,7 @@ def start_part(name: str, live: live_options.LiveOptions) -> None:
         "agent": lambda: _start_agent(live),
         "scheduler": lambda: _start_scheduler(live),
         PROMETHEUS: _start_prometheus,
+        PAGE: _start_page,
         KEEPER: _start_keeper,
     }
     starters[name]()
@@ -357,6 +366,18 @@ def _start_prometheus() -> None:
         print("no prometheus here (Debian: apt-get install prometheus): nobody keeps what metrics say")
         return
     print(f"prometheus is up at {prometheus.start()}")
+
+
+def _start_page() -> None:
+    port = _port(PAGE, "page_port")
+    _start_process(
+        PAGE,
+        [SWIFTQUEUE, "part", PAGE, f"--port={port}"],
+        ports={"http": port},
+        env=door.variables(),
+        ready=lambda: answers(f"http://{LOOPBACK}:{port}/health"),
+        nice=processes.BEHIND,
+    )
 
 
 def keeper_command(metrics_port: int) -> list[str]:

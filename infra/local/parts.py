@@ -13,10 +13,12 @@ from swiftqueue.serving.triton import endpoint
 
 TRITON: Final = "triton"
 MLFLOW: Final = "mlflow"
-PROMETHEUS: Final = "prometheus"  # the loop runs without it
+PROMETHEUS: Final = "prometheus"
+PAGE: Final = "page"
+OPTIONAL: Final = (PROMETHEUS, PAGE)  # the loop runs without them
 KEEPER: Final = "keeper"  # restarts lost parts; it is stopped first
 # Everything that may run on this machine, in the order of its start; the names are those of `var/NAME/`.
-PARTS: Final = (MLFLOW, TRITON, "ray", "ingest", "forwarder", "agent", "scheduler", PROMETHEUS, KEEPER)
+PARTS: Final = (MLFLOW, TRITON, "ray", "ingest", "forwarder", "agent", "scheduler", PROMETHEUS, PAGE, KEEPER)
 
 
 def wanted() -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import time
@@ -18,9 +19,10 @@ from swiftqueue.infra.local import live_options, parts, processes, prometheus, r
 from swiftqueue.infra.local.disk import disk
 from swiftqueue.infra.local.judgement import BOUND_S, Judgement, duration
 from swiftqueue.infra.local.pages import answers, page
-from swiftqueue.infra.local.parts import KEEPER, MLFLOW, PARTS, TRITON
+from swiftqueue.infra.local.parts import KEEPER, MLFLOW, PAGE, PARTS, TRITON
 from swiftqueue.infra.local.prometheus_query import QueryError, ask
 from swiftqueue.infra.local.served import judge_alias, judge_mlflow, judge_tritons
+from swiftqueue.infra.local.status_screen import ALERT, CAUSE, show, watching
 from swiftqueue.pipelines.live.rounds_log import LOG_FILE, OUTCOMES, newest_first
 from swiftqueue.serving.deploy.hold import held
 from swiftqueue.serving.deploy.log import last_served
@@ -44,10 +46,9 @@ RESTS_ON: Final[dict[str, tuple[str, ...]]] = {
     "agent": (TRITON,),
     "scheduler": (ray_head.NAME, "ingest", "forwarder", "agent", MLFLOW, TRITON),
     "prometheus": (),
+    PAGE: (),
     KEEPER: (),
 }
-CAUSE: Final = "first"  # part name of the line that explains the others
-ALERT: Final = "alert"
 SEVERITIES: Final = ("page", "ticket")
 # Alerts that others follow from, as the rest of the table in docs/OPERATIONS.md follows from these.
 CAUSES: Final = (
@@ -59,33 +60,70 @@ CAUSES: Final = (
     "DiskFills",
     "NoTelemetry",
 )
+WATCH_S: Final = 2.0  # seconds between two judgements of `--watch`
+RAY_AGAIN_S: Final = 30.0  # seconds in which a watched Ray that answers is not tried by a write again
 SCRAPED_S: Final = 30.0  # six scrapes: a single slow one is no failure
 ROUND_LATE_S: Final = 600.0  # a round waits up to 300 s for its workers and 120 s for their work
 
 
 def print_status(*, as_json: bool = False, kind: str = "") -> int:
-    """Print each part's judgement; return 0 if all that run are well and a version is served.
+    """Print what is not well, what to do, and what is well; return 0 if all that run are well.
 
     With a `kind`, as `--model` names it, only what serves that model.
     """
+    judged = judge(kind)
+    well = all(one.well for one in judged)
+    if as_json:
+        parts_said = [asdict(one) for one in judged]
+        print(json.dumps({"well": well, "parts": parts_said, "do": what_to_do(judged)}))
+    else:
+        show(judged, what_to_do(judged))
+    return 0 if well else 1
+
+
+def watch_status(kind: str = "") -> None:
+    """Show the status again and again, WATCH_S after the one before has been judged, until Ctrl-C."""
+    with contextlib.suppress(KeyboardInterrupt), watching() as redraw:
+        while True:
+            judged = judge(kind)
+            redraw(judged, what_to_do(judged))
+            time.sleep(WATCH_S)
+
+
+def judge(kind: str = "") -> list[Judgement]:
+    """Return the judgement of each part, and first the one that explains the rest, if there is one."""
     kinds = [kind] if kind else [one for one in MODELS if one == LATENCY or last_served(kind=one)]
     asking: list[Callable[[], list[Judgement]]] = []
     for which in kinds:
         asking += [partial(judge_tritons, which), partial(_hold, which)]
-    asking += [judge_mlflow] if kind else [_under_way, judge_mlflow, judge_parts, _firing]
+    asking += [judge_mlflow] if kind else [_under_way, judge_mlflow, judge_parts, firing]
     with ThreadPoolExecutor() as pool:  # no silent part delays another
         asked_all = [pool.submit(ask_one) for ask_one in asking]
         judged = [one for answer in asked_all for one in answer.result()]
     if all(one.well for one in judged if one.part == MLFLOW):  # without an answer the alias is unknown
         judged += [one for which in kinds for one in judge_alias(which)]
-    well = all(one.well for one in judged)
-    judged = ([] if kind else explain(judged)) + judged
-    if as_json:
-        print(json.dumps({"well": well, "parts": [asdict(one) for one in judged]}))
-    else:
-        for one in judged:
-            print(f"{one.part}: {one.line}")
-    return 0 if well else 1
+    return ([] if kind else explain(judged)) + judged
+
+
+def what_to_do(judged: list[Judgement]) -> list[str]:
+    """Return the next steps where something is unwell, the first one first."""
+    unwell = [one.part for one in judged if not one.well]
+    if not unwell:
+        return []
+    if any(one.part == under_way.NAME for one in judged):
+        return ["wait: an `up` is under way, and starts what is missing"]
+    if disk().full:
+        return [f"make room on the disk: du -sh {state_dir()}/*"]
+    root = next((name for name in RESTS_ON if any(one.split(",")[0] == name for one in unwell)), "")
+    log = processes.log_path(root) if root else None
+    steps = [f"read why: tail -50 {log}"] if log and log.is_file() else []
+    if live_options.read() is None:
+        only_served = all(one.split(",")[0] in (TRITON, "alias") for one in unwell)
+        return [*steps, f"start it: swiftqueue up{'' if only_served else ' --live'}"]
+    if processes.running(KEEPER) is None:
+        return ["start the keeper and what is missing: swiftqueue up --live", *steps]
+    waits = "the keeper starts what has ended within seconds, and what is silent after a minute"
+    return [f"wait: {waits}", *steps, "start it anew if it stays so: swiftqueue down; swiftqueue up --live"]
 
 
 def explain(judged: list[Judgement]) -> list[Judgement]:
@@ -197,11 +235,28 @@ def ingest_check(url: str, timeout_s: float = 10) -> bool:
     return answers(urllib.request.Request(f"{url}/v1/check", b"", method="POST"), timeout_s)  # noqa: S310
 
 
+_ray_tried: dict[tuple[int, int], tuple[float, Judgement]] = {}  # last good judgement of a Ray head
+
+
 def _ray(server: processes.ServerProcess) -> Judgement:
     address = f"{LOOPBACK}:{server.ports['gcs']}"
     if not ray_head.alive(address, BOUND_S):
         return Judgement(False, f"no answer at {address}")
-    return Judgement(*ray_head.check(address))
+    head = server.pid, server.ticks
+    tried_s, before = _ray_tried.get(head, (-math.inf, None))
+    if before is None or time.monotonic() - tried_s > RAY_AGAIN_S:  # a write costs five seconds of a core
+        before = Judgement(*ray_head.check(address))
+        _ray_tried.clear()
+        if before.well:
+            _ray_tried[head] = time.monotonic(), before
+    return before
+
+
+def _page(server: processes.ServerProcess) -> Judgement:
+    url = f"http://{LOOPBACK}:{server.ports['http']}"
+    if not answers(f"{url}/health", BOUND_S):
+        return Judgement(False, f"no answer at {url} (log {server.log})")
+    return Judgement(True, f"answers at {url}; `swiftqueue monitor page` prints the address with its key")
 
 
 def _ingest(server: processes.ServerProcess) -> Judgement:
@@ -266,6 +321,7 @@ _JUDGES: Final[dict[str, Callable[[processes.ServerProcess], Judgement]]] = {
     "ingest": _ingest,
     "scheduler": _scheduler,
     "prometheus": _prometheus,
+    PAGE: _page,
     KEEPER: _keeper,
 }
 
@@ -354,7 +410,7 @@ def _hold(kind: str) -> list[Judgement]:
     return [Judgement(True, f"{kept} (for {duration(time.time() - kept.time)})", "hold")] if kept else []
 
 
-def _firing() -> list[Judgement]:
+def firing() -> list[Judgement]:
     """Return the firing alerts of the local Prometheus, the worst first and causes before their effects.
 
     Alerts do not change the parts' own judgements.

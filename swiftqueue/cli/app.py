@@ -77,13 +77,15 @@ app.add_typer(
         ingest="swiftqueue.serving.ingest.server:main",
         keeper="swiftqueue.infra.local.keeper:main",
         mlflow="swiftqueue.infra.local.mlflow_server:main",
+        page="swiftqueue.infra.monitoring.page.server:main",
     ),
     name="part",
 )
 app.add_typer(
     _programs(
-        "Run Prometheus on this machine, and draw the dashboard.",
+        "Look at the loop: its live page, and Prometheus with the dashboard.",
         dashboard="swiftqueue.infra.monitoring.dashboard:main",
+        page="swiftqueue.infra.local.live_page:print_address",
         picture="swiftqueue.infra.monitoring.picture:main",
         prometheus="swiftqueue.infra.local.prometheus:main",
     ),

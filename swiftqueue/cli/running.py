@@ -145,13 +145,18 @@ def status(
         str | None, typer.Option(callback=_known_model, help="only what serves this model (default: all)")
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="print one JSON object, a judgement a part")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="judge again every two seconds")] = False,
 ) -> None:
-    """Judge each part that runs by a real request, and print the served version and its age.
+    """Judge each part that runs by a real request: what is not well, what to do, and what is well.
 
-    Example: swiftqueue status --json
+    Example: swiftqueue status --watch
     """
-    from swiftqueue.infra.local.status import print_status
+    from swiftqueue.infra.local.status import print_status, watch_status
 
+    if watch and json:
+        raise typer.BadParameter("one of the two", param_hint="--watch, --json")
+    if watch:
+        return watch_status(model or "")
     sys.exit(print_status(as_json=json, kind=model or ""))
 
 

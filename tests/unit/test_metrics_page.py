@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 from crowd import DEAF, IDLE, MANY, SLOW, check_a_crowd_costs_only_its_places
 
-from swiftqueue.common.metrics_page import MOST_CLIENTS
+from swiftqueue.common.page_server import MOST_CLIENTS
 
 PROGRAM = """
 import sys, time

@@ -616,7 +616,7 @@ def test_alerts_are_named_the_worst_first(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(status, "ask", lambda *_, **__: {"alerts": found})
     processes.start("prometheus", SLEEPER, {"http": 1}, {}, lambda: True, 10)
     try:
-        named = [one.line.split(" ")[0] for one in status._firing()]
+        named = [one.line.split(" ")[0] for one in status.firing()]
     finally:
         processes.stop("prometheus")
     assert named == ["TritonDown", "AgentWithoutServer", "DiskFull", "AppendSlow"]

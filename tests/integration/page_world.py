@@ -1,0 +1,134 @@
+"""A loop's state for the tests of its live page: logs, a telemetry store, and parts that only count."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from event_rows import batch
+
+from swiftqueue.common import json_lines
+from swiftqueue.feature_store.telemetry.compact import Compactor
+from swiftqueue.feature_store.telemetry.events import ACK, SEND, BatchKey, encode
+from swiftqueue.feature_store.telemetry.log import SegmentWriter
+from swiftqueue.infra.local import live_options, processes
+from swiftqueue.infra.local.pages import answers
+from swiftqueue.pipelines.live.rounds_log import LOG_FILE
+
+SENDER = "agent-1"
+SECOND_NS = 10**9
+# The metrics page of an agent and of a keeper: of ten batches nine are in time, of four packets one is moved.
+COUNTING = """
+import sys, time
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from swiftqueue.common import metrics_page
+page, agent = CollectorRegistry(), "swiftqueue_agent_"
+batches = Counter(agent + "batches", "", ["outcome"], registry=page)
+packets = Counter(agent + "packets", "", ["queue"], registry=page)
+bounds = [100e-6, 250e-6, 500e-6, 1e-3, 2e-3, 5e-3, 10e-3, 20e-3, 50e-3, 100e-3, 200e-3, 1.0]
+error = Histogram(agent + "prediction_error_seconds", "", buckets=bounds, registry=page)
+Histogram(agent + "round_trip_seconds", "", buckets=bounds, registry=page)
+Gauge(agent + "server_version", "", ["server"], registry=page).labels("127.0.0.1:8001").set(7)
+Gauge(agent + "senders", "", registry=page).set(1)
+up = Gauge("swiftqueue_part_up", "", ["part"], registry=page)
+restarts = Counter("swiftqueue_part_restarts", "", ["part"], registry=page)
+for part in ("agent", "page"):
+    up.labels(part).set(1)
+restarts.labels("agent").inc(3)
+metrics_page.serve(page, "127.0.0.1", int(sys.argv[1]))
+while True:
+    batches.labels("decided").inc(9)
+    batches.labels("late").inc(1)
+    packets.labels("classic").inc(20)
+    packets.labels("l4s").inc(60)
+    for _ in range(8):
+        error.observe(1.5e-3)
+    time.sleep(0.05)
+"""
+
+
+def store_packets(
+    root: Path, begin_ns: int, latencies_ms: list[float], *, first: int = 0, sequence: int = 0
+) -> None:
+    """Store a packet each 10 ms with these latencies, each known at its ACK, in one run of the compaction."""
+    rows: list[dict[str, Any]] = []
+    sent = {"size_bytes": 1500, "flow_id": 0, "receiver_id": 0, "queue": 1, "ecn": 1}
+    for number, latency_ms in enumerate(latencies_ms, first):
+        at_ns = begin_ns + number * 10_000_000
+        rows.append({"kind": SEND, "time_ns": at_ns, "packet": number, **sent})
+        acked_ns = at_ns + round(latency_ms * 1e6)
+        rows.append({"kind": ACK, "time_ns": acked_ns, "packet": number, "latency_us": 1e3 * latency_ms})
+    rows.sort(key=lambda row: row["time_ns"])
+    writer = SegmentWriter(root)
+    writer.append([encode(BatchKey(SENDER, 1, sequence), batch(rows))])
+    writer.close()
+    compactor = Compactor(root)
+    compactor.run()
+    compactor.close()
+
+
+def write_logs(state: Path) -> None:
+    """Write two rounds, of which the gate refused one, and two deployments."""
+    now_s = time.time()
+    rounds: list[dict[str, Any]] = [
+        {"number": 1, "triggered": now_s - 120, "outcome": "pushed", "reason": "better", "version": 7},
+        {
+            "number": 2,
+            "triggered": now_s - 60,
+            "outcome": "kept",
+            "reason": "worse <b>than</b> the champion by 3 % of the log-error",
+            "version": 8,
+            "seconds": {"train": 2.5, "judge": 1.5},
+        },
+    ]
+    (state / "live").mkdir(exist_ok=True)
+    for one in rounds:
+        json_lines.append(state / "live" / LOG_FILE, one)
+    for version, ago_s in ((6, 500.0), (7, 110.0)):
+        entry = {"time": now_s - ago_s, "action": "deploy", "version": version, "outcome": "served"}
+        json_lines.append(state / "deploy.log.jsonl", {**entry, "registered": now_s - ago_s - 5})
+
+
+def make_world(state: Path) -> None:
+    """Write the logs and the store, and start an agent and a keeper that count."""
+    live_options.write(live_options.LiveOptions("toy", 1, 60, 30, 8))
+    write_logs(state)
+    root = state / "telemetry"
+    begin_ns = time.time_ns() - 20 * SECOND_NS
+    for part in range(2):  # of each hundred packets one takes 40 ms, the others 8
+        first = 900 * part
+        latencies_ms = [40.0 if number % 50 == 0 else 8.0 for number in range(first, first + 900)]
+        store_packets(root, begin_ns, latencies_ms, first=first, sequence=part)
+    for name in ("agent", "keeper"):
+        start_counting(name)
+
+
+def start_counting(name: str) -> processes.ServerProcess:
+    """Start a part that only counts."""
+    (port,) = processes.free_ports(1)
+    url = f"http://127.0.0.1:{port}/metrics"
+    command = [sys.executable, "-c", COUNTING, str(port)]
+    return processes.start(name, command, {"metrics": port}, {}, lambda: answers(url), 120)
+
+
+def stop_world() -> None:
+    """Stop what `make_world` started, and the page."""
+    for name in ("page", "agent", "keeper"):
+        processes.stop(name)
+
+
+def damage(state: Path) -> None:
+    """Put what a full disk, a crash or a mistake leaves into each of the files that the page reads."""
+    for log in (state / "live" / LOG_FILE, state / "deploy.log.jsonl"):
+        with log.open("ab") as file:
+            file.write(b'{"number": "NaN", "outcome": 3}\n[1]\n\xff\xfe{"number": 9')
+            file.write(b"\n" + json.dumps({"version": 9, "time": "now", "outcome": []}).encode())
+            late = {"number": 3, "outcome": "failed", "triggered": "x", "seconds": [1], "version": {}}
+            file.write(b"\n" + json.dumps(late).encode() + b"\n" + b'{"number": 4, "outcome": "pus')
+    folder = state / "telemetry" / "packets" / f"trace={SENDER}"
+    other = folder.with_name("trace=damaged")
+    other.mkdir()
+    (other / "manifest.json").write_text('{"sender": 1')
