@@ -148,8 +148,9 @@ Network::Network(const Run& run, int64_t& stream) {
     InstallFifo(devices.Get(1));
     const Ipv4Address far = AssignAddresses(devices);
     if (!inSeries) {
-      const Ipv4Address near =
-          from->GetObject<Ipv4>()->GetAddress(from->GetNDevices() - 1, 0).GetAddress();
+      const auto ipv4 = from->GetObject<Ipv4>();
+      const int32_t interface = ipv4->GetInterfaceForDevice(devices.Get(0));
+      const Ipv4Address near = ipv4->GetAddress(interface, 0).GetAddress();
       there[i] = {devices.Get(0), far};
       back[i] = {devices.Get(1), near};
     }
@@ -171,9 +172,9 @@ Network::Network(const Run& run, int64_t& stream) {
 
 void Network::RouteUplinks(const Run& run, const UplinkRouting::Ways& there,
                            const UplinkRouting::Ways& back) {
-  m_gateway = Create<GatewayRouting>(m_senders.front().device->GetChannel()->GetDevice(1));
+  m_gateway = CreateObject<GatewayRouting>(m_senders.front().device->GetChannel()->GetDevice(1));
   m_gateway->Install(m_routers.Get(0), run.uplinks, there);
-  Create<ReturnRouting>()->Install(m_routers.Get(1), run.uplinks, back);
+  CreateObject<ReturnRouting>()->Install(m_routers.Get(1), run.uplinks, back);
   for (std::size_t i = 0; i < run.uplinks.size(); ++i) {
     if (std::isinf(run.uplinks[i].diesS)) {
       continue;
