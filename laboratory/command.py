@@ -158,7 +158,7 @@ def check_discs(
             seen.add(network)
             if problem := execution.check(program, run):
                 own = scenario.axis.points[cell.point].set if scenario.axis else {}
-                changes = any(key.partition(".")[0] == "bottlenecks" for key in own)
+                changes = any(key.partition(".")[0] in ("bottlenecks", "uplinks") for key in own)
                 where = f"axis.points.{cell.point}" if changes else "environment"
                 raise ValueError(f"{name}.yaml: {where}: {problem}")
 

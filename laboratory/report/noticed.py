@@ -41,16 +41,16 @@ def runs_table(rows: pl.DataFrame, by: Sequence[str], names: Sequence[str], show
 
 def verdict_table(found: Iterable[Verdict]) -> list[str]:
     """Return a line for each verdict."""
-    return [*head_of(VERDICT), *(row_of(_cells(one)) for one in found)]
+    return [*head_of(VERDICT), *(row_of(verdict_cells(one)) for one in found)]
 
 
 def verdicts_by(head: str, found: Mapping[str, Iterable[Verdict]]) -> list[str]:
     """Return a line for each verdict, with what it belongs to in a first column of that head."""
-    lines = [row_of([f"`{name}`", *_cells(one)]) for name, some in found.items() for one in some]
+    lines = [row_of([f"`{name}`", *verdict_cells(one)]) for name, some in found.items() for one in some]
     return [*head_of([head, *VERDICT]), *lines]
 
 
-def _cells(one: Verdict) -> list[str]:
+def verdict_cells(one: Verdict) -> list[str]:
     """Return a figure to reach, its limit, what came of it or why nothing did, and the verdict."""
     limit = f"at least {one.at_least:g}" if one.at_most is None else f"at most {one.at_most:g}"
     measured = one.reason or NONE

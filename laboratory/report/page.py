@@ -37,7 +37,8 @@ from swiftqueue.laboratory.report.tables import (
     verdict,
 )
 from swiftqueue.laboratory.report.targets import remarks, targets
-from swiftqueue.laboratory.runs import results
+from swiftqueue.laboratory.report.uplinks import UplinkTable, tables
+from swiftqueue.laboratory.runs import experience, results
 from swiftqueue.laboratory.scenarios.controls import CONTROLS
 
 TEMPLATE: Final = "page.html.j2"
@@ -66,21 +67,24 @@ def make_report(output: Path, scenarios: Sequence[str] = ()) -> tuple[Path, tupl
     there = sorted(set(runs["scenario"]))
     if unknown := [name for name in scenarios if name not in there]:
         raise ValueError(f"{output} has no results of {', '.join(unknown)}, but of {', '.join(there)}")
-    runs = runs.filter(pl.col("scenario").is_in(scenarios or there))
+    of_these = pl.col("scenario").is_in(scenarios or there)
+    runs = runs.filter(of_these)
     folder = output / "report"
     folder.mkdir(parents=True, exist_ok=True)
     sections, first = _sections(runs), opening(runs)
     head = "\n".join(first.markdown()) + "\n\n" if first else ""
     missing = [f"- {section['name']}: {line}" for section in sections for line in section["not_run"]]
     tail = "\n".join(["", *missing, ""]) if missing else ""
-    write_file(folder / MARKDOWN, head + markdown(runs) + tail)
+    over_uplinks = tables(experience.load(output, experience.UPLINKS).filter(of_these))
+    steered = "".join("\n".join([*table.markdown(), ""]) for table in over_uplinks)
+    write_file(folder / MARKDOWN, head + markdown(runs) + steered + tail)
     if first:
         write_file(folder / OPENING, first.plot.png)
     for section in sections:
         for number, plot in enumerate(section["plots"], 1):
             name = f"{section['name']}-{number}" if len(section["plots"]) > 1 else section["name"]
             write_file(folder / f"{name}.png", plot.png)
-    write_file(folder / PAGE, _page(runs, sections, first))
+    write_file(folder / PAGE, _page(runs, sections, first, over_uplinks))
     return folder / PAGE, first.answer if first else ()
 
 
@@ -88,7 +92,12 @@ def _sections(runs: pl.DataFrame) -> list[dict[str, Any]]:
     return [_section(runs, name) for name in sorted(set(runs["scenario"]), key=_order)]
 
 
-def _page(runs: pl.DataFrame, sections: Sequence[dict[str, Any]], first: Opening | None) -> str:
+def _page(
+    runs: pl.DataFrame,
+    sections: Sequence[dict[str, Any]],
+    first: Opening | None,
+    over_uplinks: Sequence[UplinkTable],
+) -> str:
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=True,
@@ -100,6 +109,7 @@ def _page(runs: pl.DataFrame, sections: Sequence[dict[str, Any]], first: Opening
         question=QUESTION,
         opening=first,
         scenarios=sections,
+        uplinks=over_uplinks,
         targets=judged,
         remarks=remarks(runs, judged),
         about=_about(runs),

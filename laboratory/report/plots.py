@@ -48,6 +48,9 @@ COLOURS: Final = {
     "anchor": "#9c36b5",
     "placebo": "#f783ac",
     "oracle_late": "#66a80f",
+    "least_mean": "#a9e34b",
+    "least_latency": "#4dabf7",
+    "least_srtt": "#845ef7",
     "oracle_batched": "#087f5b",
 }
 SHOWN: Final = (QUEUEING_P99, RTT_P99, S1_GOODPUT, CLASSIC_SHARE, RETRANSMITTED)

@@ -90,7 +90,28 @@ PAGES_SCHEMA: Final[dict[str, pl.DataType | type[pl.DataType]]] = {
     "stall_s": pl.List(pl.Float64),  # stalls of calls until the next page begins, as is the next one
     "frame_worst_s": pl.List(pl.Float64),
 }
-SCHEMAS: Final = {FILE: SCHEMA, FLOWS: FLOWS_SCHEMA, CLASSES: CLASSES_SCHEMA, PAGES: PAGES_SCHEMA}
+UPLINKS: Final = "uplinks.parquet"
+UPLINKS_SCHEMA: Final[dict[str, pl.DataType | type[pl.DataType]]] = {
+    **_A_RUN,
+    "frame_p99_s": pl.Float64,  # of all calls together, as is the next one
+    "stall_s": pl.Float64,
+    "one_way_p99_s": pl.Float64,  # one-way delay of S1's steered packets
+    "cross_message_p99_s": pl.Float64,  # unfinished messages count with their age at the end
+    "cross_mbps": pl.Float64,  # goodput of the other senders
+    "moved_share": pl.Float64,  # share of the steered packets that took the first uplink
+    "reordered_share": pl.Float64,  # share of S1's packets, as are the next two
+    "retransmitted_share": pl.Float64,
+    "spurious_share": pl.Float64,  # retransmitted though the first sending had arrived
+    "unrouted": pl.Int64,  # S1's packets whose mark the gateway does not route
+    "diverted": pl.Int64,  # S1's packets whose uplink was dead
+}
+SCHEMAS: Final = {
+    FILE: SCHEMA,
+    FLOWS: FLOWS_SCHEMA,
+    CLASSES: CLASSES_SCHEMA,
+    PAGES: PAGES_SCHEMA,
+    UPLINKS: UPLINKS_SCHEMA,
+}
 
 
 def load(output: Path, file: str = FILE) -> pl.DataFrame:
@@ -112,6 +133,7 @@ def collect(output: Path, scenarios: Mapping[str, Scenario]) -> None:
         FLOWS: (flows_of, {name for name, scenario in scenarios.items() if scenario.flows}),
         CLASSES: (classes_of, {name for name, scenario in scenarios.items() if scenario.classes}),
         PAGES: (pages_of, {name for name, scenario in scenarios.items() if scenario.page_by_page}),
+        UPLINKS: (uplinks_of, {name for name, scenario in scenarios.items() if scenario.environment.uplinks}),
     }
     known = {file: load(output, file) for file in asking}
     rows: dict[str, Rows] = {file: [] for file in asking}
@@ -246,6 +268,38 @@ def pages_of(row: Mapping[str, Any], summary: Mapping[str, Any]) -> Rows:
             "load_s": _loads(pages, frames.end_s).tolist(),
             "stall_s": [float(one.late_s.sum()) for one in beside],
             "frame_worst_s": [float(one.delay_s.max(initial=0)) for one in beside],
+        }
+    ]
+
+
+def uplinks_of(row: Mapping[str, Any], summary: Mapping[str, Any]) -> Rows:
+    """Return a run's row where it has uplinks, from its row of the results and its summary."""
+    if "uplinks" not in summary:
+        return []
+    s1 = summary["run"]["senders"][0]["name"]
+    own = summary["senders"][s1]
+    frames = _frame_figures(_Frames.of(summary), [])
+    links = summary["uplinks"]["links"]
+    spurious = summary["uplinks"]["spurious_retransmissions"][s1]
+
+    def share(count: str, of: str) -> float | None:
+        whole = sum(one[of] for one in own.values())
+        return sum(one[count] for one in own.values()) / whole if whole else None
+
+    packets = sum(one["packets"] for one in own.values())
+    return [
+        {name: row[name] for name in (*KEY, "run", "program")}
+        | {name: frames.get(name) for name in ("frame_p99_s", "stall_s")}
+        | {
+            "one_way_p99_s": _seconds(own["l4s"]["one_way_us"]["p99"]),
+            "cross_message_p99_s": summary.get("cross_message_p99_s"),
+            "cross_mbps": row["cross_goodput_bps"] * 1e-6,
+            "moved_share": row["moved_share"],
+            "reordered_share": share("reordered", "arrived"),
+            "retransmitted_share": share("retransmissions", "packets"),
+            "spurious_share": spurious / packets if packets else None,
+            "unrouted": sum(link["unrouted"] for link in links),
+            "diverted": sum(link["diverted"] for link in links),
         }
     ]
 

@@ -17,9 +17,9 @@ from typing import Any, Final
 
 from swiftqueue.common.section import read_all
 from swiftqueue.laboratory.scenarios.axis import Point
-from swiftqueue.laboratory.scenarios.controls import LADDER, ModelControl
+from swiftqueue.laboratory.scenarios.controls import FOR_UPLINKS, LADDER, ModelControl
 from swiftqueue.laboratory.scenarios.files import environment_at
-from swiftqueue.laboratory.scenarios.pages import drawn, rates_of
+from swiftqueue.laboratory.scenarios.pages import allotted, drawn, rates_of
 from swiftqueue.laboratory.scenarios.replay import replayed
 from swiftqueue.laboratory.scenarios.schema import (
     ACCESS_MS,
@@ -28,6 +28,7 @@ from swiftqueue.laboratory.scenarios.schema import (
     Bottleneck,
     Environment,
     Scenario,
+    Uplink,
     buffer_bytes,
     check_flows,
 )
@@ -134,6 +135,7 @@ def resolve(
         "profile": cell.profile,
         **_network(environment, cell.seed, scenario.seconds),
         "control": {key: value for key, value in control.items() if key != "finetune"},
+        **_hold(environment),
         "moved_ecn": environment.controls.moved_ecn,
         **_response(environment, cell.control),
         "acks": environment.controls.acks,
@@ -174,6 +176,12 @@ def _response(environment: Environment, control: str) -> dict[str, str]:
     return {"moved_response": response} if other else {}
 
 
+def _hold(environment: Environment) -> dict[str, str]:
+    """Return what a decision holds for, where it is more than a packet."""
+    hold = environment.controls.hold
+    return {} if hold == "packet" else {"hold": hold}
+
+
 def check_tables(name: str, scenario: Scenario, patterns: Sequence[str] | None = None) -> None:
     """Raise ValueError, which names file and key, unless what the runs are made of can be read."""
     for cell in {cell.point: cell for cell in cells(name, scenario, patterns)}.values():
@@ -208,6 +216,8 @@ def control_of(
         return _last_latency(environment)
     if name == "virtual_queue":
         return {"kind": "virtual_queue", **settings.virtual_queue.model_dump()}
+    if name in FOR_UPLINKS:
+        return {"kind": "least_latency", **_least(environment, name)}
     if name == "flow_split":
         return {"kind": "flow_split", "share": settings.ladder.flow_share}
     if name in LADDER and name != "anchor":
@@ -245,6 +255,13 @@ def _last_latency(environment: Environment) -> dict[str, Any]:
     own = environment.controls.last_latency
     times = {"threshold_us": own.threshold_ms * 1e3, "stale_us": own.stale_ms * 1e3}
     return {"kind": "last_latency", **times}
+
+
+def _least(environment: Environment, name: str) -> dict[str, Any]:
+    """Return which latencies of the uplinks are compared, and when."""
+    if name == "least_mean":
+        return {"of": "mean", **environment.controls.least_mean.model_dump()}
+    return {"of": "last" if name == "least_latency" else "smoothed", "margin_us": 0.0, "every_s": 0.0}
 
 
 def _forecast(environment: Environment, name: str, record: str) -> dict[str, Any]:
@@ -289,15 +306,21 @@ def identity(run: Mapping[str, Any], program: str) -> str:
 
 
 def _network(environment: Environment, seed: int, seconds: float) -> dict[str, Any]:
-    links, page_seeds = environment.bottlenecks, _page_seeds(seed)
+    links, page_seeds = environment.links(), _page_seeds(seed)
+    uplinks = {link.name: i for i, link in enumerate(environment.uplinks)}
     # ms = ms / 2 - access links at both ends, divided among the bottlenecks
     one_way_ms = (environment.rtt_ms / 2 - 2 * ACCESS_MS) / len(links)
+    kind = "uplinks" if uplinks else "bottlenecks"
     senders: list[dict[str, Any]] = [
         {
             "name": name,
             "router": sender.router,
             "delay_ms": ACCESS_MS,
-            "groups": [_group(name, key, g, page_seeds) for key, g in sender.groups.items() if g.flows],
+            "groups": [
+                {**_group(name, key, g, page_seeds, environment.load), **_pinned(g, uplinks)}
+                for key, g in sender.groups.items()
+                if g.flows
+            ],
         }
         for name, sender in environment.senders.items()
         if any(g.flows for g in sender.groups.values())
@@ -306,17 +329,38 @@ def _network(environment: Environment, seed: int, seconds: float) -> dict[str, A
     return {
         "bottlenecks": [
             {
-                **_bottleneck(link, one_way_ms, environment.rtt_ms, f"bottlenecks.{i}"),
-                **rates_of(link.trace, f"bottlenecks.{i}.trace", seconds),
+                **_bottleneck(link, one_way_ms, environment.rtt_ms, f"{kind}.{i}"),
+                **_rates(link, f"{kind}.{i}", seconds, (seed, i)),
             }
             for i, link in enumerate(links)
         ],
+        **({"uplinks": [_uplink(link) for link in environment.uplinks]} if uplinks else {}),
         "receivers": [
             {"name": name, "router": r.router, "delay_ms": ACCESS_MS + r.extra_rtt_ms / 2}
             for name, r in environment.receivers.items()
         ],
         "senders": senders,
     }
+
+
+def _uplink(link: Uplink) -> dict[str, Any]:
+    """Return what an uplink has besides a bottleneck's keys."""
+    dies = {} if link.dies_s is None else {"dies_s": link.dies_s}
+    return {"name": link.name, "dscp": link.dscp, "routed": "on" if link.routed else "off", **dies}
+
+
+def _pinned(group: Group, uplinks: Mapping[str, int]) -> dict[str, int]:
+    """Return the index of a group's uplink; nothing for one that is steered."""
+    return {} if group.uplink is None else {"uplink": uplinks[group.uplink]}
+
+
+def _rates(link: Bottleneck, key: str, seconds: float, seed: Sequence[int]) -> dict[str, Any]:
+    """Return `rates` of a link, where they vary."""
+    if isinstance(link, Uplink) and link.allotted:
+        shares = link.allotted
+        drawn_bps = allotted(link.mbps * 1e6, shares.every_s, (shares.least, shares.most), seconds, seed)
+        return {"rates": drawn_bps}
+    return rates_of(link.trace, f"{key}.trace", seconds)
 
 
 def _weights_content(file: str, key: str) -> str:
@@ -335,7 +379,7 @@ def _bottleneck(link: Bottleneck, one_way_ms: float, rtt_ms: float, key: str) ->
             disc["disc"]["content"] = _weights_content(weights, f"{key}.disc.attributes.{WEIGHTS}")
     return {
         "rate_bps": round(link.mbps * 1e6),
-        "delay_ms": one_way_ms,
+        "delay_ms": link.delay_ms if isinstance(link, Uplink) else one_way_ms,
         "buffer_bytes": buffer_bytes(link, rtt_ms),
         **disc,
     }
@@ -346,7 +390,9 @@ def _page_seeds(seed: int) -> Iterator[Sequence[int]]:
     return ((seed, number) for number in count())  # (seed, 0) draws what the seed alone would
 
 
-def _group(sender: str, key: str, group: Group, page_seeds: Iterator[Sequence[int]]) -> dict[str, Any]:
+def _group(
+    sender: str, key: str, group: Group, page_seeds: Iterator[Sequence[int]], load: float
+) -> dict[str, Any]:
     traffic = group.traffic
     fields = group.model_dump(include={"flows", "tcp", "ecn", "receiver", "start_s", "dupack_threshold"})
     if group.dscp:  # a run without has the name that it had before there was this key
@@ -367,5 +413,6 @@ def _group(sender: str, key: str, group: Group, page_seeds: Iterator[Sequence[in
     else:
         described = traffic.model_dump()
         if "mbps" in described:
-            described["rate_bps"] = round(described.pop("mbps") * 1e6)
+            factor = load if traffic.kind in ("messages", "video") else 1
+            described["rate_bps"] = round(described.pop("mbps") * factor * 1e6)
     return {**fields, "traffic": described}

@@ -39,9 +39,12 @@ LADDER: Final = (
     "oracle_batched",
 )
 """Controls that stand beside the model on the ladder of information (docs/LABORATORY.md)."""
-ALL_CONTROLS: Final = (*CONTROLS, *LADDER)
+FOR_UPLINKS: Final = ("least_mean", "least_latency", "least_srtt")
+"""Controls that compare both uplinks by the latencies of S1's packets over them."""
+ALL_CONTROLS: Final = (*CONTROLS, *LADDER, *FOR_UPLINKS)
 AGENTS: Final = ("model", *(name for name in LADDER if name != "flow_split"))  # set up like `model`
 MATCHED: Final = ("model", "oracle")  # controls whose moved share `random` takes, the first that was run
+NOT_FOR_UPLINKS: Final = ("no_l4s", "last_latency", "last_latency_batched")
 VIEWED_BY: Final = ("oracle", "oracle_in_order", "oracle_late", "oracle_batched")  # need a view of the queues
 
 
@@ -56,6 +59,13 @@ class VirtualQueue(ScenarioPart):
     """Control `virtual_queue`: see simulation/doc/lab.md."""
 
     margin_us: Microseconds = 1000.0  # as the oracle's
+
+
+class LeastMean(ScenarioPart):
+    """Control `least_mean`: the means of both uplinks, as gateways keep them."""
+
+    every_s: Seconds = 1.0  # span of a mean; then both are compared
+    margin_us: Microseconds = 5000.0  # how much less the other mean must be for a change
 
 
 class Oracle(ScenarioPart):
@@ -106,6 +116,10 @@ class ControlSettings(ScenarioPart):
     oracle: Oracle
     last_latency: LastLatency
     virtual_queue: VirtualQueue = VirtualQueue()
+    least_mean: LeastMean = LeastMean()
+    hold: Literal["packet", "batch", "write"] = (
+        "packet"  # span of a decision; a write is a message or a frame
+    )
     model: ModelControl
     ladder: Ladder = Ladder()
 

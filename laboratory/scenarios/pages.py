@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -35,6 +36,23 @@ def drawn(traffic: Pages, seed: int | Sequence[int]) -> list[dict[str, Any]]:
 def _draw(random: np.random.Generator, of: Lognormal, count: int) -> NDArray[np.int64]:
     values = np.round(of.median * np.exp(of.sigma * random.standard_normal(count)))
     return np.clip(values, of.least, of.most).astype(np.int64)
+
+
+def allotted(
+    mean_bps: float, every_s: float, shares: tuple[float, float], seconds: float, seed: Sequence[int]
+) -> list[list[float]]:
+    """Return a link's rates where they are drawn anew at equal intervals, the same for the same seed.
+
+    Args:
+        mean_bps: the rate that the shares are of.
+        every_s: length of an interval, s.
+        shares: least and largest share; all between are as likely.
+        seconds: length of the run, s.
+        seed: seed of the draws.
+    """
+    random = np.random.default_rng(seed)
+    count = math.ceil(seconds / every_s)
+    return [[i * every_s, round(mean_bps * random.uniform(*shares))] for i in range(count)]
 
 
 def rates_of(trace: str | None, key: str, seconds: float) -> dict[str, Any]:

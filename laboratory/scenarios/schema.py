@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
@@ -29,7 +29,12 @@ from swiftqueue.laboratory.scenarios.checked import (
     Share,
     check_once,
 )
-from swiftqueue.laboratory.scenarios.controls import ControlSettings, check_controls
+from swiftqueue.laboratory.scenarios.controls import (
+    FOR_UPLINKS,
+    NOT_FOR_UPLINKS,
+    ControlSettings,
+    check_controls,
+)
 from swiftqueue.laboratory.scenarios.traffic import Greedy, Group, Pages, RealTime
 
 LARGEST_PACKET_BYTES: Final = 1500  # IP length
@@ -83,6 +88,25 @@ class Bottleneck(ScenarioPart):
     trace: str | None = None  # file of lines `seconds Mbit/s` for a variable link; None: always `mbps`
 
 
+class Allotment(ScenarioPart):
+    """Rates that are drawn anew at equal intervals, as a satellite's are."""
+
+    every_s: Annotated[float, Field(ge=0.1, le=1e5)]
+    least: Annotated[float, Field(gt=0, le=1)]  # least share of `mbps`
+    most: Annotated[float, Field(ge=1, le=100)]  # largest share of `mbps`
+
+
+class Uplink(Bottleneck):
+    """One of two links from S1's gateway to the receivers; a steered packet takes the second unless moved."""
+
+    name: Name
+    delay_ms: Annotated[float, Field(ge=0, le=10_000)]  # one-way delay of the link
+    dscp: Annotated[int, Field(ge=0, le=63)]  # mark of its packets
+    allotted: Allotment | None = None  # None: always `mbps`, or the trace's
+    routed: bool = True  # whether the gateway has a rule for the mark; else S1's packets take the other link
+    dies_s: Seconds | None = None  # time from which nothing passes; S1's packets take the other link then
+
+
 class Receiver(ScenarioPart):
     """An end of flows: the router of its link, and its distance beyond `rtt_ms`."""
 
@@ -111,26 +135,35 @@ class Explore(ScenarioPart):
 class Environment(ScenarioPart):
     """Links, senders and traffic; senders are in order, the first is S1, captured and controlled."""
 
-    # Base round trip of the nearest receiver over all bottlenecks.
+    # Base round trip of the nearest receiver over all bottlenecks. Uplinks have delays of their own; for them
+    # it is the round trip of `buffer_bdp` and of `oracle_late`.
     rtt_ms: Annotated[float, Field(ge=LEAST_RTT_MS, le=20_000)]
-    bottlenecks: Annotated[list[Bottleneck], Field(min_length=1, max_length=8)]
+    bottlenecks: Annotated[list[Bottleneck], Field(max_length=8)]  # one or more, or uplinks in their place
+    uplinks: list[Uplink] = Field(default_factory=list)  # two links in the bottlenecks' place, joined behind
+    load: Annotated[float, Field(gt=0, le=100)] = 1.0  # factor of the rates of messages and video
     receivers: Annotated[dict[Name, Receiver], Field(min_length=1)]
     senders: Annotated[dict[Name, Sender], Field(min_length=1, max_length=MOST_SENDERS)]
     controls: ControlSettings
 
+    def links(self) -> Sequence[Bottleneck]:
+        """Return the bottlenecks or the uplinks."""
+        return self.uplinks or self.bottlenecks
+
     def without_view(self) -> str | None:
         """Return the type of the first disc that gives no view of its queues; None if all do."""
-        types = (link.disc.type for link in self.bottlenecks if link.disc)
+        types = (link.disc.type for link in self.bottlenecks if link.disc)  # an uplink's bytes suffice
         return next((name for name in types if name != DUAL_PI2), None)
 
     def without_profile(self) -> str | None:
         """Return the type of the first disc if every bottleneck has one without a profile; else None."""
-        types = [link.disc.type if link.disc else DUAL_PI2 for link in self.bottlenecks]
+        types = [link.disc.type if link.disc else DUAL_PI2 for link in self.links()]
         return types[0] if DUAL_PI2 not in types else None
 
     def chooses(self) -> bool:
-        """Return whether the first sender has an L4S flow, for which a control can choose."""
+        """Return whether the first sender has a flow for which a control can choose: L4S, or not pinned."""
         captured = next(iter(self.senders.values()))
+        if self.uplinks:
+            return any(group.flows for group in captured.groups.values() if group.uplink is None)
         return any(group.flows for group in captured.groups.values() if group.ecn == "ect1")
 
     def groups(self) -> Iterator[tuple[str, Sender, Group]]:
@@ -157,9 +190,11 @@ class Environment(ScenarioPart):
 
     @model_validator(mode="after")
     def _sound(self) -> Environment:
-        for i, link in enumerate(self.bottlenecks):
-            _check_buffer(f"bottlenecks.{i}.buffer_bdp", link, self.rtt_ms)
-        last = len(self.bottlenecks)
+        kind = "uplinks" if self.uplinks else "bottlenecks"
+        for i, link in enumerate(self.links()):
+            _check_buffer(f"{kind}.{i}.buffer_bdp", link, self.rtt_ms)
+        self._check_uplinks()
+        last = 1 if self.uplinks else len(self.bottlenecks)
         for name, receiver in self.receivers.items():
             if receiver.router > last:
                 raise ValueError(f"receivers.{name}.router: {receiver.router} is beyond the last, {last}")
@@ -169,6 +204,8 @@ class Environment(ScenarioPart):
         check_flows(group.flows for _, _, group in self.groups())
         first, captured = next(iter(self.senders.items()))
         calls = any(isinstance(group.traffic, RealTime) for group in captured.groups.values())
+        if self.uplinks and not self.chooses():
+            raise ValueError(f"senders.{first}.groups: each has its uplink, so there is nothing to steer")
         if not (calls or self.chooses()):
             raise ValueError(
                 f"senders.{first}.groups: the captured sender has no flow with ecn ect1, so nothing to choose"
@@ -179,6 +216,8 @@ class Environment(ScenarioPart):
         """Raise ValueError unless S1 can answer moved packets' ACKs in this way."""
         if (response := self.controls.moved_response) == "scalable":
             return
+        if self.uplinks:
+            raise ValueError(f"controls.moved_response: {response} is for one link; uplinks leave ECN alone")
         if self.controls.moved_ecn == "not_ect":
             raise ValueError("controls.moved_response: classic answers marks; moved_ecn: not_ect has none")
         first, captured = next(iter(self.senders.items()))
@@ -193,12 +232,33 @@ class Environment(ScenarioPart):
         if why:
             raise ValueError(f"controls.moved_response: {response} is not possible where {why}")
 
+    def _check_uplinks(self) -> None:
+        """Raise ValueError unless there are bottlenecks, or two uplinks that can be told apart."""
+        if not self.uplinks:
+            if not self.bottlenecks:
+                raise ValueError("bottlenecks: there is none; give bottlenecks, or two uplinks")
+            return
+        if self.bottlenecks:
+            raise ValueError("uplinks: bottlenecks are given too; set bottlenecks: [] for uplinks")
+        if (count := len(self.uplinks)) != 2:
+            raise ValueError(f"uplinks: {count} given; a mark chooses between two")
+        for key in ("name", "dscp"):
+            first, second = (getattr(link, key) for link in self.uplinks)
+            if first == second:
+                raise ValueError(f"uplinks.1.{key}: {second!r} is the first one's; give another")
+        if not any(link.routed and link.dies_s is None for link in self.uplinks):
+            raise ValueError("uplinks: nothing is left to S1's packets; one must be routed and never die")
+        for i, link in enumerate(self.uplinks):
+            if link.allotted and link.trace:
+                raise ValueError(f"uplinks.{i}.allotted: its rates are the trace's; give one of both")
+
     def _check_group(self, where: str, sender: Sender, group: Group) -> None:
         if group.receiver not in self.receivers:
             known = ", ".join(self.receivers)
             raise ValueError(f"{where}.receiver: there is no {group.receiver!r}, there is {known}")
         if self.receivers[group.receiver].router <= sender.router:
             raise ValueError(f"{where}.receiver: {group.receiver!r} is not behind the sender's router")
+        self._check_uplink(where, sender, group)
         if group.tcp in ("dctcp", "prague") and group.ecn != "ect1":
             raise ValueError(f"{where}.ecn: {group.tcp} is always ect1")
         if group.paced and group.tcp not in ("dctcp", "cubic"):
@@ -217,6 +277,17 @@ class Environment(ScenarioPart):
             raise ValueError(f"{where}.flows: {group.flows}: pages take 1 or 0; their objects are the flows")
         if group.start_s[0] > group.start_s[1]:
             raise ValueError(f"{where}.start_s: {group.start_s[0]:g} is after {group.start_s[1]:g}")
+
+    def _check_uplink(self, where: str, sender: Sender, group: Group) -> None:
+        """Raise ValueError unless a group takes an uplink that there is, or is steered as S1's can be."""
+        named = [link.name for link in self.uplinks]
+        if group.uplink is not None and group.uplink not in named:
+            there = f"there is {' and '.join(named)}" if named else "the scenario has none"
+            raise ValueError(f"{where}.uplink: there is no {group.uplink!r}, {there}")
+        if named and group.uplink is None and sender is not next(iter(self.senders.values())):
+            raise ValueError(f"{where}.uplink: is missing; only the captured sender's groups are steered")
+        if named and group.dscp:
+            raise ValueError(f"{where}.dscp: the uplink's mark is its DSCP")
 
 
 class Scenario(ScenarioPart):
@@ -259,6 +330,11 @@ class Scenario(ScenarioPart):
         if self.explore.points and (self.axis is None or self.points_with_models()):
             raise ValueError("explore.points: needs an axis whose points have no models of their own")
         check_controls("controls", self.controls)
+        uplinks = bool(self.environment.uplinks)
+        if unfit := [one for one in self.controls if one in (NOT_FOR_UPLINKS if uplinks else FOR_UPLINKS)]:
+            raise ValueError(f"controls: {unfit[0]} is {'not for' if uplinks else 'for two'} uplinks")
+        if uplinks and self.regret:
+            raise ValueError("regret: is of one link's two queues, not of uplinks")
         for name, point in (self.axis.points if self.axis else {}).items():
             for key in ("profiles", "controls"):
                 has, chosen = getattr(self, key), getattr(point, key)

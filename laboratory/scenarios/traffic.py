@@ -133,4 +133,5 @@ class Group(ScenarioPart):
     dupack_threshold: Annotated[int, Field(ge=3, le=10_000)] | Literal["ncr"] = 3
     dscp: Annotated[int, Field(ge=0, le=63)] = 0  # DSCP of the sender's packets
     paced: bool = False  # whether ns-3 paces; Prague, BBR and Copa pace themselves
+    uplink: str | None = None  # name of its uplink; S1's groups without one are steered
     traffic: Traffic

@@ -3,6 +3,7 @@
 #include "gcc-application.h"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <utility>
 #include <vector>
@@ -125,6 +126,15 @@ void GccApplication::Send(const Part& part) {
   packet->AddAtEnd(ns3::Create<Packet>(part.bytes));
   m_unreported.push_back({part, Simulator::Now()});
   m_socket->Send(packet);
+}
+
+uint64_t MediaBegin(Ptr<const Packet> packet) {
+  constexpr uint32_t kUdpHeaderBytes = 8;
+  std::array<uint8_t, kUdpHeaderBytes + sizeof(MediaHeader)> bytes{};
+  packet->CopyData(bytes.data(), bytes.size());
+  MediaHeader header{};
+  std::memcpy(&header, bytes.data() + kUdpHeaderBytes, sizeof header);
+  return Join(header.beginLow, header.beginHigh);
 }
 
 void GccApplication::Hear(Ptr<Socket> socket) {

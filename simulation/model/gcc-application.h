@@ -72,6 +72,9 @@ class GccApplication : public ns3::Application {
   std::shared_ptr<WriteLog> m_log;
 };
 
+/** The first byte, in the stream, of a media packet that has its UDP header. */
+uint64_t MediaBegin(ns3::Ptr<const ns3::Packet> packet);
+
 /** Notes when each packet came, and tells the sender once a frame; hands the stream on in order. */
 class GccReceiver : public ns3::Application {
  public:

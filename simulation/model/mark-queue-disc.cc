@@ -76,9 +76,9 @@ Ptr<QueueDiscItem> MarkQueueDisc::DoDequeue() {
   }
   const Outgoing leaving = m_waiting.front();
   m_waiting.pop_front();
-  const Ipv4Header::DscpType dscp = m_marker->Label(leaving);
   const Ipv4Header::EcnType ecn =
       leaving.payloadBytes > 0 ? m_marker->Mark(leaving, m_waiting) : leaving.ecn;
+  const Ipv4Header::DscpType dscp = m_marker->Label(leaving);
   if (ecn == leaving.ecn && dscp == leaving.dscp) {
     return item;
   }

@@ -39,7 +39,7 @@ class Marker {
                                         const std::deque<Outgoing>& behind) = 0;
 
   /**
-   * The DSCP that `packet`, with data or without, leaves with.
+   * The DSCP that `packet`, with data or without, leaves with; one with data has just been marked.
    *
    * It is set here since a TCP socket of ns-3 whose TOS is set marks no packet ECT.
    */

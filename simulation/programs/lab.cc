@@ -103,11 +103,12 @@ void ReportProgress() {
 }
 
 /** Every sender with default marking. */
-std::vector<std::shared_ptr<SenderWatch>> WatchSenders(const Network& network, const Flows& flows) {
+std::vector<std::shared_ptr<SenderWatch>> WatchSenders(const Run& run, const Network& network,
+                                                       const Flows& flows) {
   std::vector<std::shared_ptr<SenderWatch>> senders;
   for (uint32_t s = 0; s < network.Senders().size(); ++s) {
     const auto& end = network.Senders()[s];
-    senders.push_back(std::make_shared<SenderWatch>(s, flows, end));
+    senders.push_back(std::make_shared<SenderWatch>(run, s, flows, end));
     end.disc->SetMarker(senders.back());
   }
   return senders;
@@ -129,9 +130,9 @@ void Simulate(const Run& given, const std::string& folder) {
   Experience experience(run);
   InstallFlows(run, network, flows, experience, stream);
 
-  auto senders = WatchSenders(network, flows);
+  auto senders = WatchSenders(run, network, flows);
   const std::unique_ptr<QueueControl> control = MakeControl(run, network);
-  senders.front()->SetControl(control.get(), run.movedEcn, run.acks, run.explore, exploreStream);
+  senders.front()->SetControl(control.get(), exploreStream);
   NetworkWatch watch(network, senders, flows.size());
   if (run.waits) {
     watch.LogWaits(run);
@@ -181,6 +182,13 @@ void Simulate(const Run& given, const std::string& folder) {
     WriteWaits(folder + "/waits.npy", waits);
     summary.Add("choice", ScoreChoice(run, *logs.front(), waits).Text());
   }
+  if (!run.uplinks.empty()) {
+    std::vector<std::vector<uint32_t>> spurious;
+    for (const auto& sender : senders) {
+      spurious.push_back(sender->Spurious());
+    }
+    summary.Add("uplinks", DescribeUplinks(run, network, logs, spurious).Text());
+  }
   if (classes) {
     summary.Add("flow_classes", classes->Json().Text());
   }
@@ -199,7 +207,7 @@ void Check(const Run& run) {
   int64_t stream = kTrafficStream;
   const Network network(run, stream);
   const Flows flows;
-  const auto senders = WatchSenders(network, flows);
+  const auto senders = WatchSenders(run, network, flows);
   Simulator::Stop(Seconds(0));
   Simulator::Run();
   Simulator::Destroy();

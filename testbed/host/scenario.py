@@ -98,6 +98,8 @@ def run(
         ValueError: the bed lacks something, or the folder's runs have another length or program.
 
     """
+    if scenario.environment.uplinks:
+        raise ValueError(f"{name}: the bed has one link, no uplinks")
     if reason := why_not():
         raise RuntimeError(reason)
     program = build_hash(*OF_SCENARIOS)

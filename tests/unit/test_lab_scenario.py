@@ -92,13 +92,13 @@ def test_the_projects_scenarios_are_whole(name: str) -> None:
     scenario = load(path_of(name))
     # the maps ask what the standard queue leaves, the guard where the model harms there; one names each disc
     # and pages-and-video and the long ones make captures, nothing is compared in them
-    some = ("map-", "pages-and-video", "long-", "figure8-finetuned", "linux-")
+    some = ("map-", "pages-and-video", "long-", "figure8-finetuned", "linux-", "uplinks-")
     if not name.startswith(some):
         assert scenario.profiles == ["rfc9332", "uncoupled"]
     # what no choice at all is worth, what the model costs, what a new head and the guard bring, who picks
     fewer = ("many-flows", "figure8-finetuned", "figure8-trainings", "pages-and-video", "long-", "anywhere")
     fewer += ("bed-",)  # what the kernel test bed can do
-    fewer += ("fresh-", "surroundings", "small", "linux-")
+    fewer += ("fresh-", "surroundings", "small", "linux-", "uplinks-")
     if not name.startswith(fewer):
         assert set(scenario.controls) == set(CONTROLS)
     if not name.startswith("long-"):  # of which a stage takes `explore`

@@ -11,7 +11,7 @@ int64_t AckTracker::Unwrap(uint32_t sequence) const {
   return m_highest + static_cast<int32_t>(sequence - static_cast<uint32_t>(m_highest));
 }
 
-bool AckTracker::Sent(uint32_t packet, uint32_t sequence, uint32_t payloadBytes) {
+int64_t AckTracker::Sent(uint32_t packet, uint32_t sequence, uint32_t payloadBytes) {
   if (!m_started) {
     m_started = true;
     m_highest = sequence;
@@ -22,7 +22,7 @@ bool AckTracker::Sent(uint32_t packet, uint32_t sequence, uint32_t payloadBytes)
   m_highest = std::max(m_highest, end);
   if (!again) {
     m_first.push_back({end, packet, false, false});
-    return false;
+    return kNew;
   }
   // The ACK of a last byte that was sent twice may belong to either sending.
   const auto below = [](const Outstanding& o, int64_t byte) { return o.end <= byte; };
@@ -31,7 +31,8 @@ bool AckTracker::Sent(uint32_t packet, uint32_t sequence, uint32_t payloadBytes)
     o->sentAgain = true;
   }
   m_resent.push_back({end, packet, true, false});
-  return true;
+  const auto first = std::lower_bound(m_first.begin(), m_first.end(), end, below);
+  return end <= m_acknowledged || first == m_first.end() ? kAcknowledged : int64_t{first->packet};
 }
 
 void AckTracker::Acked(uint32_t ackNumber, std::vector<Covered>& covered) {
@@ -39,6 +40,7 @@ void AckTracker::Acked(uint32_t ackNumber, std::vector<Covered>& covered) {
     return;
   }
   const int64_t ack = Unwrap(ackNumber);
+  m_acknowledged = std::max(m_acknowledged, ack);
   for (; !m_first.empty() && m_first.front().end <= ack; m_first.pop_front()) {
     if (!m_first.front().covered) {
       covered.push_back({m_first.front().packet, !m_first.front().sentAgain});

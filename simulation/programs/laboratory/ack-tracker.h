@@ -20,8 +20,14 @@ class AckTracker {
     bool known;  // false: Karn's rule, its latency is unknown
   };
 
-  /** A data packet left; true if it is a retransmission (it begins below what was sent before). */
-  bool Sent(uint32_t packet, uint32_t sequence, uint32_t payloadBytes);
+  static constexpr int64_t kNew = -1;           // not a retransmission
+  static constexpr int64_t kAcknowledged = -2;  // a retransmission of what has been acknowledged
+
+  /**
+   * A data packet left. A retransmission begins below what was sent before: of it, returns the
+   * packet that carried its last byte first, or kAcknowledged.
+   */
+  int64_t Sent(uint32_t packet, uint32_t sequence, uint32_t payloadBytes);
 
   /** An ACK came; appends the packets that its number is the first to cover. */
   void Acked(uint32_t ackNumber, std::vector<Covered>& covered);
@@ -41,6 +47,7 @@ class AckTracker {
 
   bool m_started{false};
   int64_t m_highest{0};               // one past the highest byte sent
+  int64_t m_acknowledged{0};          // one past the highest byte acknowledged cumulatively
   std::deque<Outstanding> m_first;    // sent once: ends rise
   std::vector<Outstanding> m_resent;  // retransmissions, in send order
 };

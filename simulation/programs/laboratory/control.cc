@@ -22,7 +22,9 @@ std::unique_ptr<QueueControl> MakeControl(const Run& run, const Network& network
         } else if constexpr (std::is_same_v<Params, LastLatencyControl>) {
           return std::make_unique<LastLatencyMove>(params);
         } else if constexpr (std::is_same_v<Params, VirtualQueueControl>) {
-          return std::make_unique<VirtualQueueMove>(params);
+          return std::make_unique<VirtualQueueMove>(params, run);
+        } else if constexpr (std::is_same_v<Params, LeastLatencyControl>) {
+          return std::make_unique<LeastLatencyMove>(params);
         } else if constexpr (std::is_same_v<Params, ModelControl>) {
           return ModelMove::Make(params, run.questions);
         } else if constexpr (std::is_same_v<Params, FlowSplitControl>) {

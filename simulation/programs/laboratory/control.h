@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 //
-// What decides which of S1's L4S packets are moved to the classic queue: simulation/doc/lab.md.
+// What decides which of S1's L4S packets are moved to the classic queue, or from one uplink to the
+// other: simulation/doc/lab.md.
 
 #ifndef SWIFTQUEUE_LABORATORY_CONTROL_H
 #define SWIFTQUEUE_LABORATORY_CONTROL_H
@@ -20,9 +21,10 @@ struct DataPacket {
   int64_t number;  // in send order, all flows together
   uint16_t flow;   // number of the flow in the run
   uint32_t receiver;
-  uint32_t sizeBytes;    // IP length
-  uint8_t defaultQueue;  // kL4sQueue: it may be moved
-  bool acknowledged;     // by its protocol: not UDP
+  uint32_t sizeBytes;  // IP length
+  uint8_t defaultQueue;
+  bool movable;       // it goes to the classic queue instead, or over the other uplink
+  bool acknowledged;  // by its protocol: not UDP
 };
 
 /** The data packets that wait behind the one that leaves, in the sender's own disc. */

@@ -92,6 +92,24 @@ std::string Experience::Messages(uint32_t sender, bool l4s) const {
       .Text();
 }
 
+std::string Experience::CrossP99() const {
+  std::vector<double> delaysS;
+  for (const OfFlow& flow : m_messages) {
+    for (const auto& message : flow.log->Writes()) {
+      const double madeS = message.made.GetSeconds();
+      if (flow.sender > 0 && madeS >= m_run.warmupS) {
+        delaysS.push_back(message.delayS >= 0 ? message.delayS : NowS() - madeS);
+      }
+    }
+  }
+  if (delaysS.empty()) {
+    return "null";
+  }
+  const auto p99 = delaysS.begin() + static_cast<std::ptrdiff_t>(delaysS.size() * 99 / 100);
+  std::nth_element(delaysS.begin(), p99, delaysS.end());
+  return JsonNumber(*p99);
+}
+
 void Experience::AddTo(JsonObject& summary) const {
   JsonArray pages;
   for (const Page& page : m_pages) {
@@ -132,6 +150,9 @@ void Experience::AddTo(JsonObject& summary) const {
           JsonObject().Add("l4s", Messages(s, true)).Add("classic", Messages(s, false)).Text());
     }
     summary.Add("messages", messages.Text());
+    if (!m_run.uplinks.empty()) {
+      summary.Add("cross_message_p99_s", CrossP99());
+    }
   }
   if (!m_pages.empty()) {
     summary.Add("pages", pages.Text());

@@ -36,7 +36,8 @@ class Experience {
   std::function<void(uint64_t)> FollowCall(const Flow& flow, std::shared_ptr<WriteLog> log);
   std::function<void(uint64_t)> FollowMessages(const Flow& flow, std::shared_ptr<WriteLog> log);
 
-  /** Adds "messages", "pages" and "calls", where the run has any. */
+  /** Adds "messages", "pages" and "calls", where the run has any; with uplinks
+   * "cross_message_p99_s". */
   void AddTo(JsonObject& summary) const;
 
  private:
@@ -59,6 +60,8 @@ class Experience {
     std::shared_ptr<WriteLog> log;
   };
   std::string Messages(uint32_t sender, bool l4s) const;
+  /** P99 of the messages of all senders but the first; "null" without any. */
+  std::string CrossP99() const;
 
   const Run& m_run;
   std::vector<Page> m_pages;

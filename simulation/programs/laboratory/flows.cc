@@ -176,6 +176,7 @@ void InstallCall(const Network& network, Flow& flow, const RealTime& traffic, do
                  Experience& experience) {
   const FrameRule rule{1 / traffic.framesPerS, traffic.leastBps, traffic.mostBps};
   const auto log = std::make_shared<WriteLog>();
+  flow.writes = log;
   const auto received = [&flow, follow = experience.FollowCall(flow, log)](uint32_t bytes) {
     follow(flow.receivedBytes += bytes);
   };
@@ -212,11 +213,16 @@ void InstallFlows(const Run& run, const Network& network, Flows& flows, Experien
       application->SetSocket([node] { return node->GetObject<UdpL4Protocol>()->CreateSocket(); },
                              peer);
     } else {
-      if (std::holds_alternative<Messages>(group.traffic)) {
+      const bool messages = std::holds_alternative<Messages>(group.traffic);
+      if (messages ||
+          (run.hold == Hold::kWrite && !std::holds_alternative<Greedy>(group.traffic))) {
         auto log = std::make_shared<WriteLog>();
         application->SetLog(log);
-        received = [&flow, follow = experience.FollowMessages(flow, std::move(log))](
-                       uint32_t bytes) { follow(flow.receivedBytes += bytes); };
+        flow.writes = log;
+        if (messages) {
+          received = [&flow, follow = experience.FollowMessages(flow, std::move(log))](
+                         uint32_t bytes) { follow(flow.receivedBytes += bytes); };
+        }
       }
       // DCTCP's echo of each CE mark is the receiver's part, so it has the same congestion control.
       ListenTcp(receiver.node, flow.Port(), CongestionControl(group.tcp), received);

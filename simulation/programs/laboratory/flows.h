@@ -7,8 +7,10 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <vector>
 
+#include "../../model/write-log.h"
 #include "network.h"
 #include "run.h"
 
@@ -23,6 +25,8 @@ struct Flow {
   uint32_t index;             // in its group
   uint64_t receivedBytes{0};  // payload, handed to the receiving application
   uint64_t receivedInWarmup{0};
+  // Its writes, where the control's decisions hold for one; null: it makes one.
+  std::shared_ptr<const WriteLog> writes{};
   // Before an ACK reaches the socket: how many moved packets it covers, and whether it says that it
   // was marked. Empty: they are as others.
   std::function<void(uint32_t, bool)> hearsOfMoved{};

@@ -30,6 +30,10 @@ NetworkWatch::NetworkWatch(const Network& network,
     disc->TraceConnectWithoutContext("Dequeue", ns3::MakeCallback(&NetworkWatch::Waited, this));
     disc->TraceConnectWithoutContext("Drop", ns3::MakeCallback(&NetworkWatch::Dropped, this));
   }
+  for (std::size_t i = 0; network.Gateway() && i < network.FarEnds().GetN(); ++i) {
+    network.FarEnds().Get(i)->TraceConnectWithoutContext(
+        "PhyRxDrop", ns3::MakeCallback(&NetworkWatch::Lost, this));  // it is dead
+  }
   for (const auto& receiver : network.Receivers()) {
     receiver.node->GetObject<ns3::Ipv4L3Protocol>()->TraceConnectWithoutContext(
         "LocalDeliver", ns3::MakeCallback(&NetworkWatch::Arrived, this));
@@ -80,6 +84,12 @@ void NetworkWatch::Waited(Ptr<const ns3::QueueDiscItem> item) {
 
 void NetworkWatch::Dropped(Ptr<const ns3::QueueDiscItem> item) {
   if (PacketRow* row = RowOf(item->GetPacket())) {
+    row->dropped = 1;
+  }
+}
+
+void NetworkWatch::Lost(Ptr<const ns3::Packet> packet) {
+  if (PacketRow* row = RowOf(packet)) {
     row->dropped = 1;
   }
 }

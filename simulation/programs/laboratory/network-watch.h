@@ -37,6 +37,7 @@ class NetworkWatch {
   void Came(uint32_t bottleneck, ns3::Ptr<const ns3::QueueDiscItem> item);
   void Waited(ns3::Ptr<const ns3::QueueDiscItem> item);
   void Dropped(ns3::Ptr<const ns3::QueueDiscItem> item);
+  void Lost(ns3::Ptr<const ns3::Packet> packet);
   void Arrived(const ns3::Ipv4Header& ip, ns3::Ptr<const ns3::Packet> packet, uint32_t interface);
 
   const Network& m_network;

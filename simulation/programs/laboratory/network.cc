@@ -3,10 +3,14 @@
 #include "network.h"
 
 #include <algorithm>
+#include <cmath>
 #include <stdexcept>
 #include <string>
 
+#include "ns3/channel.h"
 #include "ns3/data-rate.h"
+#include "ns3/double.h"
+#include "ns3/error-model.h"
 #include "ns3/internet-stack-helper.h"
 #include "ns3/ipv4-global-routing-helper.h"
 #include "ns3/point-to-point-helper.h"
@@ -72,7 +76,8 @@ Ptr<QueueDisc> MakeBottleneckDisc(const Run& run, std::size_t index, int64_t& st
     }
     return disc;
   } catch (const std::invalid_argument& error) {
-    throw std::invalid_argument("bottlenecks." + std::to_string(index) + ".disc." + error.what());
+    const std::string kind = run.uplinks.empty() ? "bottlenecks." : "uplinks.";
+    throw std::invalid_argument(kind + std::to_string(index) + ".disc." + error.what());
   }
 }
 
@@ -100,7 +105,8 @@ DiscAttributes DiscAttributesOf(const Run& run, const Bottleneck& bottleneck) {
 }
 
 Network::Network(const Run& run, int64_t& stream) {
-  m_routers.Create(static_cast<uint32_t>(run.bottlenecks.size()) + 1);
+  const bool inSeries = run.uplinks.empty();
+  m_routers.Create(inSeries ? static_cast<uint32_t>(run.bottlenecks.size()) + 1 : 2);
   InternetStackHelper internet;
   internet.Install(m_routers);
   double accessBps = kAccessBps;
@@ -122,11 +128,14 @@ Network::Network(const Run& run, int64_t& stream) {
     AssignAddresses(devices);
     m_senders.push_back(end);
   }
+  UplinkRouting::Ways there, back;
   for (std::size_t i = 0; i < run.bottlenecks.size(); ++i) {
     const Bottleneck& bottleneck = run.bottlenecks[i];
-    Ptr<Node> from = m_routers.Get(static_cast<uint32_t>(i));
-    const auto devices = Link(from, m_routers.Get(static_cast<uint32_t>(i) + 1), bottleneck.rateBps,
-                              bottleneck.delayMs);
+    const uint32_t router = inSeries ? static_cast<uint32_t>(i) : 0;
+    Ptr<Node> from = m_routers.Get(router);
+    const auto devices =
+        Link(from, m_routers.Get(router + 1), bottleneck.rateBps, bottleneck.delayMs);
+    m_farEnds.Add(devices.Get(1));
     m_bottlenecks.push_back(MakeBottleneckDisc(run, i, stream));
     for (const auto& [s, rateBps] : bottleneck.rates) {
       const auto device = DynamicCast<PointToPointNetDevice>(devices.Get(0));
@@ -137,7 +146,14 @@ Network::Network(const Run& run, int64_t& stream) {
     from->GetObject<TrafficControlLayer>()->SetRootQueueDiscOnDevice(devices.Get(0),
                                                                      m_bottlenecks.back());
     InstallFifo(devices.Get(1));
-    AssignAddresses(devices);
+    const Ipv4Address far = AssignAddresses(devices);
+    if (!inSeries) {
+      const auto ipv4 = from->GetObject<Ipv4>();
+      const int32_t interface = ipv4->GetInterfaceForDevice(devices.Get(0));
+      const Ipv4Address near = ipv4->GetAddress(interface, 0).GetAddress();
+      there[i] = {devices.Get(0), far};
+      back[i] = {devices.Get(1), near};
+    }
   }
   for (const Receiver& receiver : run.receivers) {
     ReceiverEnd end{addNode(), {}};
@@ -149,6 +165,28 @@ Network::Network(const Run& run, int64_t& stream) {
     m_receivers.push_back(end);
   }
   Ipv4GlobalRoutingHelper::PopulateRoutingTables();
+  if (!inSeries) {
+    RouteUplinks(run, there, back);
+  }
+}
+
+void Network::RouteUplinks(const Run& run, const UplinkRouting::Ways& there,
+                           const UplinkRouting::Ways& back) {
+  m_gateway = CreateObject<GatewayRouting>(m_senders.front().device->GetChannel()->GetDevice(1));
+  m_gateway->Install(m_routers.Get(0), run.uplinks, there);
+  CreateObject<ReturnRouting>()->Install(m_routers.Get(1), run.uplinks, back);
+  for (std::size_t i = 0; i < run.uplinks.size(); ++i) {
+    if (std::isinf(run.uplinks[i].diesS)) {
+      continue;
+    }
+    for (const auto& end : {there[i], back[i]}) {
+      auto losses = CreateObjectWithAttributes<RateErrorModel>(
+          "ErrorRate", DoubleValue(1), "ErrorUnit", StringValue("ERROR_UNIT_PACKET"));
+      losses->Disable();
+      DynamicCast<PointToPointNetDevice>(end.device)->SetReceiveErrorModel(losses);
+      Simulator::Schedule(Seconds(run.uplinks[i].diesS), &ErrorModel::Enable, losses);
+    }
+  }
 }
 
 NetDeviceContainer Network::Link(Ptr<Node> from, Ptr<Node> to, double rateBps, double delayMs) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 //
-// Nodes, links and queues of a run: senders and receivers around bottlenecks in series.
+// Nodes, links and queues of a run: senders and receivers around bottlenecks in series, or around
+// two uplinks.
 
 #ifndef SWIFTQUEUE_LABORATORY_NETWORK_H
 #define SWIFTQUEUE_LABORATORY_NETWORK_H
@@ -15,6 +16,7 @@
 #include "ns3/node-container.h"
 #include "ns3/point-to-point-net-device.h"
 #include "run.h"
+#include "uplink-routing.h"
 
 namespace swiftqueue::lab {
 
@@ -42,18 +44,26 @@ class Network {
   const std::vector<SenderEnd>& Senders() const { return m_senders; }
   const std::vector<ReceiverEnd>& Receivers() const { return m_receivers; }
   const std::vector<ns3::Ptr<ns3::QueueDisc>>& Bottlenecks() const { return m_bottlenecks; }
+  /** The far ends of the bottlenecks. */
+  const ns3::NetDeviceContainer& FarEnds() const { return m_farEnds; }
+  /** Null without uplinks. */
+  ns3::Ptr<const GatewayRouting> Gateway() const { return m_gateway; }
 
  private:
   ns3::NetDeviceContainer Link(ns3::Ptr<ns3::Node> from, ns3::Ptr<ns3::Node> to, double rateBps,
                                double delayMs);
   /** Addresses of both ends; discs must be in place, or ns-3 would install its own. */
   ns3::Ipv4Address AssignAddresses(const ns3::NetDeviceContainer& devices);
+  void RouteUplinks(const Run& run, const UplinkRouting::Ways& there,
+                    const UplinkRouting::Ways& back);
 
   ns3::Ipv4AddressHelper m_addresses{"10.0.0.0", "255.255.255.0"};
   ns3::NodeContainer m_routers;
   std::vector<SenderEnd> m_senders;
   std::vector<ReceiverEnd> m_receivers;
   std::vector<ns3::Ptr<ns3::QueueDisc>> m_bottlenecks;
+  ns3::NetDeviceContainer m_farEnds;
+  ns3::Ptr<GatewayRouting> m_gateway;
 };
 
 }  // namespace swiftqueue::lab

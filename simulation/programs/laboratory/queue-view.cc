@@ -4,11 +4,13 @@
 
 #include <cmath>
 #include <limits>
+#include <span>
 #include <stdexcept>
 #include <string>
 
 #include "ns3/queue.h"
 #include "ns3/simulator.h"
+#include "packet-log.h"
 
 namespace swiftqueue::lab {
 
@@ -19,6 +21,7 @@ namespace {
 
 constexpr double kForeverUs = std::numeric_limits<double>::infinity();
 constexpr double kEveryUs = 1'000;
+constexpr std::array kBothQueues{Disc::kL4s, Disc::kClassic};
 
 }  // namespace
 
@@ -42,12 +45,13 @@ QueueView::QueueView(const Run& run, const Network& network, double rateUs, doub
     m_lastBottleneck.push_back(receiver.router);
   }
   for (std::size_t i = 0; i < run.bottlenecks.size(); ++i) {
-    const auto disc = ns3::DynamicCast<Disc>(network.Bottlenecks()[i]);
-    if (!disc) {
+    const auto& any = network.Bottlenecks()[i];
+    const auto disc = run.uplinks.empty() ? ns3::DynamicCast<Disc>(any) : nullptr;
+    if (!disc && run.uplinks.empty()) {
       throw std::invalid_argument("bottlenecks." + std::to_string(i) +
                                   ".disc: there is no view of its queues");
     }
-    m_seen.push_back({disc, &run.bottlenecks[i], {}, {}, {}});
+    m_seen.push_back({any, disc, &run.bottlenecks[i], {}, {}, {}});
   }
   if (m_rateUs > 0 || m_ageTicks > 0) {
     Measure();
@@ -57,7 +61,7 @@ QueueView::QueueView(const Run& run, const Network& network, double rateUs, doub
 void QueueView::Measure() {
   const double share = m_rateUs > 0 ? 1 - std::exp(-kEveryUs / m_rateUs) : 0;
   for (Seen& seen : m_seen) {
-    for (const auto queue : {Disc::kL4s, Disc::kClassic}) {
+    for (const auto queue : seen.disc ? kBothQueues : std::span<const Queue>{}) {
       const auto& counts = seen.disc->GetQueueCounts(queue);
       const uint64_t bytes = counts.enqueuedBytes + counts.refusedBytes;
       const BytesPerUs now = static_cast<double>(bytes - seen.arrivedBytes[queue]) / kEveryUs;
@@ -76,6 +80,13 @@ void QueueView::Measure() {
 
 QueueView::State QueueView::Now(const Seen& seen) const {
   State state;
+  if (!seen.disc) {
+    const double atS = Simulator::Now().GetSeconds();
+    const double sentS =
+        TimeOfBits(*seen.link, BitsUntil(*seen.link, atS) + 8.0 * seen.any->GetNBytes());
+    state.uplinkUs = (sentS - atS) * 1e6 + seen.link->delayMs * 1e3;
+    return state;
+  }
   state.classicWeight = seen.disc->GetClassicWeight();
   state.rate = RateBpsAt(*seen.link, Simulator::Now().GetSeconds()) / 8e6;
   if (seen.disc->GetNInternalQueues() == 0) {
@@ -98,10 +109,16 @@ QueueView::Both QueueView::Predict(const State& state) {
 }
 
 QueueView::Both QueueView::Toward(uint32_t receiver) const {
+  const auto seenOf = [this](const Seen& seen) {
+    return m_ageTicks > 0 ? seen.past.front() : Now(seen);
+  };
+  if (!m_seen.front().disc) {
+    return {seenOf(m_seen[kL4sQueue]).uplinkUs, seenOf(m_seen[kClassicQueue]).uplinkUs};
+  }
   Both waits{0, 0};
   for (uint32_t i = m_firstBottleneck; i < m_lastBottleneck[receiver]; ++i) {
     const Seen& seen = m_seen[i];
-    const Both here = Predict(m_ageTicks > 0 ? seen.past.front() : Now(seen));
+    const Both here = Predict(seenOf(seen));
     waits.l4sUs += here.l4sUs;
     waits.classicUs += here.classicUs;
   }

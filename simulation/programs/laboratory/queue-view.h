@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 //
-// What can be seen of the bottlenecks' queues: how long a packet that comes now will wait in
-// either.
+// What can be seen of the bottlenecks' queues, or of both uplinks': how long a packet that comes
+// now will wait in either.
 
 #ifndef SWIFTQUEUE_LABORATORY_QUEUE_VIEW_H
 #define SWIFTQUEUE_LABORATORY_QUEUE_VIEW_H
@@ -25,7 +25,10 @@ using BytesPerUs = double;
  */
 double WaitUs(double ahead, double other, double weight, BytesPerUs rate, BytesPerUs otherArrivals);
 
-/** Sees both queues of every bottleneck, and how fast they have been filled of late. */
+/**
+ * Sees both queues of every bottleneck, and how fast they have been filled of late. With uplinks it
+ * sees the bytes in the disc of either, and the rates to come.
+ */
 class QueueView {
  public:
   using Disc = ns3::DualPi2QueueDisc;
@@ -33,7 +36,8 @@ class QueueView {
 
   /**
    * `rateUs`: over which arrivals are smoothed; 0: it expects that nothing comes. `ageUs`: how old
-   * what it sees is. Throws std::invalid_argument for a disc that is no DualPI2.
+   * what it sees is. Throws std::invalid_argument for a disc that is no DualPI2, but for an
+   * uplink's.
    */
   QueueView(const Run& run, const Network& network, double rateUs, double ageUs = 0);
   QueueView(const QueueView&) = delete;
@@ -43,7 +47,8 @@ class QueueView {
     double l4sUs;
     double classicUs;
   };
-  /** Of all bottlenecks on the captured sender's way to a receiver. */
+  /** Of all bottlenecks on the captured sender's way to a receiver; over an uplink, its delay too.
+   */
   Both Toward(uint32_t receiver) const;
   /** At one bottleneck, for a packet that has just been put into `queue`, its bytes not counted. */
   Both Behind(uint32_t bottleneck, Queue queue, uint32_t bytes) const;
@@ -54,9 +59,11 @@ class QueueView {
     std::array<BytesPerUs, 2> arrivals{};  // smoothed
     double classicWeight{0};               // in the scheduler, which may follow flows' ages
     BytesPerUs rate{0};                    // rate of the link, which may vary
+    double uplinkUs{0};                    // until a packet is across an uplink
   };
   struct Seen {
-    ns3::Ptr<Disc> disc;
+    ns3::Ptr<ns3::QueueDisc> any;
+    ns3::Ptr<Disc> disc;  // null: an uplink's
     const Bottleneck* link;
     std::array<BytesPerUs, 2> arrivals{};
     std::array<uint64_t, 2> arrivedBytes{};

@@ -128,12 +128,17 @@ MovedResponse ReadMovedResponse(const Node& root) {
                                                     : MovedResponse::kScalable;
 }
 
-Group ReadGroup(const Node& node, const std::vector<Receiver>& receivers) {
+Group ReadGroup(const Node& node, const Run& run) {
+  const std::vector<Receiver>& receivers = run.receivers;
   Group group{};
   group.flows = node["flows"].Count();
   group.tcp = node["tcp"].Text();
   group.ecn = ReadEcn(node["ecn"]);
-  group.l4s = group.ecn == Ecn::kEct1;
+  if (node.Has("uplink")) {
+    group.uplink = static_cast<uint8_t>(node["uplink"].Count());
+    Require(*group.uplink < run.uplinks.size(), "a group's uplink is beyond the last");
+  }
+  group.l4s = run.uplinks.empty() ? group.ecn == Ecn::kEct1 : !group.uplink;
   const auto found = std::find_if(
       receivers.begin(), receivers.end(),
       [&](const Receiver& receiver) { return receiver.name == node["receiver"].Text(); });
@@ -174,7 +179,17 @@ void ReadNetwork(const Node& root, Run& run) {
                                 [](const Node& from) { return from.Pair(); })
                           : std::vector<std::pair<double, double>>{}};
   });
-  const std::size_t routers = run.bottlenecks.size();
+  if (root.Has("uplinks")) {
+    run.uplinks = root["uplinks"].All<Uplink>([](const Node& node) {
+      Uplink link{node["name"].Text(), node["dscp"].Count(), node["routed"].Text() == "on"};
+      if (node.Has("dies_s")) {
+        link.diesS = node["dies_s"].Number();
+      }
+      return link;
+    });
+    Require(run.uplinks.size() == 2 && run.bottlenecks.size() == 2, "uplinks are two bottlenecks");
+  }
+  const std::size_t routers = run.uplinks.empty() ? run.bottlenecks.size() : 1;
   run.receivers = root["receivers"].All<Receiver>([&](const Node& node) {
     Receiver receiver{node["name"].Text(), node["router"].Count(), node["delay_ms"].Number()};
     Require(receiver.router <= routers, "a receiver's router is beyond the last");
@@ -182,9 +197,9 @@ void ReadNetwork(const Node& root, Run& run) {
   });
   std::size_t flows = 0;
   run.senders = root["senders"].All<Sender>([&](const Node& node) {
-    Sender sender{node["name"].Text(), node["router"].Count(), node["delay_ms"].Number(),
-                  node["groups"].All<Group>(
-                      [&](const Node& group) { return ReadGroup(group, run.receivers); })};
+    Sender sender{
+        node["name"].Text(), node["router"].Count(), node["delay_ms"].Number(),
+        node["groups"].All<Group>([&](const Node& group) { return ReadGroup(group, run); })};
     Require(sender.router < routers, "a sender's router is beyond the last bottleneck");
     for (const Group& group : sender.groups) {
       flows += group.flows;
@@ -192,6 +207,11 @@ void ReadNetwork(const Node& root, Run& run) {
     return sender;
   });
   Require(!run.senders.empty(), "there is no sender");
+  for (std::size_t s = run.uplinks.empty() ? run.senders.size() : 1; s < run.senders.size(); ++s) {
+    for (const Group& group : run.senders[s].groups) {
+      Require(group.uplink.has_value(), "a group of another sender has no uplink");
+    }
+  }
   Require(flows <= kMaxFlows, "there are more than " + std::to_string(kMaxFlows) + " flows");
 }
 
@@ -245,6 +265,14 @@ Control ReadControl(const Node& node) {
   if (kind == "virtual_queue") {
     return VirtualQueueControl{node["margin_us"].Number()};
   }
+  if (kind == "least_latency") {
+    using Of = LeastLatencyControl::Of;
+    const std::string& of = node["of"].Text();
+    return LeastLatencyControl{of == "last"       ? Of::kLast
+                               : of == "smoothed" ? Of::kSmoothed
+                                                  : Of::kMean,
+                               node["margin_us"].Number(), node["every_s"].Number()};
+  }
   if (kind == "model") {
     return ModelControl{node["artifact"].Text(), node["version"].Count(), ReadBatching(node)};
   }
@@ -255,6 +283,11 @@ Control ReadControl(const Node& node) {
     return ReadBatched(node);
   }
   return DefaultControl{};
+}
+
+Hold ReadHold(const Node& root) {
+  const std::string hold = root.Has("hold") ? root["hold"].Text() : "";
+  return hold == "write" ? Hold::kWrite : hold == "batch" ? Hold::kBatch : Hold::kPacket;
 }
 
 std::optional<FineTuning> ReadFineTuning(const Node& node) {
@@ -284,6 +317,20 @@ double BitsUntil(const Bottleneck& link, double s) {
     rateBps = nextBps;
   }
   return bits + rateBps * (s - sinceS);
+}
+
+double TimeOfBits(const Bottleneck& link, double bits) {
+  double sinceS = 0, rateBps = link.rateBps;
+  for (const auto& [atS, nextBps] : link.rates) {
+    const double here = rateBps * (atS - sinceS);
+    if (bits < here) {
+      break;
+    }
+    bits -= here;
+    sinceS = atS;
+    rateBps = nextBps;
+  }
+  return sinceS + bits / rateBps;
 }
 
 void RemoveL4s(Run& run) {
@@ -316,6 +363,7 @@ Run ReadRun(std::string_view text) {
   run.isUncoupled = root["profile"].Text() == "uncoupled";
   ReadNetwork(root, run);
   run.control = ReadControl(root["control"]);
+  run.hold = ReadHold(root);
   run.movedEcn = ReadEcn(root["moved_ecn"]);
   run.movedResponse = ReadMovedResponse(root);
   run.acks = root["acks"].Text() == "selective" ? Acks::kSelective : Acks::kCumulative;

@@ -6,6 +6,7 @@
 #define SWIFTQUEUE_LABORATORY_RUN_H
 
 #include <cstdint>
+#include <limits>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -61,13 +62,14 @@ struct Group {
   uint32_t flows;
   std::string tcp;  // as in the run file; "udp" and kGcc too
   Ecn ecn;
-  bool l4s;           // counted as an L4S flow
+  bool l4s;           // counted as an L4S flow; with uplinks: the control chooses its link
   uint32_t receiver;  // index
   double startFromS;
   double startToS;
   std::optional<uint32_t> dupAckThreshold;  // none: RFC 4653's
   uint32_t dscp;                            // 0: none
   bool paced;                               // by ns-3, where the TCP does not do so itself
+  std::optional<uint8_t> uplink;            // index of its uplink, where it is pinned to one
   Traffic traffic;
 };
 
@@ -83,6 +85,13 @@ struct Bottleneck {
   double lStepMs;                                // step of profile uncoupled
   std::optional<DiscOfType> disc;                // none: the profile's
   std::vector<std::pair<double, double>> rates;  // from a second on, bit/s; none: rateBps always
+};
+/** What a bottleneck is besides where it is one of two uplinks; a packet's queue is its index. */
+struct Uplink {
+  std::string name;
+  uint32_t dscp;                                          // mark by which the gateway chooses it
+  bool routed;                                            // whether the gateway has a rule for it
+  double diesS{std::numeric_limits<double>::infinity()};  // nothing passes from then on
 };
 struct Receiver {
   std::string name;
@@ -116,6 +125,13 @@ struct LastLatencyControl {
 };
 struct VirtualQueueControl {
   double marginUs;
+};
+/** Takes the uplink whose latency, as S1's packets tell it, is least. */
+struct LeastLatencyControl {
+  enum class Of { kLast, kSmoothed, kMean };
+  Of of;
+  double marginUs;  // how much less the other's must be for a change
+  double everyS;    // span of a mean, and how often it is looked at; 0: always
 };
 /** How forecasts for a batch become queues: the agent's controller, and when its answer exists. */
 struct Batching {
@@ -158,9 +174,16 @@ struct BatchedControl {
       by;
   Batching batching;
 };
-using Control =
-    std::variant<DefaultControl, NoL4sControl, RandomControl, OracleControl, LastLatencyControl,
-                 VirtualQueueControl, ModelControl, FlowSplitControl, BatchedControl>;
+using Control = std::variant<DefaultControl, NoL4sControl, RandomControl, OracleControl,
+                             LastLatencyControl, VirtualQueueControl, ModelControl,
+                             FlowSplitControl, BatchedControl, LeastLatencyControl>;
+
+/** For how long a flow keeps to what was decided. */
+enum class Hold {
+  kPacket,  // each packet is decided
+  kBatch,   // until the sender's next batch
+  kWrite    // until its next message or frame
+};
 
 struct FineTuning {
   double everyS;
@@ -181,11 +204,13 @@ struct Run {
   bool tracesStreams;  // random streams are numbered as the default traces have them (streams.h)
   double seconds;
   double warmupS;
-  bool isUncoupled;  // the bottlenecks' profile; else rfc9332
-  std::vector<Bottleneck> bottlenecks;
+  bool isUncoupled;                     // the bottlenecks' profile; else rfc9332
+  std::vector<Bottleneck> bottlenecks;  // in series, or the uplinks
+  std::vector<Uplink> uplinks;          // none, or two
   std::vector<Receiver> receivers;
   std::vector<Sender> senders;
   Control control;
+  Hold hold;
   Ecn movedEcn;
   MovedResponse movedResponse;
   Acks acks;
@@ -204,6 +229,9 @@ double RateBpsAt(const Bottleneck& link, double s);
 
 /** What a link can send from the beginning of the run until a time, bits. */
 double BitsUntil(const Bottleneck& link, double s);
+
+/** The time until which a link can have sent so many bits. */
+double TimeOfBits(const Bottleneck& link, double bits);
 
 /** The run without L4S, for control `no_l4s`: the same flows, all classic. */
 void RemoveL4s(Run& run);

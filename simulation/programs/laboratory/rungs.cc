@@ -91,7 +91,7 @@ class LastLatencyRung : public Rung {
 
 class VirtualQueueRung : public Rung {
  public:
-  VirtualQueueRung(const ForecastByVirtualQueue&, const Batching& params) : Rung(params) {}
+  VirtualQueueRung(const Batching& params, const Run& run) : Rung(params), m_queues(run) {}
 
   void Sent(const DataPacket& packet, uint8_t queue) override {
     Rung::Sent(packet, queue);
@@ -195,7 +195,7 @@ std::unique_ptr<BatchMove> MakeRung(const BatchedControl& params, const Run& run
         } else if constexpr (std::is_same_v<By, ForecastByLastLatency>) {
           return std::make_unique<LastLatencyRung>(by, params.batching);
         } else if constexpr (std::is_same_v<By, ForecastByVirtualQueue>) {
-          return std::make_unique<VirtualQueueRung>(by, params.batching);
+          return std::make_unique<VirtualQueueRung>(params.batching, run);
         } else if constexpr (std::is_same_v<By, ForecastByView>) {
           return std::make_unique<ViewRung>(by, params.batching, run, network);
         } else if constexpr (std::is_same_v<By, ForecastByRecord>) {

@@ -6,6 +6,8 @@
 #include <cmath>
 #include <limits>
 
+#include "../../model/gcc-application.h"
+#include "feature_store/events/event_stream.h"
 #include "ns3/ipv4-l3-protocol.h"
 #include "ns3/simulator.h"
 #include "ns3/tcp-header.h"
@@ -66,31 +68,62 @@ uint8_t QueueOf(Ipv4Header::EcnType ecn) {
   return ecn == Ipv4Header::ECN_ECT1 || ecn == Ipv4Header::ECN_CE ? kL4sQueue : kClassicQueue;
 }
 
+/** The uplink that a flow's packets take unless they are moved. */
+uint8_t DefaultUplink(const Group& group) { return group.uplink.value_or(kL4sQueue); }
+
+/** Number of the write that a packet's first byte belongs to; 0 where its flow makes one. */
+int64_t WriteOf(const Flow& flow, const Outgoing& packet) {
+  if (!flow.writes) {
+    return 0;
+  }
+  // TCP's first sequence number is the connection's.
+  const uint64_t byte = packet.udp ? MediaBegin(packet.packet) : uint64_t{packet.sequence} - 1;
+  const auto& writes = flow.writes->Writes();
+  return std::partition_point(writes.begin(), writes.end(),
+                              [byte](const auto& write) { return write.endByte <= byte; }) -
+         writes.begin();
+}
+
 }  // namespace
 
-SenderWatch::SenderWatch(uint32_t sender, const Flows& flows, const Network::SenderEnd& end)
-    : m_sender(static_cast<uint16_t>(sender)), m_flows(flows) {
+SenderWatch::SenderWatch(const Run& run, uint32_t sender, const Flows& flows,
+                         const Network::SenderEnd& end)
+    : m_run(run), m_sender(static_cast<uint16_t>(sender)), m_flows(flows) {
   end.device->TraceConnectWithoutContext("PhyTxBegin",
                                          ns3::MakeCallback(&SenderWatch::TransmissionBegins, this));
   end.node->GetObject<ns3::Ipv4L3Protocol>()->TraceConnectWithoutContext(
       "LocalDeliver", ns3::MakeCallback(&SenderWatch::Deliver, this));
 }
 
-void SenderWatch::SetControl(QueueControl* control, Ecn movedEcn, Acks acks, const Bursts& explore,
-                             int64_t exploreStream) {
+void SenderWatch::SetControl(QueueControl* control, int64_t exploreStream) {
   m_control = control;
-  m_acks = acks;
-  m_movedEcn = movedEcn == Ecn::kEct0 ? Ipv4Header::ECN_ECT0 : Ipv4Header::ECN_NotECT;
-  if (explore.share > 0) {
-    m_explore.emplace(explore.share, explore.burstPackets, exploreStream);
+  m_acks = m_run.acks;
+  m_movedEcn = m_run.movedEcn == Ecn::kEct0 ? Ipv4Header::ECN_ECT0 : Ipv4Header::ECN_NotECT;
+  if (m_run.explore.share > 0) {
+    m_explore.emplace(m_run.explore.share, m_run.explore.burstPackets, exploreStream);
   }
 }
 
 DataPacket SenderWatch::Describe(const Outgoing& packet, int64_t number) const {
   const auto flow = static_cast<uint16_t>(packet.destinationPort - kFirstPort);
   const Group& group = *m_flows[flow].group;
-  return {number,     flow, group.receiver, packet.sizeBytes, QueueOf(DefaultEcn(group, packet)),
-          !packet.udp};
+  const uint8_t queue =
+      m_run.uplinks.empty() ? QueueOf(DefaultEcn(group, packet)) : DefaultUplink(group);
+  const bool movable = group.l4s && queue == kL4sQueue;
+  return {number, flow, group.receiver, packet.sizeBytes, queue, movable, !packet.udp};
+}
+
+bool SenderWatch::Held(const DataPacket& data, const Outgoing& packet, bool decided) {
+  if (m_run.hold == Hold::kPacket || !data.movable) {
+    return decided;
+  }
+  const int64_t part =
+      m_run.hold == Hold::kBatch ? data.number / kHorizon : WriteOf(m_flows[data.flow], packet);
+  Decided& last = m_decided[data.flow];
+  if (part > last.part) {
+    last = {part, decided};
+  }
+  return last.moved;
 }
 
 Ipv4Header::EcnType SenderWatch::Mark(const Outgoing& packet, const std::deque<Outgoing>& behind) {
@@ -98,15 +131,21 @@ Ipv4Header::EcnType SenderWatch::Mark(const Outgoing& packet, const std::deque<O
   const DataPacket data = Describe(packet, number);
   Ipv4Header::EcnType ecn = DefaultEcn(*m_flows[data.flow].group, packet);
   bool moved = m_control && m_control->Move(data, WaitingBehind(*this, behind, number));
-  moved = (m_explore && m_explore->Next()) || moved;
-  if (moved && data.defaultQueue == kL4sQueue) {
+  moved = Held(data, packet, moved);
+  moved = ((m_explore && m_explore->Next()) || moved) && data.movable;
+  uint8_t queue = moved ? kClassicQueue : data.defaultQueue;
+  if (moved && m_run.uplinks.empty()) {
     ecn = m_movedEcn;
   }
-  const uint8_t queue = QueueOf(ecn);
+  m_leaving = queue;
   bool again = false;
   if (!packet.udp) {
     auto& [cumulative, selective] = m_trackers[data.flow];
-    again = cumulative.Sent(number, packet.sequence, packet.payloadBytes);
+    const int64_t first = cumulative.Sent(number, packet.sequence, packet.payloadBytes);
+    again = first != AckTracker::kNew;
+    if (again) {
+      m_resent.push_back({number, first});
+    }
     if (m_acks == Acks::kSelective) {
       selective.Sent(number, packet.sequence, packet.payloadBytes);
     }
@@ -126,6 +165,10 @@ Ipv4Header::EcnType SenderWatch::Mark(const Outgoing& packet, const std::deque<O
 
 Ipv4Header::DscpType SenderWatch::Label(const Outgoing& packet) const {
   const std::size_t flow = packet.destinationPort - std::size_t{kFirstPort};
+  if (flow < m_flows.size() && !m_run.uplinks.empty()) {
+    const uint8_t queue = packet.payloadBytes > 0 ? m_leaving : DefaultUplink(*m_flows[flow].group);
+    return Ipv4Header::DscpType(m_run.uplinks[queue].dscp);
+  }
   return flow < m_flows.size() ? Ipv4Header::DscpType(m_flows[flow].group->dscp) : packet.dscp;
 }
 
@@ -134,6 +177,16 @@ void SenderWatch::TransmissionBegins(Ptr<const ns3::Packet> frame) {
   if (frame->PeekPacketTag(tag)) {
     m_log[tag.packet].sentNs = Simulator::Now().GetNanoSeconds();  // as in the capture
   }
+}
+
+std::vector<uint32_t> SenderWatch::Spurious() const {
+  std::vector<uint32_t> spurious;
+  for (const auto& [packet, first] : m_resent) {
+    if (first == AckTracker::kAcknowledged || !std::isnan(m_log[first].oneWayUs)) {
+      spurious.push_back(packet);
+    }
+  }
+  return spurious;
 }
 
 void SenderWatch::Finish() {

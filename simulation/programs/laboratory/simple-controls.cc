@@ -13,6 +13,12 @@ namespace swiftqueue::lab {
 
 using ns3::Simulator;
 
+namespace {
+
+constexpr double kSmoothing = 1.0 / 8;  // RFC 6298
+
+}  // namespace
+
 RandomMove::RandomMove(const RandomControl& params)
     : m_bursts(params.share, params.burstPackets, kRandomControlStream + params.seed) {}
 
@@ -33,7 +39,7 @@ bool OracleMove::Choose(const QueueView::Both& waits, double nowUs, const Last& 
 }
 
 bool OracleMove::Move(const DataPacket& packet, const Waiting&) {
-  if (packet.defaultQueue == kClassicQueue) {
+  if (!packet.movable) {
     return false;
   }
   const double nowUs = static_cast<double>(Simulator::Now().GetNanoSeconds()) * 1e-3;
@@ -45,7 +51,7 @@ bool OracleMove::Move(const DataPacket& packet, const Waiting&) {
 }
 
 bool FlowSplitMove::Move(const DataPacket& packet, const Waiting&) {
-  if (packet.defaultQueue == kClassicQueue) {
+  if (!packet.movable) {
     return false;
   }
   const auto known = static_cast<double>(m_moved.size());
@@ -77,7 +83,7 @@ void LastLatency::Acked(uint16_t flow, uint8_t queue, float latencyUs) {
 
 double OwnQueues::ForecastUs(uint32_t receiver, uint8_t queue, double aheadBytes) const {
   const VirtualQueueRow row = m_queues.query(Simulator::Now().GetNanoSeconds(),
-                                             static_cast<int32_t>(receiver), queue, aheadBytes);
+                                             Receiver(receiver, queue), queue, aheadBytes);
   const double us = virtual_queue_us(row, VirtualQueueRule::online());
   return std::isnan(us) ? 0 : us;
 }
@@ -86,8 +92,12 @@ void OwnQueues::Sent(const DataPacket& packet, uint8_t queue) {
   m_queues.sent(packet.number, Simulator::Now().GetNanoSeconds(),
                 {.size_bytes = static_cast<int32_t>(packet.sizeBytes),
                  .flow_id = packet.flow,
-                 .receiver_id = static_cast<int32_t>(packet.receiver),
+                 .receiver_id = Receiver(packet.receiver, queue),
                  .queue = queue});
+}
+
+int32_t OwnQueues::Receiver(uint32_t receiver, uint8_t queue) const {
+  return static_cast<int32_t>(m_apart ? 2 * receiver + queue : receiver);
 }
 
 void OwnQueues::Acked(int64_t packet, float latencyUs) {
@@ -95,12 +105,47 @@ void OwnQueues::Acked(int64_t packet, float latencyUs) {
 }
 
 bool VirtualQueueMove::Move(const DataPacket& packet, const Waiting&) {
-  if (packet.defaultQueue == kClassicQueue) {
+  if (!packet.movable) {
     return false;
   }
   const double l4sUs = m_queues.ForecastUs(packet.receiver, kL4sQueue, 0);
   const double classicUs = m_queues.ForecastUs(packet.receiver, kClassicQueue, 0);
   return l4sUs - classicUs > m_params.marginUs;
+}
+
+bool LeastLatencyMove::Move(const DataPacket&, const Waiting&) {
+  const ns3::Time now = Simulator::Now();
+  if (now - m_lookedAt < ns3::Seconds(m_params.everyS)) {
+    return m_moved;
+  }
+  m_lookedAt = now;
+  if (m_params.of == LeastLatencyControl::Of::kMean) {
+    for (Path& path : m_paths) {
+      path.us =
+          path.packets > 0 ? path.sumUs / path.packets : std::numeric_limits<double>::infinity();
+      path.sumUs = 0;
+      path.packets = 0;
+    }
+  }
+  const double hereUs = m_paths[m_moved ? kClassicQueue : kL4sQueue].us;
+  const double thereUs = m_paths[m_moved ? kL4sQueue : kClassicQueue].us;
+  m_moved = thereUs < hereUs - m_params.marginUs ? !m_moved : m_moved;
+  return m_moved;
+}
+
+void LeastLatencyMove::Acked(int64_t, uint16_t, uint8_t queue, float latencyUs) {
+  if (std::isnan(latencyUs)) {
+    return;
+  }
+  Path& path = m_paths[queue];
+  if (m_params.of == LeastLatencyControl::Of::kMean) {
+    path.sumUs += latencyUs;
+    ++path.packets;
+  } else if (m_params.of == LeastLatencyControl::Of::kSmoothed && std::isfinite(path.us)) {
+    path.us += kSmoothing * (latencyUs - path.us);
+  } else {
+    path.us = latencyUs;
+  }
 }
 
 }  // namespace swiftqueue::lab

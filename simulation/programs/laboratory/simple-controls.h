@@ -5,6 +5,7 @@
 #ifndef SWIFTQUEUE_LABORATORY_SIMPLE_CONTROLS_H
 #define SWIFTQUEUE_LABORATORY_SIMPLE_CONTROLS_H
 
+#include <array>
 #include <limits>
 #include <unordered_map>
 
@@ -96,19 +97,26 @@ class LastLatencyMove : public QueueControl {
 /** The virtual queue of feature_store/events/virtual_queue.h, with rates estimated online. */
 class OwnQueues {
  public:
+  /** With uplinks a receiver has a least latency over each. */
+  explicit OwnQueues(const Run& run) : m_apart(!run.uplinks.empty()) {}
+
   /** Latency of a packet that leaves now in `queue`; 0 while none is known. */
   double ForecastUs(uint32_t receiver, uint8_t queue, double aheadBytes) const;
   void Sent(const DataPacket& packet, uint8_t queue);
   void Acked(int64_t packet, float latencyUs);
 
  private:
+  int32_t Receiver(uint32_t receiver, uint8_t queue) const;
+
+  bool m_apart;
   VirtualQueue m_queues;
 };
 
 /** Takes the queue with the lower forecast, by a margin. */
 class VirtualQueueMove : public QueueControl {
  public:
-  explicit VirtualQueueMove(const VirtualQueueControl& params) : m_params(params) {}
+  VirtualQueueMove(const VirtualQueueControl& params, const Run& run)
+      : m_params(params), m_queues(run) {}
   bool Move(const DataPacket& packet, const Waiting& behind) override;
   void Sent(const DataPacket& packet, uint8_t queue) override { m_queues.Sent(packet, queue); }
   void Acked(int64_t packet, uint16_t, uint8_t, float latencyUs) override {
@@ -118,6 +126,26 @@ class VirtualQueueMove : public QueueControl {
  private:
   VirtualQueueControl m_params;
   OwnQueues m_queues;
+};
+
+/** Takes the uplink whose latency, of all of S1's packets, is least. */
+class LeastLatencyMove : public QueueControl {
+ public:
+  explicit LeastLatencyMove(const LeastLatencyControl& params) : m_params(params) {}
+  bool Move(const DataPacket& packet, const Waiting& behind) override;
+  void Acked(int64_t packet, uint16_t flow, uint8_t queue, float latencyUs) override;
+
+ private:
+  struct Path {
+    double us{std::numeric_limits<double>::infinity()};
+    double sumUs{0};  // of the span that goes on
+    uint32_t packets{0};
+  };
+
+  LeastLatencyControl m_params;
+  std::array<Path, 2> m_paths;  // by kClassicQueue, kL4sQueue
+  bool m_moved{false};
+  ns3::Time m_lookedAt;
 };
 
 }  // namespace swiftqueue::lab

@@ -205,7 +205,7 @@ JsonObject Summarise(const Run& run, const Network& network, const Flows& flows,
       }
       senders[s].Of(flows[row.flow]).Add(row);
       all.Of(flows[row.flow]).Add(row);
-      if (s == 0 && row.defaultQueue == kL4sQueue) {
+      if (s == 0 && row.defaultQueue == kL4sQueue && flows[row.flow].group->l4s) {
         ++movable;
         moved += row.queue == kClassicQueue;
       }
@@ -233,6 +233,31 @@ JsonObject Summarise(const Run& run, const Network& network, const Flows& flows,
                .Text())
       .Add("bottlenecks", Bottlenecks(run, network));
   return summary;
+}
+
+JsonObject DescribeUplinks(const Run& run, const Network& network,
+                           std::span<const PacketLog* const> logs,
+                           std::span<const std::vector<uint32_t>> spurious) {
+  JsonArray links;
+  for (std::size_t i = 0; i < run.uplinks.size(); ++i) {
+    const UplinkCounts& counts = network.Gateway()->Counts()[i];
+    links.Add(JsonObject()
+                  .Add("name", JsonString(run.uplinks[i].name))
+                  .Add("packets", JsonNumber(counts.packets))
+                  .Add("bytes", JsonNumber(counts.bytes))
+                  .Add("unrouted", JsonNumber(counts.unrouted))
+                  .Add("diverted", JsonNumber(counts.diverted))
+                  .Text());
+  }
+  const auto fromNs = static_cast<int64_t>(run.warmupS * 1e9);
+  JsonObject resent;
+  for (std::size_t s = 0; s < logs.size(); ++s) {
+    const auto counted =
+        std::count_if(spurious[s].begin(), spurious[s].end(),
+                      [&](uint32_t packet) { return (*logs[s])[packet].sentNs >= fromNs; });
+    resent.Add(run.senders[s].name, JsonNumber(counted));
+  }
+  return JsonObject().Add("links", links.Text()).Add("spurious_retransmissions", resent.Text());
 }
 
 JsonObject ScoreChoice(const Run& run, const PacketLog& log, const WaitsLog& waits) {

@@ -134,7 +134,8 @@ class Connection {
       return;
     }
     const auto packet = static_cast<uint32_t>(m_rows.size());
-    const bool again = m_tracker.Sent(packet, header.GetSequenceNumber().GetValue(), payload);
+    const bool again = m_tracker.Sent(packet, header.GetSequenceNumber().GetValue(), payload) !=
+                       swiftqueue::lab::AckTracker::kNew;
     const int64_t now = Simulator::Now().GetNanoSeconds();
     if (m_download != nullptr) {
       m_download->Sent(payload, header);

@@ -1,0 +1,198 @@
+"""What steering over two uplinks gains its calls, and what it costs others.
+
+Changes are of geometric means, paired by seed. A change is settled with `FEWEST_SEEDS` seeds, where it would
+come by chance in less than one case of twenty, corrected (Holm) for the points of its scenario.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import polars as pl
+
+from swiftqueue.laboratory.report.comparison import by_numbers, percent
+from swiftqueue.laboratory.report.judging import FEWEST_SEEDS, NO_HARM, SETTLED
+from swiftqueue.laboratory.report.noticed import VERDICT, interval, verdict_cells
+from swiftqueue.laboratory.report.tables import NONE, head_of, row_of
+from swiftqueue.laboratory.report.verdict import Values, Verdict, ratio
+from swiftqueue.laboratory.scenarios.controls import ALL_CONTROLS
+from swiftqueue.models.scoring.intervals import Estimate, corrected, estimate, paired_change
+
+AGAINST: Final = {
+    "default": "pinned",
+    "least_mean": "1 s averages",
+    "least_latency": "last latency",
+    "virtual_queue": "virtual queue",
+}
+"""The controls that every other is compared with, as the tables name them."""
+FRAME: Final = "frame_p99_s"
+ONE_WAY: Final = "one_way_p99_s"
+MOST_OF: Final = {"default": 0.7, "least_mean": 1.0, "least_latency": 0.95, "virtual_queue": 1 + NO_HARM}
+"""Most that the model's frame P99 may be, as a part of each control's."""
+JUDGED_AT: Final = ("0.6", "0.8")
+
+
+@dataclass(frozen=True)
+class UplinkTable:
+    """A table of a scenario: its title, its head and its lines."""
+
+    title: str
+    head: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+    def markdown(self) -> list[str]:
+        """Return it as Markdown."""
+        return ["", f"**{self.title}**", "", *head_of(self.head), *(row_of(cells) for cells in self.rows)]
+
+
+def tables(runs: pl.DataFrame) -> list[UplinkTable]:
+    """Return each scenario's tables: what steering gains and costs, and the model's figures to reach."""
+    found = []
+    for (key,), here in sorted(runs.group_by("scenario"), key=lambda one: str(one[0][0])):
+        name = str(key)
+        found += [_gains(name, here), _costs(name, here)]
+        if "model" in here["control"]:
+            rows = [verdict_cells(one) for one in judge(here)]
+            found.append(UplinkTable(f"{name}: figures to reach", VERDICT, rows))
+    return found
+
+
+def _gains(name: str, here: pl.DataFrame) -> UplinkTable:
+    head = ["load", "control", "frame P99, ms", "stalls, s", "one-way P99, ms", "moved, %"]
+    head += [f"frame P99 against {said}" for said in AGAINST.values()]
+    changes = {base: _settled_changes(here, base, FRAME) for base in AGAINST}
+    shown = ((FRAME, 1e3, 0), ("stall_s", 1, 1), (ONE_WAY, 1e3, 0), ("moved_share", 100, 0))
+    rows = [
+        [
+            point,
+            control,
+            *(_mean(own, column, factor, digits) for column, factor, digits in shown),
+            *(_change(changes[base].get((point, control))) for base in AGAINST),
+        ]
+        for point, control, own in _cells(here)
+    ]
+    return UplinkTable(f"{name}: what steering gains; * is settled", head, rows)
+
+
+def _costs(name: str, here: pl.DataFrame) -> UplinkTable:
+    falls = {"cross_message_p99_s": False, "cross_mbps": True}
+    head = ["load", "control", "cross messages' P99", "cross goodput", "spurious, %", "reordered, %", "harm"]
+    changes = {column: _settled_changes(here, "default", column) for column in falls}
+    beyond = {column: _beyond(here, column, falls=down) for column, down in falls.items()}
+    more = _more_spurious(here)
+    said = {"cross_message_p99_s": "cross messages", "cross_mbps": "cross goodput"}
+    rows = []
+    for point, control, own in _cells(here):
+        harms = [said[column] for column in beyond if (point, control) in beyond[column]]
+        harms += ["spurious retransmissions"] if (point, control) in more else []
+        rows.append(
+            [
+                point,
+                control,
+                _change(changes["cross_message_p99_s"].get((point, control))),
+                _change(changes["cross_mbps"].get((point, control))),
+                _mean(own, "spurious_share", 100, 2),
+                _mean(own, "reordered_share", 100, 2),
+                NONE if control == "default" else ", ".join(harms) or "none settled",
+            ]
+        )
+    return UplinkTable(f"{name}: what it costs, against pinned", head, rows)
+
+
+def judge(runs: pl.DataFrame) -> list[Verdict]:
+    """Judge the model's frame P99 at the loads that count, against each control that it is held to."""
+    found = []
+    for point in JUDGED_AT:
+        ours = _by_seed(runs, point, "model", FRAME)
+        for base, most in MOST_OF.items():
+            figure = f"frame P99 at load {point}, model over {AGAINST[base]}"
+            found.append(ratio(figure, ours, _by_seed(runs, point, base, FRAME), most))
+    return found
+
+
+def _cells(here: pl.DataFrame) -> list[tuple[str, str, pl.DataFrame]]:
+    """Return the runs of each point and control, in the order of points and of all controls."""
+    found = [(str(p), str(c), own) for (p, c), own in here.group_by("point", "control")]
+    return sorted(found, key=lambda one: (by_numbers(one[0]), ALL_CONTROLS.index(one[1])))
+
+
+def _by_seed(here: pl.DataFrame, point: str, control: str, column: str) -> Values:
+    own = here.filter(point=point, control=control).select("seed", column).drop_nulls()
+    return dict(own.iter_rows())
+
+
+def _mean(own: pl.DataFrame, column: str, factor: float, digits: int) -> str:
+    return interval([factor * value for value in own[column].drop_nulls()], digits)
+
+
+Changes = dict[tuple[str, str], tuple[Estimate, bool]]
+"""A change at a point by a control, and whether it is settled."""
+
+
+def _settled_changes(here: pl.DataFrame, base: str, column: str) -> Changes:
+    """Return each control's change from another one, at each point."""
+    found: Changes = {}
+    for control, changes in _changes(here, base, column).items():
+        chances = {
+            point: 2 * min(one.chance(0, below=True), one.chance(0, below=False))
+            for point, one in changes.items()
+        }
+        settled = _unlikely(changes, chances)
+        found |= {(point, control): (one, point in settled) for point, one in changes.items()}
+    return found
+
+
+def _beyond(here: pl.DataFrame, column: str, *, falls: bool) -> set[tuple[str, str]]:
+    """Return where a measure is settled to be worse than pinned by more than 2 %."""
+    limit = -NO_HARM if falls else NO_HARM
+    return {
+        (point, control)
+        for control, changes in _changes(here, "default", column).items()
+        for point in _unlikely(changes, {p: one.chance(limit, below=falls) for p, one in changes.items()})
+    }
+
+
+def _more_spurious(here: pl.DataFrame) -> set[tuple[str, str]]:
+    """Return where S1 is settled to resend at least 2 % more of its packets in vain than pinned."""
+    differences = _compared(here, "default", "spurious_share", _difference)
+    return {
+        (point, control)
+        for control, found in differences.items()
+        for point in _unlikely(found, {p: one.chance(NO_HARM, below=False) for p, one in found.items()})
+    }
+
+
+def _changes(here: pl.DataFrame, base: str, column: str) -> dict[str, dict[str, Estimate]]:
+    return _compared(here, base, column, paired_change)
+
+
+def _compared(
+    here: pl.DataFrame, base: str, column: str, how: Callable[[Values, Values], Estimate | None]
+) -> dict[str, dict[str, Estimate]]:
+    """Return each other control's comparison with the base at each point, by control and point."""
+    found: dict[str, dict[str, Estimate]] = {}
+    for point, control, _ in _cells(here):
+        pair = (_by_seed(here, point, one, column) for one in (control, base))
+        if control != base and (one := how(*pair)) is not None:
+            found.setdefault(control, {})[point] = one
+    return found
+
+
+def _difference(ours: Values, base: Values) -> Estimate | None:
+    return estimate([ours[seed] - base[seed] for seed in sorted(set(ours) & set(base))])
+
+
+def _unlikely(found: Mapping[str, Estimate], chances: Mapping[str, float]) -> set[str]:
+    """Return the points whose chance is small, corrected for the points that have enough seeds."""
+    counted = [point for point, one in found.items() if one.n >= FEWEST_SEEDS]
+    holm = corrected([chances[point] for point in counted])
+    return {point for point, chance in zip(counted, holm, strict=True) if chance < SETTLED}
+
+
+def _change(found: tuple[Estimate, bool] | None) -> str:
+    if found is None:
+        return NONE
+    one, settled = found
+    return f"{percent(one)}{' *' if settled else ''}"
