@@ -47,7 +47,7 @@ from swiftqueue.models.trees.forecaster import Trees, TreesParams
 from swiftqueue.models.virtual_queue.forecaster import Rates, VirtualQueue, VirtualQueueParams
 from swiftqueue.pipelines.stage import Given, run_stage
 
-RATES: Final[Sequence[Rates]] = ("fitted", "online")  # of the two virtual queues
+RATES: Final[Sequence[Rates]] = ("fitted", "online")  # sources of the rates of the two virtual queues
 BY_ROUND: Final = ("average_precision", "mae_ms")  # scores that are logged by round
 
 

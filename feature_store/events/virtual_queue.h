@@ -48,15 +48,15 @@ struct VirtualQueueRule {
   }
 };
 
-// What is known of a packet's queue when the packet is about to be sent.
+// The state of a packet's queue when the packet is about to be sent, as far as the sender knows.
 struct VirtualQueueRow {
   double least_us;     // latency of its receiver, or of any other; NaN: none is known
   double queueing_us;  // waiting of the newest packet of the queue that was acknowledged; or 0
   double bytes;        // the sender's own in the queue since, that packet's too
   double since_us;     // since that packet was sent; 0 where the queue is taken for empty
   double overdue_us;   // waiting so far of the oldest packet that may still be in the queue; or 0
-  double ahead_bytes;  // of its batch, in the same queue, before it
-  double us_per_byte;  // of a rule, as the sender's own packets give it until now
+  double ahead_bytes;  // bytes of its batch in the same queue before it
+  double us_per_byte;  // rate of a rule, estimated from the sender's own packets until now
   double drained;      // likewise
 };
 
@@ -76,7 +76,7 @@ inline std::string virtual_queue_schema_text() {
   return text;
 }
 
-// What is left of a queue's waiting, below 0 where it has run empty.
+// Returns the rest of a queue's waiting, below 0 where it has run empty.
 inline double waiting_left_us(const VirtualQueueRow& row, double us_per_byte, double drained) {
   // us = us + us/byte * byte - us/us * us
   return row.queueing_us + us_per_byte * row.bytes - drained * row.since_us;
@@ -195,7 +195,7 @@ class VirtualQueue {
     if (now_ns - record.sent_ns > kForgetNs) return false;
     now_ns_ = now_ns;
     Queue& queue = queues_[record.queue];
-    // What was sent into a queue before a packet that has left it has left it too, or is lost.
+    // Packets sent into a queue before one that has left it have left it too, or are lost.
     while (!queue.waiting.empty() && queue.waiting.front().packet <= packet) {
       queue.waiting.pop_front();
     }
@@ -215,8 +215,8 @@ class VirtualQueue {
     return true;
   }
 
-  // What is known of a packet to a receiver that would be sent now. `ahead_bytes`: of its batch, in
-  // its queue.
+  // Returns the row of a packet to a receiver that would be sent now. `ahead_bytes` are those of
+  // its batch that go into its queue before it.
   VirtualQueueRow query(std::int64_t decision_ns, std::int32_t receiver_id, std::uint8_t queue,
                         double ahead_bytes) const {
     const std::int64_t now_ns = std::max(now_ns_, std::min(decision_ns, kMaxTimeNs));
@@ -299,7 +299,7 @@ class VirtualQueue {
 
   std::int64_t now_ns_ = 0;
   std::int64_t last_packet_ = -1;
-  double least_us_ = std::numeric_limits<double>::quiet_NaN();  // of all receivers
+  double least_us_ = std::numeric_limits<double>::quiet_NaN();  // least of all receivers
   std::unordered_map<std::int32_t, double> receivers_;          // least latency of each
   std::array<Queue, kQueues> queues_{};
   detail::ChunkPool<Record> records_;

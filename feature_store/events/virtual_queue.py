@@ -44,7 +44,7 @@ class Rule(NamedTuple):
 
 
 class VirtualQueueRows(NamedTuple):
-    """What is known of the packets about to be sent."""
+    """The rows of packets about to be sent, with the queue of each."""
 
     queue_DH: npt.NDArray[np.uint8]
     row_DHC: npt.NDArray[np.float64]

@@ -35,7 +35,7 @@ from swiftqueue.models.sharp import Change
 
 Rules = tuple[Rule, Rule]
 Rates = Literal["fitted", "online"]
-FACTORS: Final = (0.0, 0.25, 0.5, 0.7, 0.85, 1.0, 1.2, 1.4, 1.7, 2.0, 2.8)  # of the rates estimated online
+FACTORS: Final = (0.0, 0.25, 0.5, 0.7, 0.85, 1.0, 1.2, 1.4, 1.7, 2.0, 2.8)  # multiples of the online rates
 OVERDUE: Final = (0.0, 0.5, 0.7, 0.8, 0.9, 1.0)
 SWEEPS: Final = 3  # over both queues, at most
 AS_GOOD: Final = 0.02  # difference in average precision below which the error decides
@@ -47,8 +47,8 @@ class VirtualQueueParams(Section):
 
     section: ClassVar = "virtual-queue"
     rates: Rates
-    """Source of the rates at which a queue fills and drains: `fitted` on the training slices, or `online`,
-    estimated from the sender's own packets as their ACKs come."""
+    """Names the source of the rates at which a queue fills and drains: `fitted` on the training slices, or
+    `online`, estimated from the sender's own packets as their ACKs come."""
 
 
 class VirtualQueue(Forecaster):

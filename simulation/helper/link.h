@@ -22,7 +22,7 @@
 namespace swiftqueue {
 
 struct LinkEnds {
-  ns3::NetDeviceContainer devices;  // of `from`, of `to`
+  ns3::NetDeviceContainer devices;  // devices of `from` and of `to`
   ns3::Ipv4Address to;
 };
 

@@ -158,7 +158,7 @@ def test_a_packet_that_does_not_come_back_is_seen_before_its_ack() -> None:
     for overdue in (0.0, 0.5, 1.0):
         rule = Rule(0, 0, overdue)
         assert rows.forecast_us((rule, rule))[0, 0] == pytest.approx(20_000 + overdue * 80_000)
-    # What was lost is not waited for: a packet sent later has left the queue.
+    # The rule does not wait for lost packets: a packet sent later has left the queue.
     lost = [(2 * MS, None, False, 1500, 0, 0, "l4s"), *usual[1:], *usual, *last]
     assert replay_virtual_queue(table_of(lost), np.array([16])).column("overdue_us")[0, 0] == 0
 

@@ -34,7 +34,7 @@ class VirtualQueueOracle:
         self.known_rates: dict[tuple[int, str], tuple[float, float]] = {}
 
     def row(self, packet: int, receiver: int, queue: str, ahead_bytes: int) -> dict[str, float]:
-        """What is known when `packet` is about to be sent of one to a receiver, in a queue."""
+        """Return the row of a packet to `receiver`, in `queue`, when `packet` is about to be sent."""
         cut = next(i for i, (kind, _, r) in enumerate(self.log) if kind == "sent" and r["packet"] == packet)
         seen = self.log[:cut]
         least = self._least(seen)

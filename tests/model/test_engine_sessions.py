@@ -35,7 +35,7 @@ def rows(count: int, seed: int = 0) -> np.ndarray:
 
 
 def window(log_NF: np.ndarray, queries_QF: np.ndarray, reach: int) -> np.ndarray:
-    """What the stateless form is asked: padding, a log's last events, 8 queries."""
+    """Return the input of the stateless form: padding, a log's last events, 8 queries."""
     events = log_NF[-reach:]
     return np.concatenate([np.zeros((reach - len(events), len(ROW)), np.float32), events, queries_QF])
 

@@ -103,7 +103,7 @@ class BatchMove : public QueueControl {
   std::deque<InFlight> m_inFlight;  // in send order, all but UDP
   int m_tokens;                     // W
   bool m_logged;
-  std::vector<float> m_x_BWF;  // of a logged question
+  std::vector<float> m_x_BWF;  // rows of a logged question
   std::size_t m_questions{0};
   std::vector<char> m_questionRows;
   int64_t m_unforeseen{0};  // L4S packets of flows that were not among their batch's candidates

@@ -104,7 +104,7 @@ class VirtualQueueRung : public Rung {
 
  protected:
   void Forecast(const agent::Question& question, const float*, float* y_BH) override {
-    double classicBytes = 0, l4sBytes = 0;  // of the batch, before the packet
+    double classicBytes = 0, l4sBytes = 0;  // bytes of the batch before the packet
     Fill(question, y_BH, [&](const Candidate& candidate) {
       const uint32_t receiver = ReceiverOf(candidate);
       const double classicUs = m_queues.ForecastUs(receiver, kClassicQueue, classicBytes);
