@@ -16,7 +16,10 @@ from swiftqueue.feature_store.packets import pcaplib
 
 
 def test_a_library_older_than_a_source_is_refused(tmp_path: Path) -> None:
-    library = tmp_path / "old.so"
+    library = tmp_path / "_build" / "old.so"
+    library.parent.mkdir()
+    # A wheel has no Makefile, and no sources that could be newer.
+    (tmp_path / "Makefile").write_text("_build/old.so: always\n\tfalse\nalways:\n")
     library.write_bytes(b"")
     os.utime(library, (0, 0))
     with pytest.raises(native.NotBuiltError, match=r"old\.so is older than its sources: run `make setup`"):
