@@ -283,6 +283,12 @@ def test_a_browser_shows_it(shown: Browser) -> None:
     parts_told = shown.text("#parts")
     assert all(name in parts_told for name in ("triton", "agent", "scheduler", "keeper", "page"))
     assert "median" in shown.run("document.querySelector('#latency').getAttribute('aria-label')")
+    cut = """[...document.querySelectorAll(".chart")].filter((one) => {
+      const [legend, card] = [one.querySelector(".u-legend"), one.closest("section")];
+      const [inner, outer] = [legend.getBoundingClientRect(), card.getBoundingClientRect()];
+      return inner.bottom > outer.bottom || inner.right > outer.right || inner.height < 10;
+    }).map((one) => one.id)"""
+    assert shown.run(cut) == []
 
 
 def test_the_key_leaves_the_address_and_lasts_for_the_tab(shown: Browser) -> None:
