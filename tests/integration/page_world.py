@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import sys
 import time
@@ -12,11 +13,13 @@ from typing import Any
 from event_rows import batch
 
 from swiftqueue.common import json_lines
+from swiftqueue.common.state import secret
 from swiftqueue.feature_store.telemetry.compact import Compactor
 from swiftqueue.feature_store.telemetry.events import ACK, SEND, BatchKey, encode
 from swiftqueue.feature_store.telemetry.log import SegmentWriter
 from swiftqueue.infra.local import live_options, processes
 from swiftqueue.infra.local.pages import answers
+from swiftqueue.infra.local.parts import PAGE
 from swiftqueue.pipelines.live.rounds_log import LOG_FILE
 
 SENDER = "agent-1"
@@ -134,3 +137,29 @@ def damage(state: Path) -> None:
     other = folder.with_name("trace=damaged")
     other.mkdir()
     (other / "manifest.json").write_text('{"sender": 1')
+
+
+def port() -> int:
+    """Return the page's port."""
+    server = processes.running(PAGE)
+    assert server is not None, processes.log_path(PAGE).read_text()
+    return server.ports["http"]
+
+
+def get(path: str, **headers: str) -> tuple[int, bytes, dict[str, str]]:
+    """Ask the page; `Host` is this machine's unless a header says otherwise."""
+    connection = http.client.HTTPConnection("127.0.0.1", port(), timeout=60)
+    try:
+        connection.request("GET", path, headers=headers)
+        answer = connection.getresponse()
+        return answer.status, answer.read(), {name.lower(): value for name, value in answer.getheaders()}
+    finally:
+        connection.close()
+
+
+def view() -> dict[str, Any]:
+    """Return what the page shows."""
+    status, body, _ = get("/state.json", Authorization=f"Bearer {secret(PAGE)}")
+    assert status == 200
+    found: dict[str, Any] = json.loads(body)
+    return found

@@ -110,7 +110,7 @@ class LatencySeries:
         return Second(second + 1.0, float(median), float(p99), len(all_ms))
 
     def seconds(self) -> list[Second]:
-        """Return the last seconds by this machine's clock, oldest first, without the newest, incomplete one."""
+        """Return the last complete seconds by this machine's clock, oldest first."""
         complete = sorted(self._open)[:-1]
         found = [*self._settled, *(self._figures(second, self._open[second]) for second in complete)]
         ours = [replace(one, at_s=one.at_s + self._ahead_s) for one in found]
