@@ -64,7 +64,7 @@ def test_other_values_that_cannot_be_are_named(monkeypatch: pytest.MonkeyPatch) 
             patch.setenv(variable(name), text)
             with pytest.raises(ValueError, match=f"{variable(name)}='{text}': it must be {values}$"):
                 settings()
-    assert len(PORTS) == 9
+    assert len(PORTS) == 10
 
 
 @pytest.mark.slow
