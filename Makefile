@@ -31,8 +31,9 @@ debian-marker:
 	@infra/setup/debian.sh "marking TCP packets (swiftqueue mark)" "UDP packets are marked without it" clang libbpf-dev libelf-dev iproute2
 
 # Apart from `setup`: with an init system Debian starts both servers, Prometheus on every interface.
-setup-tests: setup .venv-docs/.synced kustomize kuberay podsecurity debian-marker ## Install and build what tests need besides: marker, test bed, simulator's tests, Prometheus, PostgreSQL, kustomize
+setup-tests: setup .venv-docs/.synced kustomize kuberay podsecurity debian-marker ## Install and build what tests need besides: marker, test bed, simulator's tests, Prometheus, PostgreSQL, Chromium, kustomize
 	@infra/setup/debian.sh "the tests with Prometheus and PostgreSQL" "those tests are left out" prometheus prometheus-alertmanager postgresql
+	@infra/setup/debian.sh "the tests of the live page in a browser" "those tests are left out" chromium
 	@$(MAKE) --no-print-directory --silent -j$(JOBS) native-all
 
 # Debian has none. As with its packages: says what it could not do; never a reason to stop.

@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from swiftqueue.common import page_server
-from swiftqueue.common.page_server import Request, Response
+from swiftqueue.common.page_server import PageRequest, PageResponse
 
 PATH: Final = "/metrics"
 
@@ -21,12 +21,12 @@ class _Page:
         self._registry = registry
         self._made: asyncio.Task[bytes] | None = None
 
-    async def answer(self, request: Request) -> Response:
+    async def answer(self, request: PageRequest) -> PageResponse:
         if request.path != PATH:
-            return Response(f"the page is {PATH}\n".encode(), "404 Not Found")
+            return PageResponse(f"the page is {PATH}\n".encode(), "404 Not Found")
         if self._made is None or self._made.done():  # clients that arrive meanwhile get the same page
             self._made = asyncio.create_task(asyncio.to_thread(generate_latest, self._registry))
-        return Response(await asyncio.shield(self._made), content_type=CONTENT_TYPE_PLAIN_0_0_4)
+        return PageResponse(await asyncio.shield(self._made), content_type=CONTENT_TYPE_PLAIN_0_0_4)
 
 
 def serve(registry: CollectorRegistry, address: str, port: int) -> int:

@@ -24,7 +24,7 @@ TEXT: Final = "text/plain; charset=utf-8"
 
 
 @dataclass(frozen=True)
-class Request:
+class PageRequest:
     """A GET request."""
 
     path: str  # without the query
@@ -32,7 +32,7 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Response:
+class PageResponse:
     """An answer."""
 
     body: bytes
@@ -52,7 +52,7 @@ class Response:
         return f"HTTP/1.1 {self.status}\r\n{lines}\r\n".encode() + self.body
 
 
-Answer = Callable[[Request], Awaitable[Response]]
+Answer = Callable[[PageRequest], Awaitable[PageResponse]]
 
 
 class _Clients:
@@ -76,7 +76,7 @@ class _Clients:
                 async with asyncio.timeout(REQUEST_S):
                     said = await reader.readuntil(b"\r\n\r\n")
                 request = _request(said)
-                refused = Response(b"only GET is answered\n", "405 Method Not Allowed")
+                refused = PageResponse(b"only GET is answered\n", "405 Method Not Allowed")
                 writer.write((await self._answer(request) if request else refused).encoded())
                 await writer.drain()
                 writer.close()
@@ -88,7 +88,7 @@ class _Clients:
             writer.transport.abort()
 
 
-def _request(said: bytes) -> Request | None:
+def _request(said: bytes) -> PageRequest | None:
     """Return the request of a head's bytes; None where it is no GET."""
     first, *lines = said.decode("latin-1").split("\r\n")
     words = first.split(" ")
@@ -99,7 +99,7 @@ def _request(said: bytes) -> Request | None:
         name, _, value = line.partition(":")
         name = name.strip().lower()
         headers[name] = ", ".join(filter(None, (headers.get(name), value.strip())))
-    return Request(words[1].split("?")[0], headers)
+    return PageRequest(words[1].split("?")[0], headers)
 
 
 def serve(

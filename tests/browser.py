@@ -100,6 +100,14 @@ class Browser:
         return base64.b64decode(shot["data"])
 
 
+def keep(shown: Browser, name: str) -> None:
+    """Write a picture of the page into the folder of SWIFTQUEUE_TEST_PICTURES, for a look at it."""
+    picture = shown.picture()
+    assert picture.startswith(b"\x89PNG")
+    if folder := os.environ.get("SWIFTQUEUE_TEST_PICTURES"):
+        Path(folder, f"page-{name}.png").write_bytes(picture)
+
+
 @contextlib.contextmanager
 def browser() -> Iterator[Browser]:
     """Give a page of a new headless browser; the test is skipped where there is none."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Final
 
-from rich.console import Console
+from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
@@ -46,13 +46,16 @@ def show(judged: Sequence[Judgement], steps: Sequence[str]) -> None:
 
 @contextmanager
 def watching() -> Iterator[Callable[[Sequence[Judgement], Sequence[str]], None]]:
-    """Give a function that draws the screen in the place of the one before."""
-    with Live(screen=sys.stdout.isatty(), auto_refresh=False, redirect_stdout=False) as live:
+    """Give a function that draws the screen in the place of the one before; a file gets one after another."""
+    with Live(screen=True, auto_refresh=False) if sys.stdout.isatty() else nullcontext() as live:
 
         def redraw(judged: Sequence[Judgement], steps: Sequence[str]) -> None:
-            text = Text(f"swiftqueue status at {time.strftime('%H:%M:%S')}; Ctrl-C ends it\n", "dim")
-            for line, style in lines(judged, steps):
-                text.append(f"{line}\n", style)
-            live.update(text, refresh=True)
+            title = f"swiftqueue status at {time.strftime('%H:%M:%S')}; Ctrl-C ends it"
+            if live is None:
+                print(title, flush=True)
+                show(judged, steps)
+            else:
+                styled = [Text(line, style) for line, style in ((title, "dim"), *lines(judged, steps))]
+                live.update(Group(*styled), refresh=True)
 
         yield redraw

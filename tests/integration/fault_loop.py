@@ -45,6 +45,7 @@ PORTS = (
     "SWIFTQUEUE_SCHEDULER_METRICS",
     "SWIFTQUEUE_KEEPER_METRICS",
     "SWIFTQUEUE_PROMETHEUS_PORT",
+    "SWIFTQUEUE_PAGE_PORT",
 )
 EVERY_S = 3.0
 HEAL_S = 300.0  # Ray's head, then the ingest, then the workers: 40 to 90 s, 170 beside other work

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from event_rows import batch
 
 from swiftqueue.common import json_lines
+from swiftqueue.common.state import secret
 from swiftqueue.feature_store.telemetry.compact import Compactor
 from swiftqueue.feature_store.telemetry.events import ACK, SEND, BatchKey, encode
 from swiftqueue.feature_store.telemetry.log import SegmentWriter
 from swiftqueue.infra.local import live_options, processes
 from swiftqueue.infra.local.pages import answers
+from swiftqueue.infra.local.parts import PAGE
 from swiftqueue.pipelines.live.rounds_log import LOG_FILE
 
 SENDER = "agent-1"
@@ -50,24 +54,26 @@ while True:
 """
 
 
-def store_packets(
-    root: Path, begin_ns: int, latencies_ms: list[float], *, first: int = 0, sequence: int = 0
-) -> None:
-    """Store a packet each 10 ms with these latencies, each known at its ACK, in one run of the compaction."""
+def store_packets(root: Path, begin_ns: int, latencies_ms: list[float], parts: int) -> Iterator[None]:
+    """Store a packet each 10 ms with these latencies, in so many runs of the compaction; yield after each."""
     rows: list[dict[str, Any]] = []
     sent = {"size_bytes": 1500, "flow_id": 0, "receiver_id": 0, "queue": 1, "ecn": 1}
-    for number, latency_ms in enumerate(latencies_ms, first):
+    for number, latency_ms in enumerate(latencies_ms):
         at_ns = begin_ns + number * 10_000_000
         rows.append({"kind": SEND, "time_ns": at_ns, "packet": number, **sent})
         acked_ns = at_ns + round(latency_ms * 1e6)
         rows.append({"kind": ACK, "time_ns": acked_ns, "packet": number, "latency_us": 1e3 * latency_ms})
     rows.sort(key=lambda row: row["time_ns"])
-    writer = SegmentWriter(root)
-    writer.append([encode(BatchKey(SENDER, 1, sequence), batch(rows))])
-    writer.close()
-    compactor = Compactor(root)
-    compactor.run()
-    compactor.close()
+    size = -(-len(rows) // parts)
+    for sequence in range(parts):
+        writer = SegmentWriter(root)
+        events = batch(rows[sequence * size : (sequence + 1) * size])
+        writer.append([encode(BatchKey(SENDER, 1, sequence), events)])
+        writer.close()
+        compactor = Compactor(root)
+        compactor.run()
+        compactor.close()
+        yield
 
 
 def write_logs(state: Path) -> None:
@@ -96,12 +102,11 @@ def make_world(state: Path) -> None:
     """Write the logs and the store, and start an agent and a keeper that count."""
     live_options.write(live_options.LiveOptions("toy", 1, 60, 30, 8))
     write_logs(state)
-    root = state / "telemetry"
     begin_ns = time.time_ns() - 20 * SECOND_NS
-    for part in range(2):  # of each hundred packets one takes 40 ms, the others 8
-        first = 900 * part
-        latencies_ms = [40.0 if number % 50 == 0 else 8.0 for number in range(first, first + 900)]
-        store_packets(root, begin_ns, latencies_ms, first=first, sequence=part)
+    # One packet of fifty takes 40 ms, the others 8.
+    latencies_ms = [40.0 if number % 50 == 0 else 8.0 for number in range(1800)]
+    for _ in store_packets(state / "telemetry", begin_ns, latencies_ms, parts=2):
+        pass
     for name in ("agent", "keeper"):
         start_counting(name)
 
@@ -132,3 +137,29 @@ def damage(state: Path) -> None:
     other = folder.with_name("trace=damaged")
     other.mkdir()
     (other / "manifest.json").write_text('{"sender": 1')
+
+
+def port() -> int:
+    """Return the page's port."""
+    server = processes.running(PAGE)
+    assert server is not None, processes.log_path(PAGE).read_text()
+    return server.ports["http"]
+
+
+def get(path: str, **headers: str) -> tuple[int, bytes, dict[str, str]]:
+    """Ask the page; `Host` is this machine's unless a header says otherwise."""
+    connection = http.client.HTTPConnection("127.0.0.1", port(), timeout=60)
+    try:
+        connection.request("GET", path, headers=headers)
+        answer = connection.getresponse()
+        return answer.status, answer.read(), {name.lower(): value for name, value in answer.getheaders()}
+    finally:
+        connection.close()
+
+
+def view() -> dict[str, Any]:
+    """Return what the page shows."""
+    status, body, _ = get("/state.json", Authorization=f"Bearer {secret(PAGE)}")
+    assert status == 200
+    found: dict[str, Any] = json.loads(body)
+    return found

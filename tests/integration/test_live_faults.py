@@ -25,10 +25,12 @@ import time
 from collections.abc import Callable, Iterator
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import mlflow
 import psutil
 import pytest
+from browser import CHROMIUM, browser, keep
 from conftest import PROJECT
 from event_rows import batch
 from fault_loop import (
@@ -49,6 +51,7 @@ from loop_attacks import (
 from loop_checks import check_prometheus
 from mutants import ALL
 from of_state import processes_of
+from page_world import view
 from ray_stranger import check_strangers_are_refused
 from sampled import some, tried
 from toy_world import bottleneck_table, write_table
@@ -57,7 +60,7 @@ from waiting import wait_until
 from swiftqueue.common.program import SWIFTQUEUE
 from swiftqueue.common.state import PRIVATE, scratch
 from swiftqueue.feature_store.telemetry.events import ACK, SEND
-from swiftqueue.infra.local import parts, processes, status
+from swiftqueue.infra.local import live_page, parts, processes, status
 from swiftqueue.infra.local.loop import stop_stack
 from swiftqueue.infra.local.pages import answers
 from swiftqueue.infra.local.parts import PARTS as EVERY_PART
@@ -255,6 +258,40 @@ def test_one_command_up(loop: FaultLoop, capsys: pytest.CaptureFixture[str]) -> 
     again = {name: processes.running(name) for name in wanted}
     assert {name for name in wanted if again[name] != servers[name]} == {"agent", "keeper"}
     wait_until(lambda: print_status() == 0, "not well again")
+
+
+def test_the_live_page_shows_the_loop_and_what_it_lost(loop: FaultLoop) -> None:
+    """What real parts tell it; it needs no restart to see the next of them."""
+    loop.wait_until_kept()
+    newest = loop.next_good_round(0)
+
+    def whole() -> dict[str, Any] | None:
+        found = view()
+        figures = [found.get("latency", {}).get("median_ms"), found.get("judged"), found.get("senders")]
+        rates = [found.get("rates", {}).get(name) for name in ("error_median_ms", "in_time", "moved")]
+        return found if all(figures) and all(one and one[-1] is not None for one in rates) else None
+
+    found = wait_until(whole, view)
+    assert found["problems"] == []
+    assert found["rounds"][0]["number"] >= newest["number"]
+    assert found["served"]["version"] >= newest["version"]
+    assert {one["name"] for one in found["parts"]} == set(parts.wanted())
+    if CHROMIUM:
+        with browser() as shown:
+            shown.size(1280, 900)
+            shown.open(live_page.address(loop.ports["SWIFTQUEUE_PAGE_PORT"]))
+            wait_until(lambda: "ms" in shown.text("#now") and shown.text("#rounds"), shown.text)
+            keep(shown, "loop")
+            assert shown.complaints == []
+
+    def scheduler() -> dict[str, Any]:
+        (one,) = (one for one in view()["parts"] if one["name"] == "scheduler")
+        return dict(one)
+
+    restarts = scheduler()["restarts"]
+    loop.process("scheduler").kill()
+    wait_until(lambda: not scheduler()["up"], "its end is not seen")
+    wait_until(lambda: scheduler()["up"] and scheduler()["restarts"] == restarts + 1, "its start is not seen")
 
 
 def test_what_the_loop_writes_is_its_owners_alone(loop: FaultLoop) -> None:

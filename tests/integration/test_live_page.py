@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import http.client
-import json
-import os
 import socket
 import stat
 import sys
@@ -18,9 +16,9 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from browser import Browser, browser
+from browser import Browser, browser, keep
 from crowd import SLOW, check_a_crowd_costs_only_its_places
-from page_world import SENDER, damage, make_world, start_counting, stop_world
+from page_world import SENDER, damage, get, make_world, port, start_counting, stop_world, view
 from strangers import as_nobody, stranger_at
 from waiting import wait_until
 
@@ -48,30 +46,6 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         finally:
             stop_world()
             drop_scratch()
-
-
-def port() -> int:
-    server = processes.running(PAGE)
-    assert server is not None, processes.log_path(PAGE).read_text()
-    return server.ports["http"]
-
-
-def get(path: str, **headers: str) -> tuple[int, bytes, dict[str, str]]:
-    """Ask the page; `Host` is this machine's unless a header says otherwise."""
-    connection = http.client.HTTPConnection("127.0.0.1", port(), timeout=60)
-    try:
-        connection.request("GET", path, headers=headers)
-        answer = connection.getresponse()
-        return answer.status, answer.read(), {name.lower(): value for name, value in answer.getheaders()}
-    finally:
-        connection.close()
-
-
-def view() -> dict[str, Any]:
-    status, body, _ = get("/state.json", Authorization=f"Bearer {secret(PAGE)}")
-    assert status == 200
-    found: dict[str, Any] = json.loads(body)
-    return found
 
 
 def seen(*names: str) -> dict[str, Any]:
@@ -283,6 +257,12 @@ def test_a_browser_shows_it(shown: Browser) -> None:
     parts_told = shown.text("#parts")
     assert all(name in parts_told for name in ("triton", "agent", "scheduler", "keeper", "page"))
     assert "median" in shown.run("document.querySelector('#latency').getAttribute('aria-label')")
+    cut = """[...document.querySelectorAll(".chart")].filter((one) => {
+      const [legend, card] = [one.querySelector(".u-legend"), one.closest("section")];
+      const [inner, outer] = [legend.getBoundingClientRect(), card.getBoundingClientRect()];
+      return inner.bottom > outer.bottom || inner.right > outer.right || inner.height < 10;
+    }).map((one) => one.id)"""
+    assert shown.run(cut) == []
 
 
 def test_the_key_leaves_the_address_and_lasts_for_the_tab(shown: Browser) -> None:
@@ -371,14 +351,6 @@ def contrasts(shown: Browser) -> list[str]:
     })()"""
     found: list[str] = shown.run(script)
     return found
-
-
-def keep(shown: Browser, name: str) -> None:
-    """Write a picture of the page into the folder of SWIFTQUEUE_TEST_PICTURES, for a look at it."""
-    picture = shown.picture()
-    assert picture.startswith(b"\x89PNG")
-    if folder := os.environ.get("SWIFTQUEUE_TEST_PICTURES"):
-        Path(folder, f"page-{name}.png").write_bytes(picture)
 
 
 def test_damaged_files_and_a_foreign_agent_do_no_harm(world: Path) -> None:

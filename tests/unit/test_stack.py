@@ -351,7 +351,15 @@ def test_a_prometheus_that_does_not_start_keeps_nothing_from_starting(
     broken = "prometheus"
     start_loop("t", speed=1, every_s=60, learn_s=30, judge_s=8)
     assert started == [name for name in PARTS if name != broken]
-    assert "prometheus does not run, the loop does: port 9090 is in use" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "prometheus does not run, the loop does: port 9090 is in use" in said
+    count = len(PARTS)
+    for number, name in enumerate(PARTS, 1):  # each as it comes up, with its seconds
+        assert f"[{number}/{count}] {name}: starting\n" in said
+        up = rf"^\[{number}/{count}\] {name}: up after \d+\.\d s$"
+        assert bool(re.search(up, said, re.M)) == (name != broken)
+    assert re.search(r"^the loop is up after \d+ s$", said, re.M)
+    assert "the live page does not run" in said
     broken = "agent"
     with pytest.raises(OSError, match="port 9090"):
         start_loop("t", speed=1, every_s=60, learn_s=30, judge_s=8)

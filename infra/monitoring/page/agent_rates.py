@@ -11,6 +11,7 @@ from typing import Final
 from prometheus_client.parser import text_string_to_metric_families
 
 SECONDS: Final = 300  # seconds of history
+LEAST_S: Final = 0.5  # seconds between two looks below which their difference says little
 AGENT: Final = "swiftqueue_agent_"
 ERROR: Final = f"{AGENT}prediction_error_seconds"
 ROUND_TRIP: Final = f"{AGENT}round_trip_seconds"
@@ -49,6 +50,8 @@ class AgentRates:
         """
         now, now_s = _samples(text), time.monotonic()
         before, before_s = self._before, self._before_s
+        if before and now_s - before_s < LEAST_S:
+            return
         self._before, self._before_s = now, now_s
         self.versions = sorted(
             {int(value) for name, value in now.items() if name.startswith(f"{AGENT}server_version")}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -17,6 +17,7 @@ from swiftqueue.feature_store.telemetry.manifest import FILE, load_manifest, sen
 from swiftqueue.feature_store.telemetry.tables import read_part
 
 SECONDS: Final = 300  # seconds of history
+SAME_CLOCK_S: Final = 5.0  # largest change of a clock that delays of the store explain
 OPEN_S: Final = 5  # newest seconds that further ACKs may still reach
 MOST_FILES: Final = 240  # files read in one look: two minutes of them, when the page is first opened
 LOOK_BACK_MINUTES: Final = 1  # whole minutes before the newest one that are read then
@@ -26,7 +27,7 @@ LOOK_BACK_MINUTES: Final = 1  # whole minutes before the newest one that are rea
 class Second:
     """The latencies that became known in one second."""
 
-    at_s: float  # end of the second, by this machine's clock
+    at_s: float  # end of the second
     median_ms: float
     p99_ms: float
     packets: int
@@ -43,7 +44,7 @@ class LatencySeries:
         self._open: dict[int, list[np.ndarray]] = {}  # latencies of seconds that are not settled
         self._settled: deque[Second] = deque(maxlen=SECONDS)
         self._settled_until = -1
-        self._ahead_s = 0.0  # this machine's clock minus the sender's
+        self._ahead_s = 0.0  # this machine's clock minus the sender's, and the least delay of the store
         self._stamp_ns = -1
 
     def look(self) -> None:
@@ -65,7 +66,9 @@ class LatencySeries:
             self._session, self._highest_packet, self._settled_until = number, -1, -1
             self._open.clear()
             self._read.clear()
-        self._ahead_s = stamp_ns / 1e9 - session.newest_ns / 1e9
+        ahead_s = (stamp_ns - session.newest_ns) / 1e9
+        same = abs(ahead_s - self._ahead_s) < SAME_CLOCK_S
+        self._ahead_s = min(ahead_s, self._ahead_s) if same else ahead_s
         recent = [p for p in manifest.partitions if p.session == number]
         recent = sorted(recent, key=lambda p: p.minute)[-1 - LOOK_BACK_MINUTES :]
         names = [name for p in recent for name in (*p.packets, *p.acks)]
@@ -104,11 +107,12 @@ class LatencySeries:
     def _figures(self, second: int, latencies_ms: list[np.ndarray]) -> Second:
         all_ms = np.concatenate(latencies_ms)
         median, p99 = np.percentile(all_ms, [50, 99])
-        return Second(second + 1 + self._ahead_s, float(median), float(p99), len(all_ms))
+        return Second(second + 1.0, float(median), float(p99), len(all_ms))
 
     def seconds(self) -> list[Second]:
-        """Return the last seconds, oldest first; the newest one is left out, since it is not complete."""
+        """Return the last complete seconds by this machine's clock, oldest first."""
         complete = sorted(self._open)[:-1]
         found = [*self._settled, *(self._figures(second, self._open[second]) for second in complete)]
+        ours = [replace(one, at_s=one.at_s + self._ahead_s) for one in found]
         oldest_s = time.time() - SECONDS
-        return [one for one in found if one.at_s > oldest_s]
+        return [one for one in ours if one.at_s > oldest_s]

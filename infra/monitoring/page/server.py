@@ -17,13 +17,13 @@ from typing import Final
 
 from swiftqueue.common import page_server
 from swiftqueue.common.heartbeat import Heartbeat
-from swiftqueue.common.page_server import Request, Response
+from swiftqueue.common.page_server import PageRequest, PageResponse
 from swiftqueue.common.settings import settings
 from swiftqueue.common.state import secret
 from swiftqueue.infra.local import live_options
 from swiftqueue.infra.local.parts import PAGE, end_when_told
 from swiftqueue.infra.local.ports import LoopbackPort
-from swiftqueue.infra.monitoring.page.view import View
+from swiftqueue.infra.monitoring.page.view import LiveView
 from swiftqueue.serving.triton.endpoint import LOOPBACK
 
 ASSETS: Final = Path(__file__).resolve().parent / "assets"
@@ -53,7 +53,7 @@ HEADERS: Final = {
 class Page:
     """The page's answers."""
 
-    def __init__(self, view: View, key: str) -> None:
+    def __init__(self, view: LiveView, key: str) -> None:
         self._view, self._expected = view, f"Bearer {key}".encode()
         self._files = {
             f"/{path.relative_to(ASSETS)}": (path.read_bytes(), TYPES[path.suffix])
@@ -62,23 +62,25 @@ class Page:
         }
         self._files["/"] = self._files["/index.html"]
 
-    async def answer(self, request: Request) -> Response:
+    async def answer(self, request: PageRequest) -> PageResponse:
         """Answer one request."""
         if not HOST.fullmatch(request.headers.get("host", "")):
-            return Response(b"this page is at 127.0.0.1 alone\n", "421 Misdirected Request", headers=HEADERS)
+            return PageResponse(
+                b"this page is at 127.0.0.1 alone\n", "421 Misdirected Request", headers=HEADERS
+            )
         if request.path == HEALTH:
-            return Response(b"ok\n", headers=HEADERS)
+            return PageResponse(b"ok\n", headers=HEADERS)
         if request.path in self._files:
             body, content_type = self._files[request.path]
-            return Response(body, content_type=content_type, headers=HEADERS)
+            return PageResponse(body, content_type=content_type, headers=HEADERS)
         if request.path != STATE:
-            return Response(b"there is no such page\n", "404 Not Found", headers=HEADERS)
+            return PageResponse(b"there is no such page\n", "404 Not Found", headers=HEADERS)
         given = request.headers.get("authorization", "").encode()
         if not hmac.compare_digest(given, self._expected):
             asks = {**HEADERS, "WWW-Authenticate": "Bearer"}
             line = b"the key is missing: swiftqueue monitor page prints the address with it\n"
-            return Response(line, "401 Unauthorized", headers=asks)
-        return Response(self._view.content(), content_type="application/json", headers=HEADERS)
+            return PageResponse(line, "401 Unauthorized", headers=asks)
+        return PageResponse(self._view.content(), content_type="application/json", headers=HEADERS)
 
 
 def main(port: LoopbackPort) -> None:
@@ -87,7 +89,7 @@ def main(port: LoopbackPort) -> None:
     Example: swiftqueue part page --port 9203
     """
     end_when_told()
-    view = View()
+    view = LiveView()
     page_server.serve(
         Page(view, secret(PAGE)).answer, LOOPBACK, port, name=PAGE, most_request_bytes=MOST_REQUEST_BYTES
     )

@@ -48,8 +48,8 @@ MOST_ROUNDS, MOST_SWITCHES, MOST_SENDERS = 20, 10, 12
 MOST_TEXT: Final = 400  # characters of a reason
 
 
-class View:
-    """What the page shows, as JSON."""
+class LiveView:
+    """The page's content as JSON, and the thread's loop that collects it."""
 
     def __init__(self) -> None:
         self._watched_s = -math.inf

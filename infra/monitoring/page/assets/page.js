@@ -29,10 +29,18 @@ function put(parent, children) {
   if (held && held.isConnected && held !== document.activeElement) held.focus();
 }
 
-function row(cells) {
-  const made = document.createElement("tr");
-  for (const [text, kind] of cells) made.append(element("td", text, kind));
-  return made;
+function putRows(id, rows) {
+  const body = byId(id);
+  const heads = [...body.closest("table").querySelectorAll("th")].map((one) => one.textContent);
+  put(body, rows.map((cells) => {
+    const made = document.createElement("tr");
+    cells.forEach(([text, kind], column) => {
+      const cell = element("td", text, kind);
+      cell.dataset.label = heads[column];
+      made.append(cell);
+    });
+    return made;
+  }));
 }
 
 const known = (value) => value !== null && value !== undefined;
@@ -59,19 +67,19 @@ const newest = (values) => (values || []).findLast(known);
 
 const CHARTS = {
   latency: {
-    series: [["median", "--first"], ["99th percentile", "--second"]], show: milliseconds,
+    series: [["median", "--first"], ["99th percentile", "--second"]], show: milliseconds, unit: " ms",
     data: (s) => [s.latency.at_s, s.latency.median_ms, s.latency.p99_ms],
   },
   error: {
-    series: [["median", "--first"], ["90th percentile", "--second"]], show: milliseconds,
+    series: [["median", "--first"], ["90th percentile", "--second"]], show: milliseconds, unit: " ms",
     data: (s) => [s.rates.at_s, s.rates.error_median_ms, s.rates.error_p90_ms],
   },
   shares: {
-    series: [["moved", "--second"], ["in time", "--first"]], show: percent, range: [0, 1],
+    series: [["moved", "--second"], ["in time", "--first"]], show: percent, unit: " %", times: 100, range: [0, 1],
     data: (s) => [s.rates.at_s, s.rates.moved, s.rates.in_time],
   },
   batches: {
-    series: [["batches per second", "--first"]], show: whole,
+    series: [["batches per second", "--first"]], show: whole, unit: "",
     data: (s) => [s.rates.at_s, s.rates.batches_per_s],
   },
 };
@@ -80,7 +88,7 @@ const dark = matchMedia("(prefers-color-scheme: dark)");
 const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
 function chart(id) {
-  const { series, show, range } = CHARTS[id], place = byId(id);
+  const { series, show, unit, times, range } = CHARTS[id], place = byId(id);
   const axis = { stroke: colour("--quiet"), grid: { stroke: colour("--line"), width: 1 }, ticks: { show: false } };
   const value = (_, number) => show(number);
   return new uPlot({
@@ -88,8 +96,8 @@ function chart(id) {
     cursor: { drag: { x: false, y: false }, sync: { key: "time" } },
     scales: { y: { range: range || ((_, low, high) => [0, Math.max(high * 1.1, 1e-3)]) } },
     axes: [
-      { ...axis, values: (_, ticks) => ticks.map(clock), space: 90 },
-      { ...axis, size: 70, values: (_, ticks) => ticks.map(show) },
+      { ...axis, values: (_, ticks) => ticks.map(clock), space: 75 },
+      { ...axis, size: 60, values: (_, ticks) => ticks.map((one) => `${+((times || 1) * one).toPrecision(3)}${unit}`) },
     ],
     series: [
       { label: "time", value: (_, at) => clock(at) },
@@ -144,7 +152,11 @@ function drawNow(state) {
   const steps = (state.judged.do || []).map((step) => element("li", step));
   const list = document.createElement("ol");
   list.append(...steps);
-  put(byId("todo"), steps.length ? [element("strong", "To do"), list] : []);
+  const causes = (state.judged.parts || []).filter((one) => one.part === "first");
+  put(byId("todo"), [
+    ...causes.map((one) => element("p", `First: ${one.line}`, "bad")),
+    ...(steps.length ? [element("strong", "To do"), list] : []),
+  ]);
   byId("sender").textContent = state.sender ? ` from ${state.sender}` : "";
 }
 
@@ -156,19 +168,19 @@ function drawParts(state) {
     const judged = lines(part.name);
     const well = part.up && judged.every((one) => one.well);
     const word = !part.pid ? "gone" : !part.up ? "silent" : well ? "well" : "unwell";
-    return row([
+    return [
       [part.name, "short"], [word, well ? "good" : "bad"], [duration(part.age_s), "short"],
       [known(part.restarts) ? whole(part.restarts) : "–", "number"],
       [judged.map((one) => one.line).join("; ") || "not judged yet"],
-    ]);
+    ];
   });
-  for (const one of said.filter((one) => !ours.has(one.part.split(",")[0]) && one.part !== "alert")) {
-    rows.push(row([
+  for (const one of said.filter((one) => !ours.has(one.part.split(",")[0]) && !["alert", "first"].includes(one.part))) {
+    rows.push([
       [one.part, "short"], [one.well ? "well" : "unwell", one.well ? "good" : "bad"], ["–"], ["–", "number"],
       [one.line],
-    ]));
+    ]);
   }
-  put(byId("parts"), rows);
+  putRows("parts", rows);
   byId("judged").textContent = known(state.judged_ago_s)
     ? `Judged by \`swiftqueue status\` ${duration(state.judged_ago_s)} ago; the keeper says each second who answers.`
     : "The first judgement is under way.";
@@ -191,19 +203,19 @@ function drawLists(state) {
   put(byId("alerts"), state.alerts.length
     ? state.alerts.map((line) => element("li", line, "warn"))
     : [element("li", state.prometheus ? "No alert fires." : "Prometheus does not run, so nothing can fire.", "quiet")]);
-  put(byId("senders"), state.senders.map((one) => row([
+  putRows("senders", state.senders.map((one) => [
     [one.name, "short"], [`${duration(one.stored_ago_s)} ago`, "short"], [whole(one.sends), "number"],
     [whole(one.acks), "number"], [one.problem || whole(one.missing), one.missing || one.problem ? "number bad" : "number"],
-  ])));
-  put(byId("rounds"), state.rounds.map((one) => row([
+  ]));
+  putRows("rounds", state.rounds.map((one) => [
     [whole(one.number), "number"], [one.outcome, OUTCOMES[one.outcome] || ""],
     [known(one.version) ? `${one.version}` : "–", "number"], [clock(one.triggered), "short"],
     [duration(one.took_s), "number"], [[one.reason, one.rolled_back].filter(Boolean).join("; ")],
-  ])));
-  put(byId("switches"), state.switches.map((one) => row([
+  ]));
+  putRows("switches", state.switches.map((one) => [
     [known(one.time) ? new Date(1000 * one.time).toLocaleString("en-GB") : "–", "short"], [one.action, "short"],
     [`${one.version}`, "number"], [one.outcome, OUTCOMES[one.outcome] || ""], [one.reason],
-  ])));
+  ]));
   byId("problems-section").hidden = !state.problems.length;
   put(byId("problems"), state.problems.map((line) => element("li", line, "warn")));
 }
