@@ -323,7 +323,7 @@ def test_the_programs_of_all_stages_run_through_with_it(name: str, tmp_path: Pat
         **own,
         "architecture": {"name": name},
         **({} if name == "auto" else {name: quick.model_dump()}),
-        "auto": {"candidates": ["trees", "virtual-queue"], "folds": 2, "workers": 2},
+        "auto": {"candidates": ["trees", "virtual-queue"], "steps": 2, "workers": 2},
         "extract": {"traces": {"t": {"file": "t.pcap", "sender": None, "latency": "acks"}}},
         "split": {"protocol": "short"},
         "validate": {**own["validate"], "max_shift_psi": 100},
