@@ -133,7 +133,7 @@ def test_two_workers_learn_what_one_does(
     variant, data = Variant(name, kind_named(name), params), world(tmp_path, table)
     said: list[dict[str, Any]] = []
     both = pretrain(data, variant, print, said.append)
-    course = variant.kind.course()(lessons([only(data)]), params, params.seed)  # type: ignore[attr-defined]
+    course = variant.kind.course()(lessons([only(data)]), params, params.seed)
     course.trainer.run(print)
     assert [each["epoch"] for each in said] == [1, 2]
     assert said == both.epochs
