@@ -240,7 +240,7 @@ class AutoParams(Section):
     candidates: Annotated[list[str], AfterValidator(_candidates)]
     """Forecasters to choose from, the cheapest to serve first, each with the sizes of its section; `NAME-2`
     has two layers, whatever its section says."""
-    folds: Annotated[int, Field(ge=1, le=10)]
+    steps: Annotated[int, Field(ge=1, le=10)]
     """Number of walk-forward steps within the training slices; each trains every candidate."""
     workers: Count = 2
     """Number of candidates that train at once, one core each."""

@@ -93,7 +93,7 @@ def choose(traces: Sequence[Trace], among: Sequence[Variant], params: AutoParams
         ValueError: no candidate could be trained; the line says why.
     """
     started = time.monotonic()
-    steps = [step for step in walk_forward(traces, params.folds) if _usable(step)]
+    steps = [step for step in walk_forward(traces, params.steps) if _usable(step)]
     if not steps:
         raise ValueError(
             "architecture.name is auto, and the training slices are too short to choose on: name a forecaster"

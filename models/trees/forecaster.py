@@ -164,7 +164,7 @@ class Trees(NetworkForecaster):
 
         found = artifact.load(folder)
         model: Any = found.model
-        if "params" not in described:
+        if "seed" not in described:  # as the registry has it
             return cls(model, found.description.protocol)
         params = TreesParams(**described["params"])
         grown = BoostedTrees.load(folder / FILE, params.rounds, int(described["seed"]), params.growth)

@@ -536,7 +536,7 @@ def test_an_unknown_section_is_one_line(quick: Path) -> None:
         variants(quick, ["mpl"])
 
 
-@pytest.mark.parametrize("name", ["last-flow", "xgboost", "paper-xgboost", "window"])
+@pytest.mark.parametrize("name", ["last-flow", "paper-xgboost", "window"])
 def test_what_was_made_for_other_inputs_is_refused(
     name: str, fitted: dict[str, Forecaster], tmp_path: Path
 ) -> None:

@@ -72,7 +72,7 @@ def params(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     for sizes in own.values():
         sizes.update({key: value for key, value in QUICK.items() if key in sizes})
     own["architecture"]["name"] = "auto"
-    own["auto"].update(folds=2, workers=1)
+    own["auto"].update(steps=2, workers=1)
     path = tmp_path_factory.mktemp("params") / "params.yaml"
     path.write_text(yaml.safe_dump(own))
     return path
@@ -197,7 +197,7 @@ def test_a_hopeless_candidate_is_trained_once(params: Path, table: pl.DataFrame,
 @pytest.mark.slow
 def test_two_processes_choose_as_one_does(params: Path, table: pl.DataFrame, tmp_path: Path) -> None:
     traces, among = traces_of(tmp_path, table), named(params, "trees", "virtual-queue")
-    both = choose(traces, among, AutoParams(candidates=["trees"], folds=2, workers=2), print)
+    both = choose(traces, among, AutoParams(candidates=["trees"], steps=2, workers=2), print)
     assert both.as_json() == chosen(traces, among, params, []).as_json()
 
 
@@ -237,7 +237,7 @@ def test_slices_too_short_to_choose_on_are_one_clear_line(
         ({"auto": {"candidates": []}}, "it must name forecasters, each once"),
         ({"auto": {"candidates": ["mlp", "mlp"]}}, "it must name forecasters, each once"),
         ({"auto": {"candidates": ["bilstm"]}}, "section `bilstm` is missing"),
-        ({"auto": {"folds": 0}}, "auto.folds is 0"),
+        ({"auto": {"steps": 0}}, "auto.steps is 0"),
     ],
 )
 def test_an_unknown_name_is_one_clear_line(

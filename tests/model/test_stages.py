@@ -133,7 +133,7 @@ def test_two_workers_learn_what_one_does(
     variant, data = Variant(name, kind_named(name), params), world(tmp_path, table)
     said: list[dict[str, Any]] = []
     both = pretrain(data, variant, print, said.append)
-    course = variant.kind.course()(lessons([only(data)]), params, params.seed)  # type: ignore[attr-defined]
+    course = variant.kind.course()(lessons([only(data)]), params, params.seed)
     course.trainer.run(print)
     assert [each["epoch"] for each in said] == [1, 2]
     assert said == both.epochs
@@ -323,7 +323,7 @@ def test_the_programs_of_all_stages_run_through_with_it(name: str, tmp_path: Pat
         **own,
         "architecture": {"name": name},
         **({} if name == "auto" else {name: quick.model_dump()}),
-        "auto": {"candidates": ["trees", "virtual-queue"], "folds": 2, "workers": 2},
+        "auto": {"candidates": ["trees", "virtual-queue"], "steps": 2, "workers": 2},
         "extract": {"traces": {"t": {"file": "t.pcap", "sender": None, "latency": "acks"}}},
         "split": {"protocol": "short"},
         "validate": {**own["validate"], "max_shift_psi": 100},

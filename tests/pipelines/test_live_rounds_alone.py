@@ -160,6 +160,16 @@ def test_a_retrain_is_as_long_as_its_decisions() -> None:
         stage_params({}, packets)
 
 
+def test_a_retrain_with_auto_chooses_among_what_is_served(project: Path) -> None:
+    packets = pl.DataFrame({"sent_ns": np.arange(800) * 10_000_000})
+    own = yaml.safe_load((project / "params.yaml").read_text())
+    assert "virtual-queue" in own["auto"]["candidates"]
+    made = stage_params(own | {"architecture": {"name": "auto"}}, packets)
+    assert made["auto"]["candidates"] == ["trees", "mlp", "event-stream-1", "event-stream-2"]
+    assert {"trees", "mlp", "event-stream"} <= set(made)
+    assert "auto" not in stage_params(own, packets)
+
+
 @pytest.mark.parametrize("ended", [True, False])
 def test_a_retrain_that_made_nothing_leaves_its_log_alone(
     params: live.RoundParams, tmp_path: Path, ended: bool

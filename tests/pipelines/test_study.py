@@ -28,6 +28,9 @@ def params_of(protocol: str, *overrides: str, captures: dict[str, Path] | None =
     return study_params(load_yaml(PROJECT / "params.yaml"), Study(captures or {}, protocol, list(overrides)))
 
 
+EVENT_STREAM = {"architecture": "event-stream"}
+
+
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_simulated_traces_are_long_enough_for_two_rounds(protocol: str) -> None:
     slices = PROTOCOLS[protocol]
@@ -115,6 +118,28 @@ def test_where_latencies_come_from_is_part_of_a_study(tmp_path: Path) -> None:
     (tmp_path / "away.pcap").touch()
     with pytest.raises(ValueError, match=r"other settings \(latency: timestamps\)"):
         run_study(tmp_path / "study", [tmp_path / "away.pcap"], protocol="short", overrides=[])
+
+
+def test_a_study_chooses_its_forecaster_unless_one_is_named(tmp_path: Path) -> None:
+    def made(**named: str) -> tuple[str, dict[str, object]]:
+        study = Study({"away": tmp_path / "away.pcap"}, "short", [], **named)
+        return study_params(load_yaml(PROJECT / "params.yaml"), study)["architecture"][
+            "name"
+        ], study.settings()
+
+    (auto, settings), (trees, _), (stream, former) = made(), made(architecture="trees"), made(**EVENT_STREAM)
+    assert (auto, trees, stream) == ("auto", "trees", "event-stream")
+    assert settings["architecture"] == "auto"
+    assert "architecture" not in former  # a study from before `auto` goes on with --architecture event-stream
+    assert load_yaml(PROJECT / "params.yaml")["architecture"]["name"] == "event-stream"
+    (tmp_path / "study").mkdir()
+    (tmp_path / "study" / "study.json").write_text(json.dumps(former))
+    (tmp_path / "away.pcap").touch()
+    with pytest.raises(ValueError, match=r"other settings \(architecture: event-stream\)"):
+        run_study(tmp_path / "study", [tmp_path / "away.pcap"], protocol="short", overrides=[])
+    with pytest.raises(ValueError, match=r"^architecture.name is 'otto'; it must be one of auto,[^\n]*$"):
+        run_study(tmp_path / "new", [], protocol="short", overrides=[], architecture="otto")
+    assert not (tmp_path / "new").exists()
 
 
 def test_bad_folders_and_captures_stop_before_anything_runs(tmp_path: Path) -> None:
