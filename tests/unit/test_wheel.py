@@ -48,7 +48,10 @@ def wheel(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("dist")
     build = [BIN / "uv", "build", "--wheel", "--offline", "--no-build-isolation"]
     ran = subprocess.run(
-        [*build, "--python", sys.executable, "--out-dir", out, source], capture_output=True, text=True, check=False
+        [*build, "--python", sys.executable, "--out-dir", out, source],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert ran.returncode == 0, ran.stderr
     (made,) = out.glob("*.whl")
@@ -69,7 +72,9 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(python: Path, code: str, folder: Path, *arguments: Path) -> list[str]:
-    ran = subprocess.run([python, "-c", code, *arguments], cwd=folder, capture_output=True, text=True, check=False)
+    ran = subprocess.run(
+        [python, "-c", code, *arguments], cwd=folder, capture_output=True, text=True, check=False
+    )
     assert ran.returncode == 0, ran.stderr
     return ran.stdout.splitlines()
 
