@@ -95,7 +95,12 @@ def test_events_are_the_rows_of_the_log_and_a_later_packet_changes_none() -> Non
 
 
 def test_scores_are_those_of_the_evaluation() -> None:
-    packets = toy_world.bottleneck_table("toy", 4.0)
+    even = toy_world.bottleneck_table("toy", 4.0)
+    added_ns = pl.when(pl.col("packet") % 50 == 49).then(60_000_000).otherwise(0)
+    packets = even.with_columns(
+        acked_ns=pl.col("acked_ns") + added_ns,
+        latency_us=(pl.col("latency_us") + added_ns / 1e3).cast(pl.Float32),
+    )
     exact = packets.with_columns(predicted_us=pl.col("latency_us").fill_null(20_000.0))
     found = swiftqueue.scores(exact)
     assert found["packets"] == packets["latency_us"].head(packets.height // 8 * 8).count()

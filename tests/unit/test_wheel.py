@@ -98,7 +98,7 @@ def test_it_reads_a_capture_away_from_the_checkout(project: Path, installed: Pat
     first, loaded = run(installed, READ, tmp_path, capture)
     file, packets, events = first.split("|")
     assert Path(file).is_relative_to(installed.parents[1])
-    assert (int(packets), int(events)) == (8, 13)
+    assert (int(packets), int(events)) == (8, 15)
     # What it needed is declared, or comes with what is declared.
     about = tomllib.loads((project / "pyproject.toml").read_text())["project"]
     declared = {re.split(r"[<>=]", one)[0] for one in about["dependencies"]}
