@@ -1,4 +1,4 @@
-"""Builds the wheel: the C++ libraries that Python loads are compiled first, and the wheel is of this platform."""
+"""Builds the wheel: compiles the C++ libraries that Python loads, and names the platform in its tag."""
 
 from __future__ import annotations
 

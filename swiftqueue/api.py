@@ -219,9 +219,10 @@ def _artifact(which: int | str | Path) -> Path | None:
     from swiftqueue.models.forecasters import forecaster
     from swiftqueue.models.networks.files import DESCRIPTION_FILE
 
+    if isinstance(which, int):
+        return None
     files = (DESCRIPTION_FILE, forecaster.DESCRIPTION_FILE)
-    is_folder = not isinstance(which, int) and any((Path(which) / name).is_file() for name in files)
-    return Path(which) if is_folder else None
+    return Path(which) if any((Path(which) / name).is_file() for name in files) else None
 
 
 @contextlib.contextmanager

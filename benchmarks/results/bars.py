@@ -86,13 +86,6 @@ BARS: Final[Mapping[str, tuple[str, tuple[Bar, ...]]]] = {
             _reference("in the agent's process, 64 packets", _RATE),
         ),
     ),
-    "live": (
-        "seconds of a round",
-        tuple(
-            Bar(step, f"step {step}")
-            for step in ("telemetry", "validate", "encode", "train", "judge", "register", "shadow", "push")
-        ),
-    ),
     "swap": (
         "round trip, µs (p99)",
         (
@@ -154,6 +147,36 @@ def bars(data: Data, name: str) -> Figure:
     axes.grid(visible=False, axis="y")
     axes.set_xlabel(axis, fontsize=8)
     axes.set_xlim(0, max(values) * 1.12)
+    return figure
+
+
+# Steps of a live round, in their order.
+STEPS: Final = (
+    *("champion", "telemetry", "validate", "fetch", "workers", "load", "encode", "train"),
+    *("judge", "register", "shadow", "push"),
+)
+
+
+def timeline(data: Data) -> Figure:
+    """Draw a live round from its trigger to the first answer of its head: each step where it took place.
+
+    Raises:
+        ValueError: the benchmark, or one of its steps, is not published.
+    """
+    rows = data.benchmark("live").rows
+    figure, [[axes]] = grid(1, 1, 8.4, 3.4)
+    begun = 0.0
+    for place, step in enumerate(STEPS):
+        seconds = Bar(step, f"step {step}").of(rows)
+        axes.barh(place, seconds, left=begun, color=OURS, height=0.6)
+        begun = round(begun + seconds, DIGITS)
+        said = f"{seconds:.1f} s" if seconds >= 0.1 else f"{seconds * 1e3:.0f} ms"
+        axes.text(begun, place, f" {said}", va="center", fontsize=8)
+    axes.set_yticks(range(len(STEPS)), STEPS)
+    axes.invert_yaxis()
+    axes.grid(visible=False, axis="y")
+    axes.set_xlabel("seconds since the round's trigger", fontsize=8)
+    axes.set_xlim(0, begun * 1.08)
     return figure
 
 

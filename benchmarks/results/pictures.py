@@ -10,34 +10,38 @@ from typing import Final
 import polars as pl
 from matplotlib.figure import Figure
 
-from swiftqueue.benchmarks.results import bars, replayed
+from swiftqueue.benchmarks.results import bars, diagrams, replayed
 from swiftqueue.benchmarks.results.forecasters import Beside, beside
 from swiftqueue.benchmarks.results.replayed import SHOWN_MS
 from swiftqueue.benchmarks.results.tables import Data
+from swiftqueue.benchmarks.results.themes import themed
 from swiftqueue.laboratory.report.comparison import Place, by_seed
 from swiftqueue.laboratory.report.judging import SERVED
-from swiftqueue.laboratory.report.measures import MS, QUEUEING_P99
+from swiftqueue.laboratory.report.measures import MS, QUEUEING_P99, QUEUEING_P999
 from swiftqueue.laboratory.report.plots import COLOURS as LAB_COLOURS
 from swiftqueue.laboratory.scenarios.controls import CONTROLS
 from swiftqueue.models.scoring.intervals import estimate
-from swiftqueue.models.scoring.plot_style import INK, grid, svg
+from swiftqueue.models.scoring.plot_style import INK, grid
 
 MODEL: Final = "#e64980"  # on both pages
 DIGITS: Final = 3  # digits of a drawn figure: machines differ beyond them, and the file must not
 
 
 def _bars(_: Path, data: Data, name: str) -> bytes:
-    return svg(lambda: bars.bars(data, name))
+    return themed(lambda: bars.bars(data, name))
 
 
 def _precision(_: Path, data: Data, name: str) -> bytes:
-    return svg(lambda: bars.precision(data.evaluation(name)))
+    return themed(lambda: bars.precision(data.evaluation(name)))
 
 
 PICTURES: Final[Mapping[str, Callable[[Path, Data], bytes]]] = {
-    "sender.svg": lambda root, _: svg(lambda: sender(pl.read_csv(root / replayed.FILE))),
-    "p99.svg": lambda _, data: svg(lambda: p99(data.of(SERVED))),
-    "forecasters.svg": lambda _, data: svg(lambda: differences(beside(data.forecasters))),
+    "sender.svg": lambda root, _: themed(lambda: sender(pl.read_csv(root / replayed.FILE))),
+    "p99.svg": lambda _, data: themed(lambda: tails(data.of(SERVED))),
+    "forecasters.svg": lambda _, data: themed(lambda: differences(beside(data.forecasters))),
+    "loop.svg": lambda *_: themed(diagrams.loop),
+    "dual-queues.svg": lambda *_: themed(diagrams.dual_queues),
+    "live.svg": lambda _, data: themed(lambda: bars.timeline(data)),
     **{f"{name}.svg": partial(_bars, name=name) for name in bars.BARS},
     **{f"{name}.svg": partial(_precision, name=name) for name in ("speed-tests", "wifi")},
 }
@@ -84,31 +88,33 @@ def differences(found: Sequence[Beside]) -> Figure:
     return figure
 
 
-def p99(runs: pl.DataFrame) -> Figure:
-    """Draw P99 of the sender's L4S packets' wait under each control, a panel for each profile."""
-    figure, [panels] = grid(1, 2, 8.4, 2.7)
+def tails(runs: pl.DataFrame) -> Figure:
+    """Draw P99 and P99.9 of the sender's L4S packets' wait under each control, a column for each profile."""
+    measures = {"P99": QUEUEING_P99, "P99.9": QUEUEING_P999}
+    figure, panels = grid(2, 2, 8.4, 5.0)
     shown = [control for control in CONTROLS if control in set(runs["control"])]
-    for axes, profile in zip(panels, ("uncoupled", "rfc9332"), strict=True):
-        place = Place(SERVED, "", profile)
-        for row, control in enumerate(shown):
-            found = estimate([v * MS for v in by_seed(runs, place, control, QUEUEING_P99).values()])
-            if found is None:
-                continue
-            colour = {"default": INK, "no_l4s": INK, "model": MODEL}.get(control, LAB_COLOURS[control])
-            mean = round(found.mean, DIGITS)
-            if found.low is not None and found.high is not None:
-                axes.hlines(
-                    row, round(found.low, DIGITS), round(found.high, DIGITS), color=colour, linewidth=2
+    for (name, measure), row_of_panels in zip(measures.items(), panels, strict=True):
+        for axes, profile in zip(row_of_panels, ("uncoupled", "rfc9332"), strict=True):
+            place = Place(SERVED, "", profile)
+            for row, control in enumerate(shown):
+                found = estimate([v * MS for v in by_seed(runs, place, control, measure).values()])
+                if found is None:
+                    continue
+                colour = {"default": INK, "no_l4s": INK, "model": MODEL}.get(control, LAB_COLOURS[control])
+                if found.low is not None and found.high is not None:
+                    low, high = round(found.low, DIGITS), round(found.high, DIGITS)
+                    axes.hlines(row, low, high, color=colour, linewidth=2)
+                fill = colour if found.n > 1 else "none"
+                axes.plot(
+                    round(found.mean, DIGITS), row, "o", color=colour, markerfacecolor=fill, markersize=6
                 )
-            fill = colour if found.n > 1 else "none"
-            axes.plot(mean, row, "o", color=colour, markerfacecolor=fill, markersize=6)
-        axes.set_yticks(range(len(shown)), shown if profile == "uncoupled" else [])
-        axes.invert_yaxis()
-        axes.set_title(f"{profile}: P99 wait of L4S packets, ms", fontsize=9)
-        if profile == "rfc9332":
-            axes.set_xscale("log")
-            axes.set_xticks([2, 5, 10, 20, 50], ["2", "5", "10", "20", "50"])
-            axes.minorticks_off()
-        else:
-            axes.set_xlim(left=0)
+            axes.set_yticks(range(len(shown)), shown if profile == "uncoupled" else [])
+            axes.set_ylim(len(shown) - 0.5, -0.5)
+            axes.set_title(f"{profile}: {name} wait of L4S packets, ms", fontsize=9)
+            if profile == "rfc9332":
+                axes.set_xscale("log")
+                axes.set_xticks([2, 5, 10, 20, 50], ["2", "5", "10", "20", "50"])
+                axes.minorticks_off()
+            else:
+                axes.set_xlim(left=0)
     return figure

@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
 
-from swiftqueue.infra.site import notebook, reference
+from swiftqueue.infra.site import notebook
 
 PROJECT: Final = Path(__file__).resolve().parents[2]
 SHOWN: Final = ("*.md", "*.svg", "*.png", "docs/results/*.json", "simulation/LICENSE", ":!tests")
@@ -44,7 +44,8 @@ def gather(project: Path, pages: Path) -> None:
         else:
             shutil.copyfile(project / name, target)
     (pages / DECISIONS / "README.md").write_text(decisions(pages / DECISIONS))
-    reference.write(pages / "reference")
+    generated = [sys.executable, "-m", "swiftqueue.cli.reference", str(pages / "reference")]
+    subprocess.run(generated, cwd=project, check=True)
     for source in sorted((project / "docs/tutorials").glob("*.ipynb")):
         notebook.write(source, pages / "docs/tutorials", project)
 

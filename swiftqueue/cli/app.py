@@ -54,7 +54,9 @@ def _print_version(asked: bool) -> None:
         raise typer.Exit
 
 
-VERSION = typer.Option("--version", callback=_print_version, is_eager=True, help="print version, commit and schema")
+VERSION = typer.Option(
+    "--version", callback=_print_version, is_eager=True, help="print version, commit and schema"
+)
 
 
 @app.callback()

@@ -17,9 +17,11 @@ import toy_world
 from registered import add_version
 
 import swiftqueue
+from swiftqueue.feature_store.events.event_stream import INPUTS
 from swiftqueue.models.networks import artifact
 from swiftqueue.models.networks.prediction import predict
-from swiftqueue.models.registry.registry import Registry
+from swiftqueue.models.registry.lineage import DataSet
+from swiftqueue.models.registry.registry import GateDecision, Registry
 from swiftqueue.pipelines.live.encoding import event_windows
 
 pytestmark = pytest.mark.slow
@@ -74,6 +76,78 @@ def test_forecasts_are_the_models_own(make_artifact: Callable[..., Path], champi
     true, predicted = shown.get_lines()
     assert 0.2 <= min(predicted.get_xdata()) < max(predicted.get_xdata()) <= 0.7
     assert max(true.get_ydata()) < 1_000, "milliseconds"
+
+
+def test_events_are_the_rows_of_the_log_and_a_later_packet_changes_none() -> None:
+    packets = toy_world.bottleneck_table("toy", 1.0).head(400)
+    log = swiftqueue.events(packets)
+    assert log.columns[:3] == ["time_ns", "kind", "packet"]
+    assert log.columns[3:] == [one.name for one in INPUTS]
+    assert log["time_ns"].is_sorted()
+    assert log.filter(pl.col("kind") == "send")["packet"].to_list() == list(range(400))
+    assert log.filter(pl.col("kind") == "ack").height == packets["acked_ns"].count()
+    cut_ns = int(packets["sent_ns"][200])
+    acked = pl.col("acked_ns") < cut_ns
+    before = packets.head(200).with_columns(
+        acked_ns=pl.when(acked).then("acked_ns"), latency_us=pl.when(acked).then("latency_us")
+    )
+    assert swiftqueue.events(before).equals(log.filter(pl.col("time_ns") < cut_ns))
+
+
+def test_scores_are_those_of_the_evaluation() -> None:
+    even = toy_world.bottleneck_table("toy", 4.0)
+    added_ns = pl.when(pl.col("packet") % 50 == 49).then(60_000_000).otherwise(0)
+    packets = even.with_columns(
+        acked_ns=pl.col("acked_ns") + added_ns,
+        latency_us=(pl.col("latency_us") + added_ns / 1e3).cast(pl.Float32),
+    )
+    exact = packets.with_columns(predicted_us=pl.col("latency_us").fill_null(20_000.0))
+    found = swiftqueue.scores(exact)
+    assert found["packets"] == packets["latency_us"].head(packets.height // 8 * 8).count()
+    assert found["mae_ms"] == 0.0
+    assert found["late"], "the table has late packets"
+    assert found["average_precision"] == found["recall_at_1_percent"] == 1.0
+    flat = swiftqueue.scores(packets.with_columns(predicted_us=pl.lit(1.0)))
+    assert flat["mae_ms"] == pytest.approx(packets["latency_us"].mean() / 1e3, rel=0.02)
+    assert flat["average_precision"] < 0.5
+    with pytest.raises(ValueError, match="no column predicted_us"):
+        swiftqueue.scores(packets)
+
+
+def test_a_versions_card_has_its_data_scores_and_lineage(
+    make_artifact: Callable[..., Path], champion: int
+) -> None:
+    data = [DataSet("dumbbell-1", "data/packets/trace=dumbbell-1", "0" * 32, "training", 9, {})]
+    folder = make_artifact(5, onnx=True)
+    judged = GateDecision(True, "it is better", None)
+    tags = {"git_commit": "0123abc", "source": "dumbbell-1", "schema_hash": "x"}
+    version = Registry("swiftqueue").add(
+        folder, judged=judged, tags=tags, params={}, metrics={"mae_ms": 2.5}, data=data
+    )
+    card = swiftqueue.model_card(version)
+    assert card.title == f"swiftqueue, version {version}"
+    assert [(one["name"], one["source"], one["use"]) for one in card.data] == [
+        ("dumbbell-1", "data/packets/trace=dumbbell-1", "training")
+    ]
+    assert card.scores == {"mae_ms": 2.5}
+    assert card.lineage["git_commit"] == "0123abc"
+    assert card.lineage["gate_reason"] == "it is better"
+    assert card.network["layers"] == 2
+    text = card._repr_markdown_()
+    for said in ("| dumbbell-1 | training |", "| mae_ms | 2.5 |", "| gate_reason | it is better |"):
+        assert said in text
+    assert "(champion)" in swiftqueue.model_card("champion").title
+    bare = swiftqueue.model_card(folder)
+    assert (bare.data, bare.scores) == ([], {})
+    assert bare.network == card.network
+    with pytest.raises(ValueError, match="has no version 999"):
+        swiftqueue.model_card(999)
+
+
+def test_a_notebook_shows_the_picture() -> None:
+    packets = toy_world.bottleneck_table("toy", 1.0)
+    figure = swiftqueue.plot(packets.with_columns(predicted_us=pl.lit(9_000.0)), seconds=0.5)
+    assert figure._repr_png_().startswith(b"\x89PNG")
 
 
 def test_a_champion_that_the_gate_refused_is_not_loaded(

@@ -71,6 +71,9 @@ def checkout(project: Path, folder: Path) -> Path:
         if (project / name).exists() or (project / name).is_symlink():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(project / name, folder / name, follow_symlinks=False)
+    # Older than the environment, or `make` would install anew into the one that all share.
+    for name in ("requirements.lock", "requirements-triton.lock", "pyproject.toml", "infra/setup/uv.lock"):
+        os.utime(folder / name, (0, 0))
     for environment in (".venv", ".venv-triton"):
         if (project / environment).is_dir():
             (folder / environment).symlink_to(project / environment)

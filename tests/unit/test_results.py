@@ -9,6 +9,7 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import polars as pl
 import pytest
@@ -16,9 +17,12 @@ from lab_rows import runs_of
 from lab_rows import table as table_of
 
 from swiftqueue.benchmarks import published
-from swiftqueue.benchmarks.results import evaluations, forecasters, replayed
+from swiftqueue.benchmarks.results import bars, evaluations, forecasters, replayed
+from swiftqueue.benchmarks.results.diagrams import QUEUES
 from swiftqueue.benchmarks.results.pages import END, FOLDER, STUDIES, filled, rewrite
+from swiftqueue.benchmarks.results.pictures import PICTURES
 from swiftqueue.benchmarks.results.tables import TABLES, Data, many_places
+from swiftqueue.benchmarks.results.themes import TONES
 from swiftqueue.benchmarks.rows import Row
 from swiftqueue.common.json_file import read_object
 from swiftqueue.laboratory.report.judging import SERVED
@@ -91,6 +95,40 @@ def test_the_headline_is_of_what_is_served(data: Data) -> None:
     assert all("-50.0 %" in line and "by chance -20.0 %" in line for line in said)
 
 
+def test_each_tone_has_more_contrast_where_the_scheme_is_known() -> None:
+    for tone, (light, dark) in TONES.items():
+        assert contrast(light, "#ffffff") > max(4.5, contrast(tone, "#ffffff")), tone
+        assert contrast(dark, "#0d1117") > max(4.5, contrast(tone, "#0d1117")), tone
+
+
+def contrast(colour: str, ground: str) -> float:
+    """WCAG 2.2, relative luminance and contrast ratio."""
+
+    def luminance(hexed: str) -> float:
+        parts = [int(hexed[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+        red, green, blue = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts)
+        return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+    darker, lighter = sorted([luminance(colour), luminance(ground)])
+    return (lighter + 0.05) / (darker + 0.05)
+
+
+def test_the_diagram_of_the_queues_says_what_the_scenarios_set(project: Path) -> None:
+    """Its two panels are the two profiles; the reviewer's table has the same attributes."""
+    assert [title.partition(":")[0] for title, *_ in QUEUES] == list(PROFILES)
+    table = (project / "docs/REVIEWER.md").read_text()
+    for said in ("ramp of 0.8 to 1.2 ms", "weights 15 to 1", "yes, k = 2", "half each", "from 20 ms on"):
+        assert said in table
+
+
+def test_a_rounds_timeline_is_as_long_as_the_round(data: Data) -> None:
+    (axes,) = bars.timeline(data).axes
+    ends = [bar.get_x() + bar.get_width() for bar in axes.patches]
+    assert [bar.get_x() for bar in axes.patches] == pytest.approx([0.0, *ends[:-1]], abs=1e-3)
+    (total,) = (row.ours for row in data.benchmark("live").rows if row.name == "step total")
+    assert ends[-1] == pytest.approx(total, rel=0.02)
+
+
 def test_a_page_that_cannot_be_drawn_is_named(data: Data) -> None:
     with pytest.raises(ValueError, match=r"x\.md: there is no table no-such; these are: targets"):
         filled(f"<!-- table: no-such -->\n{END}\n", Path("x.md"), {"targets": list})
@@ -104,8 +142,12 @@ def test_a_page_that_cannot_be_drawn_is_named(data: Data) -> None:
 
 
 def test_pictures_are_readable_on_light_and_dark_pages(project: Path) -> None:
-    for name in ("sender.svg", "p99.svg", "forecasters.svg"):
+    """Each follows the page's scheme, and has middle tones where none is known."""
+    for name in PICTURES:
         text = (project / FOLDER / name).read_text()
+        for scheme in ("light", "dark"):
+            assert text.count(f"@media (prefers-color-scheme: {scheme})") == 1, name
+        ElementTree.fromstring(text)  # noqa: S314 - our own file
         assert len(text) < 100_000
         assert not re.search(
             r"(fill|stroke): ?(#ffffff|#000000|white|black)", text

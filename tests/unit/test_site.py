@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 import swiftqueue
-from swiftqueue.infra.site import reference
+from swiftqueue.cli import reference
 from swiftqueue.infra.site.build import FOLDER_LINK, decisions, navigation
 
 MADE = {"reference/commands.md", "reference/library.md", "docs/decisions/README.md"}

@@ -48,7 +48,10 @@ def wheel(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("dist")
     build = [BIN / "uv", "build", "--wheel", "--offline", "--no-build-isolation"]
     ran = subprocess.run(
-        [*build, "--python", sys.executable, "--out-dir", out, source], capture_output=True, text=True, check=False
+        [*build, "--python", sys.executable, "--out-dir", out, source],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert ran.returncode == 0, ran.stderr
     (made,) = out.glob("*.whl")
@@ -69,7 +72,9 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(python: Path, code: str, folder: Path, *arguments: Path) -> list[str]:
-    ran = subprocess.run([python, "-c", code, *arguments], cwd=folder, capture_output=True, text=True, check=False)
+    ran = subprocess.run(
+        [python, "-c", code, *arguments], cwd=folder, capture_output=True, text=True, check=False
+    )
     assert ran.returncode == 0, ran.stderr
     return ran.stdout.splitlines()
 
@@ -93,7 +98,7 @@ def test_it_reads_a_capture_away_from_the_checkout(project: Path, installed: Pat
     first, loaded = run(installed, READ, tmp_path, capture)
     file, packets, events = first.split("|")
     assert Path(file).is_relative_to(installed.parents[1])
-    assert (int(packets), int(events)) == (8, 13)
+    assert (int(packets), int(events)) == (8, 15)
     # What it needed is declared, or comes with what is declared.
     about = tomllib.loads((project / "pyproject.toml").read_text())["project"]
     declared = {re.split(r"[<>=]", one)[0] for one in about["dependencies"]}

@@ -1,9 +1,10 @@
-"""Reference pages that are generated whenever the site is built: every command, and the library."""
+"""Writes the reference pages of commands and library. The site's build runs it, so both are current."""
 
 from __future__ import annotations
 
 import inspect
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -65,3 +66,7 @@ def sections(text: str) -> str:
         else:
             lines.append(line.strip() if inside else line)
     return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    write(Path(sys.argv[1]))
