@@ -9,6 +9,8 @@ answer is never a wrong one.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -49,7 +51,7 @@ class Witness(LiveSender):
             asked_WF = {
                 tokens: np.stack(
                     [
-                        window.window(now_ns, [1500] * 8, FLOWS, [0] * 8, queues)[0]
+                        window.window(now_ns, [self.size_bytes] * 8, FLOWS, [0] * 8, queues)[0]
                         for queues in ([CLASSIC] * 8, DEFAULTS)
                     ]
                 )
@@ -65,7 +67,7 @@ class Witness(LiveSender):
                 np.testing.assert_allclose(said_BH, expected_BH, rtol=1e-5, err_msg=f"packet {first}")
             for window in self.windows.values():
                 for i, queue in enumerate(decision["queues"]):
-                    window.sent(first + i, now_ns + i * 250_000, 1500, int(FLOWS[i]), 0, int(queue))
+                    window.sent(first + i, now_ns + i * 250_000, self.size_bytes, int(FLOWS[i]), 0, int(queue))
                 for packet in range(max(first - 80, 0), max(first - 72, 0)):
                     window.acked(packet, self.now_ns, 20_000.0)
 
@@ -105,8 +107,8 @@ def test_a_killed_server_hands_a_sender_over_and_gets_it_back(
         AgentProgram("--listen", path, *servers, "--metrics-port", 0, "--guard", "off") as agent,
         Witness(path, engines) as sender,
     ):
+        wait_until(lambda: sender.live(1) or sender.decided)
         sender.live(ENOUGH)
-        assert sender.decided > 0
         first.kill()
         sender.live(ENOUGH)
         first.start()
@@ -139,6 +141,35 @@ def test_a_server_that_forgets_is_sent_the_events_again(
             assert resends(agent) >= 50
             assert native.metric("swiftqueue_sessions") == [1]
         wait_until(lambda: native.metric("swiftqueue_sessions") == [0], "a sender's session stays behind")
+
+
+def test_senders_whose_questions_travel_together_get_their_own_answers(
+    native: Native,  # noqa: F811
+    make_artifact: Callable[..., Path],
+    tmp_path: Path,
+) -> None:
+    """Each sends packets of another size; the server has room for fewer sessions than there are senders."""
+    folder, path, count = make_artifact(1), tmp_path / "agent.sock", 8
+    limited(native, folder, sessions=count - 1)
+    with (
+        AgentProgram(
+            "--listen", path, "--server", native.triton.address, "--metrics-port", 0, "--guard", "off"
+        ) as agent,
+        ExitStack() as connections,
+        ThreadPoolExecutor(count) as threads,
+    ):
+        senders = []
+        for i in range(count):
+            sender = connections.enter_context(Witness(path, {1: Engine(folder)}, f"sender {i}"))
+            sender.size_bytes = 200 * (i + 1)
+            senders.append(sender)
+        wait_until(lambda: senders[0].live(1) or senders[0].decided)
+        before = native.metric("nv_inference_request_success", model=MODEL)[0]
+        list(threads.map(lambda sender: sender.live(ENOUGH), senders))
+        requests = native.metric("nv_inference_request_success", model=MODEL)[0] - before
+        assert all(sender.outcomes[-ENOUGH:] == ["decided"] * ENOUGH for sender in senders)
+        assert resends(agent) > 0, "no session went"
+        assert requests < count * ENOUGH, "no two questions travelled together"
 
 
 def test_another_head_goes_on_and_another_encoder_begins_anew(

@@ -39,7 +39,7 @@ constexpr std::int64_t kMostSlower = 3;  // that counts of a question's time, be
 constexpr std::int64_t kLeastNs = 20'000;
 constexpr std::int64_t kTryNs = 20'000'000;
 constexpr std::int64_t kSpinNs = 60'000;  // a sleep may end this much too late
-constexpr std::int64_t kWatchNs = 100'000;  // longest look at the second engine without sleeping
+constexpr std::int64_t kWatchNs = 200'000;  // longest look at the second engine without sleeping
 // A sender that has had so much more of the time than another one waits until that has caught up.
 constexpr std::int64_t kAheadNs = 500'000;
 constexpr std::int64_t kFillNs = 2'000'000'000;  // then another encoder answers, filled or not
@@ -140,6 +140,7 @@ class LocalPredictor final : public Predictor {
     while (true) {
       if (take_done(answer)) return true;
       const std::int64_t now_ns = monotonic_ns();
+      if (second_ != nullptr && second_->help(*engine_, now_ns)) continue;
       const bool busy = until_ns <= now_ns;  // the loop has other work than to answer
       const bool taking_up = take_up(now_ns, until_ns);
       if (second_ != nullptr && !taking_up && hand_over(busy, answer)) return true;
@@ -221,9 +222,16 @@ class LocalPredictor final : public Predictor {
 
   // Returns whether a question cannot be answered in time: it is not computed, because it would
   // make later ones late too. One slow answer must not keep all later ones from being tried.
-  bool hopeless(const Waiting& question, std::int64_t now_ns, std::int64_t before) const {
+  bool hopeless(const Seat& seat, const Waiting& question, std::int64_t now_ns,
+                std::int64_t before) const {
+    // It waited for so long that its events are no longer kept.
+    if (question.event < seat.rows->next() && !kept(seat, question)) return true;
     return now_ns + (before + question.alternatives) * alternative_ns_ > question.deadline_ns &&
            now_ns - computed_ns_ < kTryNs;
+  }
+
+  bool kept(const Seat& seat, const Waiting& question) const {
+    return begin_of_session(question.event, engine_->reach()) >= seat.rows->first();
   }
 
   void computed(Seat& seat, int alternatives, std::int64_t took_ns, std::int64_t now_ns) {
@@ -240,7 +248,7 @@ class LocalPredictor final : public Predictor {
       const int place = seat->first;
       const Waiting question = waiting_[at(place)];
       const std::int64_t begin_ns = monotonic_ns();
-      if (hopeless(question, begin_ns, 0)) {
+      if (hopeless(*seat, question, begin_ns, 0)) {
         remove_first(*seat);
         continue;
       }
@@ -276,8 +284,9 @@ class LocalPredictor final : public Predictor {
       Seat* const seat = next_seat(false);
       if (!busy && seat->jobs == 0 && asking_.size() == 1) return false;
       const Waiting question = waiting_[at(seat->first)];
-      const std::int64_t before = second_->under_way() * kMaxAlternatives;
-      if (hopeless(question, monotonic_ns(), before)) {
+      // One more than is under way: its answer must come back, too.
+      const std::int64_t before = (second_->under_way() + 1) * kMaxAlternatives;
+      if (hopeless(*seat, question, monotonic_ns(), before)) {
         remove_first(*seat);
       } else if (!hand(*seat, question)) {
         remove_first(*seat);
@@ -352,7 +361,7 @@ class LocalPredictor final : public Predictor {
       const std::int64_t now_ns = monotonic_ns();
       if (now_ns >= until_ns) return false;
       if (second_ != nullptr) {
-        if (second_->done() != nullptr) return true;
+        if (second_->done() != nullptr || second_->help(*engine_, now_ns)) return true;
         if (!second_->idle() && now_ns < watch_ns) continue;
         second_->asleep(true);
         if (second_->done() != nullptr) return true;
