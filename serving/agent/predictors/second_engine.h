@@ -34,7 +34,8 @@ struct Job {
   std::array<float, std::size_t{kMaxQueries} * kEventWindowFeatureCount> x_QF;
   int alternatives = 0;
   Answer answer;             // the asking thread writes its ticket, the other one the rest
-  std::int64_t took_ns = 0;  // time of the computation
+  std::int64_t took_ns = 0;    // time of the computation
+  std::int64_t pushed_ns = 0;  // time when it was handed over
 };
 
 class SecondEngine {
@@ -69,7 +70,7 @@ class SecondEngine {
   // Returns the job to be filled next, where there is room; `push` hands it over.
   Job& place() { return jobs_[count() % kAtOnce]; }
   void push() {
-    pushed_ns_ = monotonic_ns();
+    pushed_ns_ = place().pushed_ns = monotonic_ns();
     pushed_.fetch_add(1);
     pushed_.notify_one();
   }
