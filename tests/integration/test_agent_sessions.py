@@ -8,6 +8,7 @@ answer is never a wrong one.
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -43,6 +44,7 @@ class Witness(LiveSender):
         self.engines = engines
         self.windows = {engine.shape[0]: EventWindow(engine.shape[0]) for engine in engines.values()}
         self.decided = 0
+        self.version = -1  # of the last answer
 
     def live(self, batches: int) -> None:
         """Send batches, of which each answer is compared."""
@@ -61,7 +63,8 @@ class Witness(LiveSender):
             assert decision is not None
             if self.outcomes[-1] == "decided":
                 self.decided += 1
-                engine = self.engines[int(decision["version"])]
+                self.version = int(decision["version"])
+                engine = self.engines[self.version]
                 expected_BH = engine.forward(asked_WF[engine.shape[0]])
                 said_BH = np.stack([decision["classic_us"], decision["default_us"]])
                 np.testing.assert_allclose(said_BH, expected_BH, rtol=1e-5, err_msg=f"packet {first}")
@@ -197,3 +200,39 @@ def test_another_head_goes_on_and_another_encoder_begins_anew(
         assert sender.outcomes.count("decided") >= len(sender.outcomes) - 3 - sender.outcomes.index("decided")
         with Triton(native.triton.address) as triton:
             assert triton.served_version() == 3
+
+
+def test_in_local_mode_another_encoder_goes_on_with_filled_sessions(
+    make_artifact: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Several senders' answers are those of the network, by the old encoder and then by the new one."""
+    folders = {1: make_artifact(1), 2: make_artifact(2, layers=3)}
+    for version, folder in folders.items():
+        shutil.copytree(folder, tmp_path / str(version))
+    (tmp_path / "champion").symlink_to("1")
+    path, count = tmp_path / "agent.sock", 4
+    with (
+        AgentProgram(
+            "--listen", path, "--local", tmp_path / "champion", "--metrics-port", 0, "--guard", "off"
+        ) as agent,
+        ExitStack() as connections,
+        ThreadPoolExecutor(count) as threads,
+    ):
+        senders = []
+        for i in range(count):
+            engines = {version: Engine(folder) for version, folder in folders.items()}
+            sender = connections.enter_context(Witness(path, engines, f"sender {i}"))
+            sender.size_bytes = 300 * (i + 1)
+            senders.append(sender)
+        list(threads.map(lambda sender: sender.live(ENOUGH), senders))
+        (tmp_path / "next").symlink_to("2")
+        (tmp_path / "next").replace(tmp_path / "champion")
+
+        def taken_up() -> bool:
+            list(threads.map(lambda sender: sender.live(1), senders))
+            return all(sender.version == 2 for sender in senders)
+
+        wait_until(taken_up, "the new encoder does not answer")
+        list(threads.map(lambda sender: sender.live(ENOUGH), senders))
+        assert all(set(sender.outcomes) == {"decided"} for sender in senders)
+        assert agent.metrics()['batches_total{outcome="error"}'] == 0
