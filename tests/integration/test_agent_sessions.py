@@ -8,7 +8,10 @@ answer is never a wrong one.
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -41,6 +44,7 @@ class Witness(LiveSender):
         self.engines = engines
         self.windows = {engine.shape[0]: EventWindow(engine.shape[0]) for engine in engines.values()}
         self.decided = 0
+        self.version = -1  # of the last answer
 
     def live(self, batches: int) -> None:
         """Send batches, of which each answer is compared."""
@@ -49,7 +53,7 @@ class Witness(LiveSender):
             asked_WF = {
                 tokens: np.stack(
                     [
-                        window.window(now_ns, [1500] * 8, FLOWS, [0] * 8, queues)[0]
+                        window.window(now_ns, [self.size_bytes] * 8, FLOWS, [0] * 8, queues)[0]
                         for queues in ([CLASSIC] * 8, DEFAULTS)
                     ]
                 )
@@ -59,13 +63,14 @@ class Witness(LiveSender):
             assert decision is not None
             if self.outcomes[-1] == "decided":
                 self.decided += 1
-                engine = self.engines[int(decision["version"])]
+                self.version = int(decision["version"])
+                engine = self.engines[self.version]
                 expected_BH = engine.forward(asked_WF[engine.shape[0]])
                 said_BH = np.stack([decision["classic_us"], decision["default_us"]])
                 np.testing.assert_allclose(said_BH, expected_BH, rtol=1e-5, err_msg=f"packet {first}")
             for window in self.windows.values():
                 for i, queue in enumerate(decision["queues"]):
-                    window.sent(first + i, now_ns + i * 250_000, 1500, int(FLOWS[i]), 0, int(queue))
+                    window.sent(first + i, now_ns + i * 250_000, self.size_bytes, int(FLOWS[i]), 0, int(queue))
                 for packet in range(max(first - 80, 0), max(first - 72, 0)):
                     window.acked(packet, self.now_ns, 20_000.0)
 
@@ -105,8 +110,8 @@ def test_a_killed_server_hands_a_sender_over_and_gets_it_back(
         AgentProgram("--listen", path, *servers, "--metrics-port", 0, "--guard", "off") as agent,
         Witness(path, engines) as sender,
     ):
+        wait_until(lambda: sender.live(1) or sender.decided)
         sender.live(ENOUGH)
-        assert sender.decided > 0
         first.kill()
         sender.live(ENOUGH)
         first.start()
@@ -141,6 +146,35 @@ def test_a_server_that_forgets_is_sent_the_events_again(
         wait_until(lambda: native.metric("swiftqueue_sessions") == [0], "a sender's session stays behind")
 
 
+def test_senders_whose_questions_travel_together_get_their_own_answers(
+    native: Native,  # noqa: F811
+    make_artifact: Callable[..., Path],
+    tmp_path: Path,
+) -> None:
+    """Each sends packets of another size; the server has room for fewer sessions than there are senders."""
+    folder, path, count = make_artifact(1), tmp_path / "agent.sock", 8
+    limited(native, folder, sessions=count - 1)
+    with (
+        AgentProgram(
+            "--listen", path, "--server", native.triton.address, "--metrics-port", 0, "--guard", "off"
+        ) as agent,
+        ExitStack() as connections,
+        ThreadPoolExecutor(count) as threads,
+    ):
+        senders = []
+        for i in range(count):
+            sender = connections.enter_context(Witness(path, {1: Engine(folder)}, f"sender {i}"))
+            sender.size_bytes = 200 * (i + 1)
+            senders.append(sender)
+        wait_until(lambda: senders[0].live(1) or senders[0].decided)
+        before = native.metric("nv_inference_request_success", model=MODEL)[0]
+        list(threads.map(lambda sender: sender.live(ENOUGH), senders))
+        requests = native.metric("nv_inference_request_success", model=MODEL)[0] - before
+        assert all(sender.outcomes[-ENOUGH:] == ["decided"] * ENOUGH for sender in senders)
+        assert resends(agent) > 0, "no session went"
+        assert requests < count * ENOUGH, "no two questions travelled together"
+
+
 def test_another_head_goes_on_and_another_encoder_begins_anew(
     native: Native,  # noqa: F811
     make_artifact: Callable[..., Path],
@@ -166,3 +200,39 @@ def test_another_head_goes_on_and_another_encoder_begins_anew(
         assert sender.outcomes.count("decided") >= len(sender.outcomes) - 3 - sender.outcomes.index("decided")
         with Triton(native.triton.address) as triton:
             assert triton.served_version() == 3
+
+
+def test_in_local_mode_another_encoder_goes_on_with_filled_sessions(
+    make_artifact: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Several senders' answers are those of the network, by the old encoder and then by the new one."""
+    folders = {1: make_artifact(1), 2: make_artifact(2, layers=3)}
+    for version, folder in folders.items():
+        shutil.copytree(folder, tmp_path / str(version))
+    (tmp_path / "champion").symlink_to("1")
+    path, count = tmp_path / "agent.sock", 4
+    with (
+        AgentProgram(
+            "--listen", path, "--local", tmp_path / "champion", "--metrics-port", 0, "--guard", "off"
+        ) as agent,
+        ExitStack() as connections,
+        ThreadPoolExecutor(count) as threads,
+    ):
+        senders = []
+        for i in range(count):
+            engines = {version: Engine(folder) for version, folder in folders.items()}
+            sender = connections.enter_context(Witness(path, engines, f"sender {i}"))
+            sender.size_bytes = 300 * (i + 1)
+            senders.append(sender)
+        list(threads.map(lambda sender: sender.live(ENOUGH), senders))
+        (tmp_path / "next").symlink_to("2")
+        (tmp_path / "next").replace(tmp_path / "champion")
+
+        def taken_up() -> bool:
+            list(threads.map(lambda sender: sender.live(1), senders))
+            return all(sender.version == 2 for sender in senders)
+
+        wait_until(taken_up, "the new encoder does not answer")
+        list(threads.map(lambda sender: sender.live(ENOUGH), senders))
+        assert all(set(sender.outcomes) == {"decided"} for sender in senders)
+        assert agent.metrics()['batches_total{outcome="error"}'] == 0

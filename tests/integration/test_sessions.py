@@ -217,6 +217,90 @@ def test_an_impossible_message_is_refused_in_one_line_and_changes_nothing(
     assert talk.say(0, (NEW, 16), start=True) == -1
 
 
+def say_together(address: str, *parts: tuple[Talk, int, int, int, bool]) -> tuple[list[int], np.ndarray | None]:
+    """Send a message of several sessions; return `resend` of each and the answers.
+
+    Each part is a sender, its first event, its events before its one question, events after it, and whether
+    the session begins.
+    """
+    header, x_EF, x_QF = [], [], []
+    for talk, first, before, rest, start in parts:
+        header += [talk.number, int(start), first, before + rest, 1, before, 16]
+        x_EF.append(talk.x_EF[first : first + before + rest])
+        x_QF.append(np.resize(talk.x_QF, (16, talk.x_QF.shape[1])))
+    tensors = [tensor("session", np.array([header])), tensor("queries", np.vstack(x_QF)[None])]
+    if sum(map(len, x_EF)):
+        tensors.append(tensor("events", np.vstack(x_EF)[None]))
+    with grpc.InferenceServerClient(address) as client:
+        answer = client.infer(MODEL, tensors)
+    return answer.as_numpy("resend")[:, 0].tolist(), answer.as_numpy("latency_us")
+
+
+def test_a_message_of_several_sessions_answers_each_with_its_own(
+    native: Native,  # noqa: F811
+    talk: Talk,
+    folder: Path,
+) -> None:
+    """One whose session is not known gets none, and takes nothing of the others'."""
+    engine, (one, two, lost) = Engine(folder), (sender(native, folder, seed) for seed in (1, 2, 3))
+    resend, y_BH = say_together(talk.address, (one, 0, 40, 3, True), (two, 0, 200, 0, True))
+    assert resend == [-1, -1]
+    expected = [one.expected(engine, 40), two.expected(engine, 200)]
+    np.testing.assert_allclose(y_BH, np.vstack(expected), rtol=EXACT)
+    assert not np.allclose(*expected, rtol=1e-3), "the senders are told apart"
+    resend, y_BH = say_together(
+        talk.address, (two, 200, NEW, 0, False), (lost, 300, NEW, 0, False), (one, 43, 0, 0, False)
+    )
+    assert resend == [-1, 300 + NEW - REACH, -1]
+    expected = [two.expected(engine, 200 + NEW), one.expected(engine, 43)]
+    np.testing.assert_allclose(y_BH, np.vstack(expected), rtol=EXACT)
+    assert one.say(43, (NEW, 16)) == -1, "a message of its own goes on with the same session"
+    np.testing.assert_allclose(one.y_BH, one.expected(engine, 43 + NEW), rtol=EXACT)
+    resend, y_BH = say_together(talk.address, (two, 216, NEW, 0, False), (two, 216 + NEW, NEW, 0, False))
+    assert resend == [-1, -1], "a session may have two parts"
+    np.testing.assert_allclose(y_BH[2:], two.expected(engine, 216 + 2 * NEW), rtol=EXACT)
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        [0, 1, 0, NEW, 1, NEW, 16],  # no number
+        [7, 4, 0, NEW, 1, NEW, 16],  # an unknown flag
+        [7, -1, 0, NEW, 1, NEW, 16],
+        [7, 1, -1, NEW, 1, NEW, 16],
+        [7, 1, (1 << 62) + 1, NEW, 1, NEW, 16],
+        [7, 1, 0, NEW + 1, 1, NEW, 16],  # more events than there are
+        [7, 1, 0, -1, 1, NEW, 16],
+        [7, 1, 0, NEW - 1, 1, NEW - 1, 16],  # an event of nobody
+        [7, 1, 0, NEW - 1, 1, NEW, 16],  # an event of the next one
+        [7, 1, 0, NEW, 2, NEW, 16],  # more questions than numbers
+        [7, 1, 0, NEW, -1, NEW, 16],
+        [7, 1, 0, NEW, 1 << 61, NEW, 16],
+        [7, 1, 0, NEW, 1, NEW, 8],  # queries of nobody
+        [7, 1, 0, NEW, 1, NEW, 24],
+        [7, 1, 0, NEW, 1, NEW, 1 << 62],
+        [7, 1, 0, NEW, 1, NEW, -8, 8, 1, 0, 0, 1, 0, 24],
+        [7, 1, 0, NEW, 1, NEW, 16, 8, 1, 0],  # a session that is cut short
+        [7, 1, 0, NEW, 0],
+    ],
+)
+def test_an_impossible_message_of_several_sessions_changes_none(talk: Talk, header: list[int]) -> None:
+    talk.number = 7
+    tensors = [
+        tensor("session", np.array([header], np.int64)),
+        tensor("events", talk.x_EF[None, :NEW]),
+        tensor("queries", np.resize(talk.x_QF, (1, 16, talk.x_QF.shape[1]))),
+    ]
+    with grpc.InferenceServerClient(talk.address) as client:
+        with pytest.raises(grpc.InferenceServerException, match="a session has a number") as refused:
+            client.infer(MODEL, tensors)
+        assert len(str(refused.value).splitlines()) == 1
+        other = [8, 1, 0, 0, 0] * 90
+        with pytest.raises(grpc.InferenceServerException, match=r"session has shape \[1, 450\]"):
+            client.infer(MODEL, [tensor("session", np.array([other]))])
+    assert talk.say(NEW, (0, 16)) == 0, "no session was opened"
+
+
 def test_a_head_keeps_sessions_and_an_encoder_wants_them_anew(
     native: Native,  # noqa: F811
     talk: Talk,

@@ -304,6 +304,7 @@ int main(int argc, char** argv) {
   std::freopen("/dev/null", "w", stderr);  // a line for each sender refused
   swiftqueue::agent::fuzz_socket(rounds / 40, random);
   swiftqueue::agent::again(argv[1], random);
+  swiftqueue::agent::beside(argv[1], random);
   swiftqueue::agent::swap_artifacts(argv[1], random);
   return 0;
 }

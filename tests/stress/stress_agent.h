@@ -96,6 +96,7 @@ bool earliest_first();
 void fuzz_reader(long rounds, Random& random);
 void fuzz_socket(long rounds, Random& random);
 void again(const std::string& artifact, Random& random);
+void beside(const std::string& artifact, Random& random);
 void swap_artifacts(const std::string& artifact, Random& random);
 
 }  // namespace swiftqueue::agent

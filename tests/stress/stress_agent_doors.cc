@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cmath>
 #include <cstdio>
@@ -352,13 +353,53 @@ void again(const std::string& artifact, Random& random) {
     for (auto [sender, answer] : {std::pair{1U, &kept}, {2U, &anew}}) {
       const std::int64_t due_ns = monotonic_ns() + 60'000'000'000;
       require(predictor->ask({ticket, sender, rows, x_QF.data(), 2, due_ns}) &&
-                  predictor->next(*answer, 0) && answer->ok,
+                  predictor->next(*answer, due_ns) && answer->ok,
               "no answer");
     }
     require(kept.y_BH == anew.y_BH, "events that are sent again make another answer");
     predictor->forget(2);
   }
   std::printf("again: a session that is begun anew answers the same\n");
+}
+
+// Tests that answers do not depend on the thread that computes them, or on what waits meanwhile.
+void beside(const std::string& artifact, Random& random) {
+  constexpr std::uint32_t kSenders = 6;
+  const auto shared = make_local_predictor(artifact);
+  const auto alone = make_local_predictor(artifact);
+  std::vector<EventRows> rows(kSenders, EventRows(shared->model().reach));
+  std::vector<float> x_QF(std::size_t{kMaxQueries} * kEventWindowFeatureCount);
+  std::map<std::uint64_t, std::array<float, kMaxQueries>> expected;
+  std::uint64_t ticket = 0;
+  Answer answer;
+  const auto take = [&](std::int64_t until_ns) {
+    while (!expected.empty() && shared->next(answer, until_ns)) {
+      const auto found = expected.find(answer.ticket);
+      require(answer.ok && found != expected.end(), "an answer to no question");
+      require(answer.y_BH == found->second, "another sender's answer, or another engine's");
+      expected.erase(found);
+    }
+  };
+  for (int round = 0; round < 200; ++round) {
+    for (std::uint32_t sender = 0; sender < kSenders; ++sender) {
+      for (std::int64_t events = upto(random, 20); events > 0; --events) {
+        std::generate_n(rows[sender].place(), kEventWindowFeatureCount,
+                        [&] { return static_cast<float>(upto(random, 1)); });
+        rows[sender].add();
+      }
+      const std::int64_t due_ns = monotonic_ns() + 60'000'000'000;
+      for (Predictor* each : {shared.get(), alone.get()}) {
+        require(each->ask({ticket, sender, rows[sender], x_QF.data(), 2, due_ns}), "not taken");
+      }
+      require(alone->next(answer, due_ns) && answer.ok, "no answer");
+      expected[ticket++] = answer.y_BH;
+      take(0);  // as a loop that has other work
+    }
+    if (round % 20 == 0) take(monotonic_ns() + 60'000'000'000);
+  }
+  take(monotonic_ns() + 60'000'000'000);
+  require(expected.empty(), "a question without an answer");
+  std::printf("beside: %ld answers of two threads are those of one\n", static_cast<long>(ticket));
 }
 
 // Tests artifacts that come, go and break under a loop that asks all the while.
@@ -410,7 +451,7 @@ void swap_artifacts(const std::string& artifact, Random& random) {
       require(predictor->ask({1, sender, rows, x_QF.data(), static_cast<int>(1 + upto(random, 1)),
                               monotonic_ns() + 1'000'000'000}),
               "a question is not taken");
-      require(predictor->next(answer, 0) && answer.ok, "no answer");
+      require(predictor->next(answer, monotonic_ns() + 60'000'000'000) && answer.ok, "no answer");
       require(answer.version == 1 || answer.version == 2, "a broken artifact answers");
       ++answers;
       predictor->next(answer, monotonic_ns() + 100'000);

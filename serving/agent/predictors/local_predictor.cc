@@ -39,9 +39,11 @@ constexpr std::int64_t kMostSlower = 3;  // that counts of a question's time, be
 constexpr std::int64_t kLeastNs = 20'000;
 constexpr std::int64_t kTryNs = 20'000'000;
 constexpr std::int64_t kSpinNs = 60'000;  // a sleep may end this much too late
-constexpr std::int64_t kWatchNs = 100'000;  // longest look at the second engine without sleeping
+constexpr std::int64_t kWatchNs = 200'000;  // longest look at the second engine without sleeping
 // A sender that has had so much more of the time than another one waits until that has caught up.
 constexpr std::int64_t kAheadNs = 500'000;
+constexpr std::int64_t kSmoothTurn = 4;
+constexpr std::int64_t kMostTurnNs = 500'000;
 constexpr std::int64_t kFillNs = 2'000'000'000;  // then another encoder answers, filled or not
 constexpr std::int64_t kFillOneNs = 500'000;     // time in which a session is filled
 constexpr std::size_t kFeatures = kEventWindowFeatureCount;
@@ -140,10 +142,12 @@ class LocalPredictor final : public Predictor {
     while (true) {
       if (take_done(answer)) return true;
       const std::int64_t now_ns = monotonic_ns();
+      if (second_ != nullptr && second_->help(*engine_, now_ns)) continue;
       const bool busy = until_ns <= now_ns;  // the loop has other work than to answer
       const bool taking_up = take_up(now_ns, until_ns);
-      if (second_ != nullptr && !taking_up && hand_over(busy, answer)) return true;
-      if ((!busy || second_ == nullptr) && compute_one(answer)) return true;
+      const bool lent = second_ != nullptr && second_is_quick(now_ns);
+      if (lent && !taking_up && hand_over(busy, answer)) return true;
+      if ((!busy || !lent) && compute_one(answer)) return true;
       if (busy || woken_.exchange(false)) return false;
       if (!wait(until_ns)) return false;
     }
@@ -221,9 +225,16 @@ class LocalPredictor final : public Predictor {
 
   // Returns whether a question cannot be answered in time: it is not computed, because it would
   // make later ones late too. One slow answer must not keep all later ones from being tried.
-  bool hopeless(const Waiting& question, std::int64_t now_ns, std::int64_t before) const {
+  bool hopeless(const Seat& seat, const Waiting& question, std::int64_t now_ns,
+                std::int64_t before) const {
+    // It waited for so long that its events are no longer kept.
+    if (question.event < seat.rows->next() && !kept(seat, question)) return true;
     return now_ns + (before + question.alternatives) * alternative_ns_ > question.deadline_ns &&
            now_ns - computed_ns_ < kTryNs;
+  }
+
+  bool kept(const Seat& seat, const Waiting& question) const {
+    return begin_of_session(question.event, engine_->reach()) >= seat.rows->first();
   }
 
   void computed(Seat& seat, int alternatives, std::int64_t took_ns, std::int64_t now_ns) {
@@ -240,7 +251,7 @@ class LocalPredictor final : public Predictor {
       const int place = seat->first;
       const Waiting question = waiting_[at(place)];
       const std::int64_t begin_ns = monotonic_ns();
-      if (hopeless(question, begin_ns, 0)) {
+      if (hopeless(*seat, question, begin_ns, 0)) {
         remove_first(*seat);
         continue;
       }
@@ -276,8 +287,9 @@ class LocalPredictor final : public Predictor {
       Seat* const seat = next_seat(false);
       if (!busy && seat->jobs == 0 && asking_.size() == 1) return false;
       const Waiting question = waiting_[at(seat->first)];
-      const std::int64_t before = second_->under_way() * kMaxAlternatives;
-      if (hopeless(question, monotonic_ns(), before)) {
+      // One more than is under way: its answer must come back, too.
+      const std::int64_t before = (second_->under_way() + 1) * kMaxAlternatives;
+      if (hopeless(*seat, question, monotonic_ns(), before)) {
         remove_first(*seat);
       } else if (!hand(*seat, question)) {
         remove_first(*seat);
@@ -290,6 +302,12 @@ class LocalPredictor final : public Predictor {
       }
     }
     return false;
+  }
+
+  // Returns whether the second engine's answers come soon, or it is time to try again: on a machine
+  // without a free core a thread of its own only makes answers later.
+  bool second_is_quick(std::int64_t now_ns) const {
+    return turn_ns_ < kMostTurnNs || now_ns - turned_ns_ > kTryNs;
   }
 
   // Fills a job with a question. False: the events that its session lacks are no longer kept.
@@ -329,11 +347,13 @@ class LocalPredictor final : public Predictor {
           std::find_if(seats_.begin(), seats_.end(),
                        [&](const auto& each) { return each.second.number == job->seat; });
       const bool known = found != seats_.end();
+      turned_ns_ = monotonic_ns();
+      turn_ns_ += (turned_ns_ - job->pushed_ns - turn_ns_) / kSmoothTurn;
       if (known) {
         --found->second.jobs;
         answer = job->answer;
         if (answer.ok) {
-          computed(found->second, job->alternatives, job->took_ns, monotonic_ns());
+          computed(found->second, job->alternatives, job->took_ns, turned_ns_);
         } else {
           problem_ = answer.error;
         }
@@ -352,7 +372,7 @@ class LocalPredictor final : public Predictor {
       const std::int64_t now_ns = monotonic_ns();
       if (now_ns >= until_ns) return false;
       if (second_ != nullptr) {
-        if (second_->done() != nullptr) return true;
+        if (second_->done() != nullptr || second_->help(*engine_, now_ns)) return true;
         if (!second_->idle() && now_ns < watch_ns) continue;
         second_->asleep(true);
         if (second_->done() != nullptr) return true;
@@ -461,6 +481,8 @@ class LocalPredictor final : public Predictor {
   // Their queries. Memory that no question ever needed is never touched.
   std::unique_ptr<float[]> x_QF_{
       new float[std::size_t{kMaxOutstanding} * kMaxQueries * kFeatures]};
+  std::int64_t turn_ns_ = 0;         // recent time from handing a question over to its answer
+  std::int64_t turned_ns_ = 0;       // time of the last such answer
   std::int64_t least_spent_ns_ = 0;  // least time that senders with questions have had
   std::int64_t fill_until_ns_ = 0;   // when the engine that the watcher made is taken up at last
   std::string problem_;

@@ -34,7 +34,8 @@ struct Job {
   std::array<float, std::size_t{kMaxQueries} * kEventWindowFeatureCount> x_QF;
   int alternatives = 0;
   Answer answer;             // the asking thread writes its ticket, the other one the rest
-  std::int64_t took_ns = 0;  // time of the computation
+  std::int64_t took_ns = 0;    // time of the computation
+  std::int64_t pushed_ns = 0;  // time when it was handed over
 };
 
 class SecondEngine {
@@ -69,8 +70,22 @@ class SecondEngine {
   // Returns the job to be filled next, where there is room; `push` hands it over.
   Job& place() { return jobs_[count() % kAtOnce]; }
   void push() {
+    pushed_ns_ = place().pushed_ns = monotonic_ns();
     pushed_.fetch_add(1);
     pushed_.notify_one();
+  }
+  // Computes the jobs here, by `engine`, where the thread has had no core since they were pushed.
+  bool help(engine::Engine& engine, std::int64_t now_ns) {
+    const std::uint64_t end = count();
+    std::uint64_t next = claimed_.load();
+    if (next == end || next != done_.load() || now_ns - pushed_ns_ < kLostNs) return false;
+    // All of them: two of one session must not be computed at once.
+    if (!claimed_.compare_exchange_strong(next, end)) return false;
+    for (; next != end; ++next) {
+      answer(engine, jobs_[next % kAtOnce]);
+      done_ = next + 1;
+    }
+    return true;
   }
   // Returns the first job that is done and not given back; null if there is none.
   Job* done() { return done_.load() == taken_ ? nullptr : &jobs_[taken_ % kAtOnce]; }
@@ -83,35 +98,41 @@ class SecondEngine {
 
  private:
   static constexpr std::uint64_t kAtOnce = 2;
-  static constexpr std::int64_t kSpinNs = 30'000;  // the next job mostly comes as soon
+  static constexpr std::int64_t kSpinNs = 30'000;   // the next job mostly comes as soon
+  static constexpr std::int64_t kLostNs = 100'000;  // a thread that has a core begins sooner
 
   std::uint64_t count() const { return pushed_.load(std::memory_order_relaxed); }
 
   void run() {
-    for (std::uint64_t next = 0;; ++next) {
-      const std::int64_t sleep_ns = monotonic_ns() + kSpinNs;
-      while (pushed_.load() == next) {
-        if (monotonic_ns() > sleep_ns) pushed_.wait(next);
+    std::int64_t sleep_ns = monotonic_ns() + kSpinNs;
+    while (true) {
+      const std::uint64_t pushed = pushed_.load();
+      std::uint64_t next = claimed_.load();
+      if (next == pushed) {
+        if (monotonic_ns() > sleep_ns) pushed_.wait(pushed);
+        continue;
       }
+      if (!claimed_.compare_exchange_strong(next, next + 1)) continue;
       if (closing_) return;
-      answer(jobs_[next % kAtOnce]);
+      answer(*engine_, jobs_[next % kAtOnce]);
       done_ = next + 1;
       if (asleep_.exchange(false)) woken_();
+      sleep_ns = monotonic_ns() + kSpinNs;
     }
   }
 
-  void answer(Job& job) {
+  static void answer(engine::Engine& engine, Job& job) {
     const std::int64_t begin_ns = monotonic_ns();
     job.answer.ok = false;
     try {
       if (job.anew) job.session->begin(static_cast<std::uint64_t>(job.first));
-      if (!engine_->take(*job.session, static_cast<std::uint64_t>(job.first), job.x_EF.data(),
-                         job.events)) {
+      if (!engine.take(*job.session, static_cast<std::uint64_t>(job.first), job.x_EF.data(),
+                       job.events)) {
         throw std::runtime_error("the session lacks events that were refused");
       }
       job.answer.version =
-          engine_->answer(*job.session, job.x_QF.data(), job.alternatives * kHorizon,
-                          job.answer.y_BH.data(), nullptr);
+          engine.answer(*job.session, job.x_QF.data(), job.alternatives * kHorizon,
+                        job.answer.y_BH.data(), nullptr);
       job.answer.ok = true;
     } catch (const std::exception& error) {
       job.answer.error = error.what();
@@ -122,8 +143,10 @@ class SecondEngine {
   std::unique_ptr<engine::Engine> engine_;  // the asking thread changes it while no job is there
   std::array<Job, kAtOnce> jobs_;
   std::atomic<std::uint64_t> pushed_{0};
+  std::atomic<std::uint64_t> claimed_{0};  // by whoever computes them
   std::atomic<std::uint64_t> done_{0};
   std::uint64_t taken_ = 0;
+  std::int64_t pushed_ns_ = 0;
   std::atomic<bool> asleep_{false};
   std::atomic<bool> closing_{false};
   const std::function<void()> woken_;

@@ -123,6 +123,7 @@ class TritonPredictor : public Predictor {
   const TritonServer* last_ = nullptr;  // the server used before, among `servers_`
   std::deque<std::unique_ptr<Request>> waiting_;
   std::vector<std::unique_ptr<Request>> leaving_;  // those that `gather` took
+  bool pressed_ = false;  // whether the last question came while others were under way
   std::int64_t tended_ns_ = 0;
   std::int64_t polled_ns_ = 0;
   std::atomic<bool> woken_{false};
@@ -177,6 +178,8 @@ bool TritonPredictor::ask(const Enquiry& enquiry) {
   const std::int64_t now = monotonic_ns();
   const std::int64_t deadline_ns = enquiry.deadline_ns;
   if (deadline_ns - now < active_->least_ns(now)) return true;  // the answer would be late
+  // A question that comes alone has nobody to wait for.
+  pressed_ = !active_->idle() || !waiting_.empty();
   const auto last = std::find_if(waiting_.rbegin(), waiting_.rend(), [&](const auto& request) {
     return request->sender() == enquiry.sender;
   });
@@ -335,6 +338,7 @@ bool TritonPredictor::all_in_time(std::int64_t first_ns) const {
 
 // Returns until when the waiting questions wait for others to travel with.
 std::int64_t TritonPredictor::held_until_ns() const {
+  if (!pressed_) return 0;
   std::int64_t until_ns = active_->hold_until_ns();
   for (const auto& request : waiting_) {
     if (request->alone || request->resent) return 0;
