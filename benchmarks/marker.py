@@ -52,6 +52,7 @@ def measure(rounds: int) -> list[Row]:
         "marked with another codepoint": "rewritten_ns",
         "marked as the kernel had": "kept_ns",
         "plain, the decision is over": "stale_ns",
+        "marked with a codepoint and a DSCP": "with_dscp_ns",
     }
     unregistered = float(median(one["unregistered_ns"] for one in found))
     rows = []

@@ -98,10 +98,10 @@ void add_options(CLI::App& app, Options& o) {
   app.add_option("--heartbeat", o.heartbeat,
                  "a file that is touched each second while decisions are made");
   app.add_option("--margin-us", o.controller.margin_us,
-                 "the other queue must be better by this much")
+                 "the other alternative must be better by this much")
       ->check(CLI::Range(0.0, 1e9));
   app.add_option("--margin-share", o.controller.margin_share,
-                 "and by this share of the latency in the present queue")
+                 "and by this share of the latency in the present alternative")
       ->check(CLI::Range(0.0, 1e3));
   app.add_option(
          "--max-moved-unacked", o.controller.max_moved_unacked,
@@ -282,7 +282,7 @@ int run(const Options& o) {
 }  // namespace swiftqueue::agent
 
 int main(int argc, char** argv) {
-  CLI::App app("Says for each batch of 8 packets which L4S queue to mark them for, in time.",
+  CLI::App app("Says for each batch of 8 packets which queue or uplink to mark them for, in time.",
                "swiftqueue-agent");
   swiftqueue::agent::Options options;
   swiftqueue::agent::add_options(app, options);

@@ -346,7 +346,7 @@ def agent(
         typer.Option(min=0, max=1, help="or this share of those in flight, if that is more (default: 0.75)"),
     ] = None,
 ) -> None:
-    """Run the sender agent: sending programs ask it which queue to mark each packet for.
+    """Run the sender agent: programs ask it which alternative (queue or uplink) to mark each packet for.
 
     Example: swiftqueue agent --listen var/agent.sock --local
     """

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
 //
 // tc egress: gives each packet of a registered TCP flow the codepoint that its decision says
-// (mark.h). Only packets that the kernel sent as ECT are touched: the connection has negotiated
-// ECN, and it is no retransmission, unless its congestion control wants ECN on those too, as DCTCP
-// does. Of followed flows it also says each packet, and tc ingress each
+// (mark.h). Only packets that the kernel sent as ECT get another codepoint: the connection has
+// negotiated ECN, and it is no retransmission, unless its congestion control wants ECN on those
+// too, as DCTCP does. Where DSCPs are set, each of the flow's packets with data gets the one of its
+// alternative, ECT or not. Of followed flows it also says each packet, and tc ingress each
 // acknowledgement.
 #include "mark.h"
 
@@ -74,8 +75,7 @@ struct {
   __uint(max_entries, SWIFTQUEUE_EVENT_BYTES);
 } sq_events SEC(".maps");
 
-const volatile __u32 link_header_bytes = 14;  // 0 on a TUN
-const volatile __u64 bench_cookie = 0;  // of a test run, whose socket has one that nobody knows
+const volatile struct sq_constants sq_constants = {.link_header_bytes = 14};
 
 struct tcp_packet {
   __u32 v4;
@@ -83,13 +83,13 @@ struct tcp_packet {
   __u32 sequence, acknowledged;
   __u16 source_port, destination_port;  // the network's byte order, as the addresses
   __u32 source[4], destination[4];
-  __u8 ecn, flags;
+  __u8 ecn, ds_field, flags;
   __u8 ip[2];  // the first two bytes of its header
 };
 
 // Whether this is a TCP packet with its header.
 static __always_inline int read_packet(struct __sk_buff* skb, struct tcp_packet* p) {
-  const __u32 at = link_header_bytes;
+  const __u32 at = sq_constants.link_header_bytes;
   __u8 head[40];
   __u32 ip_header_bytes;
   p->v4 = skb->protocol == bpf_htons(ETH_P_IP);
@@ -98,7 +98,7 @@ static __always_inline int read_packet(struct __sk_buff* skb, struct tcp_packet*
     if (head[9] != TCP || (head[6] & 0x1f) || head[7]) return 0;  // a fragment has no TCP header
     ip_header_bytes = (head[0] & 0xf) * 4;
     p->ip_bytes = head[2] << 8 | head[3];
-    p->ecn = head[1] & 3;
+    p->ds_field = head[1];
     __builtin_memcpy(p->source, head + 12, 4);
     __builtin_memcpy(p->destination, head + 16, 4);
   } else if (skb->protocol == bpf_htons(ETH_P_IPV6)) {
@@ -106,12 +106,13 @@ static __always_inline int read_packet(struct __sk_buff* skb, struct tcp_packet*
     if (head[6] != TCP) return 0;
     ip_header_bytes = 40;
     p->ip_bytes = 40 + (head[4] << 8 | head[5]);
-    p->ecn = head[1] >> 4 & 3;
+    p->ds_field = head[0] << 4 | head[1] >> 4;
     __builtin_memcpy(p->source, head + 8, 16);
     __builtin_memcpy(p->destination, head + 24, 16);
   } else {
     return 0;
   }
+  p->ecn = p->ds_field & 3;
   p->ip[0] = head[0];
   p->ip[1] = head[1];
   struct {
@@ -153,18 +154,21 @@ static __always_inline int is_among(const __u16* ports, __u32 count, __u16 wante
   return found;
 }
 
-// Gives the packet a codepoint, and IPv4's checksum with it.
+// Gives the packet a codepoint and its alternative's DSCP, where one is set, and IPv4's checksum
+// with it.
 static __always_inline void rewrite(struct __sk_buff* skb, const struct tcp_packet* p,
-                                    __u8 wanted) {
-  const __u32 at = link_header_bytes;
+                                    __u8 codepoint, __u8 alternative) {
+  const __u32 at = sq_constants.link_header_bytes;
+  const __u8 dscp = alternative ? sq_constants.dscp[1] : sq_constants.dscp[0];
+  const __u8 wanted = (sq_constants.sets_dscp ? dscp << 2 : p->ds_field & 0xfc) | codepoint;
+  if (wanted == p->ds_field) return;
   if (p->v4) {
-    const __u8 tos = (p->ip[1] & 0xfc) | wanted;
     bpf_l3_csum_replace(skb, at + 10, bpf_htons(p->ip[0] << 8 | p->ip[1]),
-                        bpf_htons(p->ip[0] << 8 | tos), 2);
-    bpf_skb_store_bytes(skb, at + 1, &tos, 1, 0);
+                        bpf_htons(p->ip[0] << 8 | wanted), 2);
+    bpf_skb_store_bytes(skb, at + 1, &wanted, 1, 0);
   } else {
-    const __u8 second = (p->ip[1] & 0xcf) | wanted << 4;
-    bpf_skb_store_bytes(skb, at + 1, &second, 1, 0);
+    const __u8 begin[2] = {(p->ip[0] & 0xf0) | wanted >> 4, (p->ip[1] & 0x0f) | wanted << 4};
+    bpf_skb_store_bytes(skb, at, begin, 2, 0);
   }
 }
 
@@ -175,7 +179,8 @@ static __always_inline struct sq_followed* followed_of(__u64 cookie, const struc
   struct sq_followed* followed = bpf_map_lookup_elem(&sq_followed, &cookie);
   if (!follower) return followed;
   if (!followed) {
-    if (!data || p->ecn == 0 || p->ecn == CE) return 0;  // nothing could be marked
+    if (!data) return 0;
+    if (!sq_constants.sets_dscp && (p->ecn == 0 || p->ecn == CE)) return 0;  // not to be marked
     if (!is_among(follower->port, follower->ports, p->destination_port)) return 0;
     struct sq_followed fresh = {};
     bpf_map_update_elem(&sq_followed, &cookie, &fresh, BPF_NOEXIST);
@@ -205,14 +210,14 @@ int sq_mark(struct __sk_buff* skb) {
   if (!data && !last) return 0;
 
   __u64 cookie = bpf_get_socket_cookie(skb);
-  if (bench_cookie) cookie = bench_cookie;
+  if (sq_constants.bench_cookie) cookie = sq_constants.bench_cookie;
   const __u32 zero = 0;
   __u64 now_ns = 0;  // read where it is needed
   const struct sq_follower* follower = bpf_map_lookup_elem(&sq_follower, &zero);
   const int ect = p.ecn != 0 && p.ecn != CE;
   if (follower && follower->plain_ports &&
       is_among(follower->plain_port, follower->plain_ports, p.destination_port)) {
-    if (data && ect && p.ecn != ECT1) rewrite(skb, &p, ECT1);
+    if (data) rewrite(skb, &p, ect ? ECT1 : p.ecn, 1);
     return 0;
   }
   if (follower && follower->listens_until_ns) {
@@ -228,12 +233,15 @@ int sq_mark(struct __sk_buff* skb) {
   struct sq_counts* counts = counts_of(cookie);
   if (!counts) return 0;
 
-  __u8 wanted = ect ? ECT1 : p.ecn, decided = 0;
+  // By default alternative 1: that of ECT(1), and without DSCPs the codepoint is all there is.
+  __u8 wanted = ect ? ECT1 : p.ecn, alternative = sq_constants.sets_dscp || (p.ecn & 1) || ect;
+  __u8 decided = 0;
   if (data) {
     __u64 n = __sync_fetch_and_add(&counts->packets, 1);
     if (followed) n = __sync_fetch_and_add(&followed->packets, 1);
-    if (!ect) {
-      __sync_fetch_and_add(&counts->left_alone, 1);
+    if (!ect) __sync_fetch_and_add(&counts->left_alone, 1);
+    if (!ect && !sq_constants.sets_dscp) {
+      // nothing of it is ours
     } else if (skb->gso_segs > 1) {
       __sync_fetch_and_add(&counts->gso, 1);
     } else {
@@ -254,11 +262,13 @@ int sq_mark(struct __sk_buff* skb) {
       }
       if (says < CE) {
         decided = now_ns < until_ns;
-        if (decided) wanted = says;
+        if (decided && ect) wanted = says;
+        if (decided) alternative = says & 1;
         __sync_fetch_and_add(decided ? &counts->decided : &counts->stale, 1);
       }
     }
     if (ect) __sync_fetch_and_add(&counts->by_codepoint[wanted & 3], 1);
+    __sync_fetch_and_add(alternative ? &counts->by_alternative[1] : &counts->by_alternative[0], 1);
     if (followed && follower && skb->gso_segs <= 1) {
       struct sq_event* event = new_event(now_ns, cookie, SQ_SENT);
       if (event) {
@@ -268,6 +278,7 @@ int sq_mark(struct __sk_buff* skb) {
         event->ip_bytes = p.ip_bytes;
         event->codepoint = wanted;
         event->decided = decided;
+        event->alternative = alternative;
         bpf_ringbuf_submit(event, 0);
       } else {
         __sync_fetch_and_add(&counts->unsaid, 1);
@@ -278,7 +289,7 @@ int sq_mark(struct __sk_buff* skb) {
     struct sq_event* event = new_event(now_ns, cookie, SQ_ENDED);
     if (event) bpf_ringbuf_submit(event, 0);
   }
-  if (data && wanted != p.ecn) rewrite(skb, &p, wanted);
+  if (data) rewrite(skb, &p, wanted, alternative);
   return 0;
 }
 

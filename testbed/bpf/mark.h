@@ -66,17 +66,28 @@ struct sq_event {
   __u8 kind;
   __u8 codepoint;
   __u8 decided;
-  __u8 zero;
+  __u8 alternative;  // by its DSCP where one is set, else by its codepoint
 };
 
 struct sq_counts {
   __u64 packets;  // with data
   __u64 by_codepoint[4];
+  __u64 by_alternative[2];
   __u64 decided;     // as a valid decision says; the others are plain
   __u64 stale;       // plain because the decision's time was over
-  __u64 left_alone;  // the kernel sent them without ECT, as Cubic's retransmissions
+  __u64 left_alone;  // the kernel sent them without ECT, as Cubic's retransmissions: their
+                     // codepoint stays
   __u64 gso;         // super-packets, plain: they must not come (gso_max_segs 1)
   __u64 unsaid;      // events that found no room in the ring
+};
+
+// Constants of a loaded program.
+struct sq_constants {
+  __u32 link_header_bytes;  // 0 on a TUN
+  __u8 sets_dscp;           // packets that may be marked get the DSCP of their alternative
+  __u8 dscp[2];             // by alternative
+  __u8 zero;
+  __u64 bench_cookie;  // of a test run, whose socket has one that nobody knows
 };
 
 // Of the attachment, for whoever detaches it.

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from swiftqueue.testbed.host import dscp_rules
 from swiftqueue.testbed.host.programs import (
     DCTCP,
     DCTCP_OBJECT,
@@ -128,6 +129,15 @@ def _real_time() -> tuple[bool, str]:
     return _runs(["chrt", "-f", "1", "true"], "SCHED_FIFO is given")
 
 
+def _uplinks() -> tuple[bool, str]:
+    can, reason = _router()
+    if not can:
+        return can, reason
+    script = 'ip link add sqtry type veth peer name sqtry2 && "$0" "$1" 0 100 46 101'
+    command = [*own_network(), "sh", "-c", script, sys.executable, dscp_rules.__file__]
+    return _runs(command, "the kernel routes by DSCP, and joins namespaces")
+
+
 def _compiler() -> tuple[bool, str]:
     clang = shutil.which("clang")
     if clang is None:
@@ -154,5 +164,6 @@ _TRIALS: Final[dict[str, tuple[str, Callable[[], tuple[bool, str]]]]] = {
     "tc_bpf": ("swiftqueue mark: TCP packets marked one by one", _tc_bpf),
     "btf": ("BPF programs that read the kernel's structures", _btf),
     "dualpi2": ("Linux's own queue beside ours; nothing uses it yet", _dualpi2),
+    "uplinks": ("bed run uplinks: two links that a DSCP chooses between", _uplinks),
     "dctcp": ("bed run figure8: L4S flows that answer marks", _dctcp),
 }

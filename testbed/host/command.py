@@ -24,6 +24,7 @@ TAKES: Final = {  # options of `run` beside --output, by scenario
         *("seeds", "traffic", "agent"),
     ),
     "figure8": ("profile", "seconds", "seeds", "artifact"),
+    "uplinks": ("uplink", "dscp", "cut", "frame_packets", "send_mbps", "seconds", "seeds", "agent"),
 }
 
 
@@ -76,7 +77,9 @@ def selfcheck(
 
 def run(
     context: typer.Context,
-    scenario: Annotated[str | None, typer.Argument(help="figure8; none: one marked sender")] = None,
+    scenario: Annotated[
+        str | None, typer.Argument(help="figure8, or uplinks; none: one marked sender on one link")
+    ] = None,
     profile: Annotated[
         str | None, typer.Option(help="queue profile: rfc9332 or uncoupled (default: rfc9332; figure8: both)")
     ] = None,
@@ -86,7 +89,10 @@ def run(
     cross_mbps: Annotated[
         float, typer.Option(help="classic Poisson traffic in the same queue, Mbit/s")
     ] = 20.0,
-    send_mbps: Annotated[float, typer.Option(help="rate of the marked UDP sender in Mbit/s")] = 18.0,
+    send_mbps: Annotated[
+        float | None,
+        typer.Option(help="rate of the marked UDP sender in Mbit/s (default: 18; uplinks: 2.4)"),
+    ] = None,
     flows: Annotated[int, typer.Option(help="flows of the marked sender")] = 4,
     seconds: Annotated[
         float | None, typer.Option(help="seconds of each run (default: 10, or the scenario's)")
@@ -98,6 +104,21 @@ def run(
     agent: Annotated[
         Path | None, typer.Option(help="socket of the agent, with which each seed runs again")
     ] = None,
+    uplink: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="uplink 0, and given again uplink 1: Mbit/s, ms of delay, Mbit/s of cross traffic "
+            "(default: 20:10:12 and 20:15:12)",
+            metavar="RATE:DELAY:CROSS",
+        ),
+    ] = None,
+    dscp: Annotated[
+        str, typer.Option(help="DSCP of alternative 0 and of alternative 1, by which uplinks routes")
+    ] = "0,46",
+    cut: Annotated[
+        str | None, typer.Option(help="an uplink that dies, and at which second of each run, as 1@5")
+    ] = None,
+    frame_packets: Annotated[int, typer.Option(min=1, help="packets of a call's frame on uplinks")] = 8,
     artifact: Annotated[
         Path | None,
         typer.Option(
@@ -117,7 +138,6 @@ def run(
 
     Example: swiftqueue bed run figure8 --seeds 5
     """
-    from swiftqueue.common.atomic import write_file
     from swiftqueue.testbed.host.run import Plan
     from swiftqueue.testbed.host.run import run as run_plan
 
@@ -133,18 +153,42 @@ def run(
         raise ValueError(
             "--send-mbps: of UDP; a TCP connection sends as fast as its congestion control lets it"
         )
+    if scenario == "uplinks":
+        from swiftqueue.testbed.host import uplinks as bed
+
+        seconds = 10.0 if seconds is None else seconds
+        asked = bed.UplinkPlan(
+            bed.uplinks_of(uplink or ("20:10:12", "20:15:12")),
+            bed.dscp_of(dscp),
+            send_mbps=2.4 if send_mbps is None else send_mbps,
+            frame_packets=frame_packets,
+            seconds=seconds,
+            seeds=seeds or 1,
+            agent=agent,
+            cut=bed.cut_of(cut, seconds) if cut else None,
+        )
+        _print_rows(bed.run(asked), output, as_json=as_json)
+        return
     if scenario is not None:
         made = _run_scenario(scenario, profile, seconds, seeds, artifact, output or BED, say)
         if as_json:
             print(json.dumps(made))
         return
     link = {"rate_mbps": rate_mbps, "delay_ms": delay_ms, "jitter_ms": jitter_ms, "cross_mbps": cross_mbps}
-    sender = {"send_mbps": send_mbps, "seconds": 10.0 if seconds is None else seconds}
+    sender = {
+        "send_mbps": 18.0 if send_mbps is None else send_mbps,
+        "seconds": 10.0 if seconds is None else seconds,
+    }
     seeds = 1 if seeds is None else seeds
     plan = Plan(
         profile or "rfc9332", **link, **sender, flows=flows, seeds=seeds, agent=agent, traffic=traffic
     )
-    rows = run_plan(plan)
+    _print_rows(run_plan(plan), output, as_json=as_json)
+
+
+def _print_rows(rows: list[dict[str, Any]], output: Path | None, *, as_json: bool) -> None:
+    from swiftqueue.common.atomic import write_file
+
     if output is not None:
         write_file(output, json.dumps(rows, indent=1) + "\n")
     if as_json:

@@ -14,7 +14,7 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -49,6 +49,7 @@ class Bed:
         log: Path | None = None,
         queue: Mapping[str, object] | None = None,
         rule: Mapping[str, object] | None = None,
+        more: Sequence[str] = (),
     ) -> None:
         """Keep the parameters of the router.
 
@@ -61,6 +62,7 @@ class Bed:
             log: file that gets every packet (`router_log.py`).
             queue: parameters of the queue by name, as `l_step_ms` (docs/TESTBED.md).
             rule: rule for moving packets to the classic queue: `rule-port`, `move-share` or `move-margin-us`.
+            more: further words of the router's command.
 
         Raises:
             RuntimeError: the router is not built.
@@ -81,7 +83,7 @@ class Bed:
         } | dict(rule or {})
         given = [f"--{name}={value}" for name, value in options.items() if value is not None]
         queue_options = [f"--set={name}={value}" for name, value in (queue or {}).items()]
-        self._command = [str(ROUTER), *given, *queue_options]
+        self._command = [str(ROUTER), *given, *queue_options, *more]
         self.summary: dict[str, Any] = {}
 
     def __enter__(self) -> Bed:

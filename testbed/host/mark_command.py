@@ -15,12 +15,21 @@ Device = Annotated[str, typer.Argument(help="network device, as eth0", metavar="
 Cookie = Annotated[int, typer.Argument(help="cookie of the flow's socket: getsockopt(SO_COOKIE)")]
 
 
-def attach(device: Device) -> None:
+def attach(
+    device: Device,
+    dscp: Annotated[
+        str | None,
+        typer.Option(
+            help="DSCP of alternative 0 and of alternative 1, as 0,46 (default: the DSCP stays as it is)"
+        ),
+    ] = None,
+) -> None:
     """Put the marker on a device, with segmentation offload off (root, or CAP_NET_ADMIN and CAP_SYS_ADMIN).
 
-    Example: swiftqueue mark attach eth0
+    Example: swiftqueue mark attach eth0 --dscp 0,46
     """
-    _print(run_marker("attach", device, MARK_OBJECT))
+    words = [] if dscp is None else [f"--dscp={dscp}"]
+    _print(run_marker("attach", device, MARK_OBJECT, *words))
 
 
 def detach(device: Device) -> None:

@@ -25,9 +25,11 @@ RECORD: Final = np.dtype(
         ("protocol", "u1"),
         ("moved", "u1"),  # 1: the router's rule took it to the classic queue; `ecn` is then ECT(0)
         ("headers", "u1"),  # bytes of IP and TCP; 0: no TCP
-        ("zero", "u1"),
+        ("dscp", "u1"),  # DSCP on arrival
         ("sequence", "<u4"),  # TCP's number, like the next field
         ("acknowledged", "<u4"),
+        ("link", "u1"),  # number of the link that it took
+        ("zero", "u1", 7),
     ]
 )
 FORWARD, BACK, DROPPED, REFUSED, STALL, CROSS = range(6)  # kinds

@@ -333,7 +333,7 @@ class Follower {
     const auto number = static_cast<std::int64_t>(event.packet);
     flow.next = number + 1;
     if (flow.in_flight.size() >= kMostInFlight) flow.in_flight.erase(flow.in_flight.begin());
-    const std::uint8_t queue = event.codepoint & 1;  // ECT(1) and CE are L4S
+    const std::uint8_t queue = event.alternative;
     flow.in_flight.emplace(end, Packet{number, event.time_ns, again, queue == agent::kL4s});
     flow.link.sent(number, static_cast<std::int64_t>(event.time_ns),
                    {static_cast<std::int32_t>(event.ip_bytes), 0, 0, queue}, event.codepoint,

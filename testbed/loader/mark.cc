@@ -4,7 +4,7 @@
 // to mark attaches once; the filter and its maps live until they are detached, and are found
 // through the device: there is no file to keep.
 //
-//   swiftqueue-mark attach DEV OBJECT | detach DEV | status DEV
+//   swiftqueue-mark attach DEV OBJECT [--dscp=A,B] | detach DEV | status DEV
 //   swiftqueue-mark set DEV COOKIE CODEPOINTS FOR_MS          as: set lo 17 12121212 50
 //   swiftqueue-mark forget DEV COOKIE
 //   swiftqueue-mark follow DEV AGENT [--port=P ...] [--plain-port=P ...] [--cookie=C ...]
@@ -25,14 +25,19 @@
 #include "device.h"
 #include "follow.h"
 #include "serving/agent/io/one_line.h"
+#include "serving/agent/marking/dscp.h"
 
 namespace {
 
 using namespace swiftqueue::testbed;  // NOLINT(build/namespaces): its own program
+namespace agent = swiftqueue::agent;
+
+constexpr const char* kConstants = "mark.rodata";  // libbpf's name of the map of sq_constants
 
 struct Loaded {
   bpf_object* object = nullptr;
-  explicit Loaded(const std::string& path, std::uint32_t header_bytes, std::uint64_t cookie) {
+  Loaded(const std::string& path, std::uint32_t header_bytes, const agent::DscpPair& dscp,
+         std::uint64_t cookie) {
     object = bpf_object__open_file(path.c_str(), nullptr);
     if (object == nullptr) fail(path);
     bpf_map* constants = nullptr;
@@ -40,10 +45,7 @@ struct Loaded {
     bpf_object__for_each_map(map, object) {
       if (std::strstr(bpf_map__name(map), ".rodata") != nullptr) constants = map;
     }
-    struct {
-      std::uint32_t link_header_bytes, zero;
-      std::uint64_t bench_cookie;
-    } values{header_bytes, 0, cookie};
+    const sq_constants values{header_bytes, dscp.set, {dscp.of[0], dscp.of[1]}, 0, cookie};
     if (constants == nullptr ||
         bpf_map__set_initial_value(constants, &values, sizeof values) != 0) {
       throw std::runtime_error(path + ": not our program");
@@ -92,12 +94,12 @@ void take_off(const std::string& device, unsigned index, const sq_settings& sett
   bpf_tc_hook_destroy(&hook);
 }
 
-int attach(const std::string& device, const std::string& object) {
+int attach(const std::string& device, const std::string& object, const agent::DscpPair& dscp) {
   const unsigned index = index_of(device);
   if (attached(index) != 0)
     throw std::runtime_error("device " + device + ": a marker is attached already");
   const std::uint32_t former = gso_max_segs(index);
-  Loaded loaded(object, link_header_bytes(device), 0);
+  Loaded loaded(object, link_header_bytes(device), dscp, 0);
   // The program does not use this map, so it is told to keep it.
   if (const int error =
           bpf_prog_bind_map(loaded.program("sq_mark"), loaded.map("sq_attachment"), nullptr)) {
@@ -160,8 +162,17 @@ int status(const std::string& device) {
     return 0;
   }
   const int counted = map_of(program, "sq_flow_counts", sizeof(sq_counts));
-  std::printf("{\"device\": \"%s\", \"attached\": true, \"gso_max_segs\": %u, \"flows\": [",
-              device.c_str(), gso_max_segs(index));
+  sq_constants constants{};
+  const std::uint32_t at = 0;
+  const int of_program = map_of(program, kConstants, sizeof constants);
+  if (bpf_map_lookup_elem(of_program, &at, &constants) != 0) fail("map");
+  ::close(of_program);
+  std::string dscp = "null";
+  if (constants.sets_dscp != 0)
+    dscp = "[" + std::to_string(constants.dscp[0]) + ", " + std::to_string(constants.dscp[1]) + "]";
+  std::printf(
+      "{\"device\": \"%s\", \"attached\": true, \"gso_max_segs\": %u, \"dscp\": %s, \"flows\": [",
+      device.c_str(), gso_max_segs(index), dscp.c_str());
   const char* comma = "";
   const FollowedFlows maps(program);
   const auto print = [](__u64 value) { return static_cast<unsigned long long>(value); };
@@ -180,11 +191,13 @@ int status(const std::string& device) {
       const char* valid = decision.valid_until_ns > now_ns() ? "true" : "false";
       std::printf(
           "%s{\"cookie\": %llu, \"followed\": %s, \"valid\": %s, \"packets\": %llu, \"not_ect\": "
-          "%llu, \"ect1\": %llu, \"ect0\": %llu, \"decided\": %llu, \"stale\": %llu, "
-          "\"left_alone\": %llu, \"gso\": %llu, \"unsaid\": %llu}",
+          "%llu, \"ect1\": %llu, \"ect0\": %llu, \"alternative_0\": %llu, "
+          "\"alternative_1\": %llu, \"decided\": %llu, \"stale\": %llu, \"left_alone\": %llu, "
+          "\"gso\": %llu, \"unsaid\": %llu}",
           comma, print(cookie), followed ? "true" : "false", followed ? "null" : valid,
           print(counts.packets), print(counts.by_codepoint[0]), print(counts.by_codepoint[1]),
-          print(counts.by_codepoint[2]), print(counts.decided), print(counts.stale),
+          print(counts.by_codepoint[2]), print(counts.by_alternative[0]),
+          print(counts.by_alternative[1]), print(counts.decided), print(counts.stale),
           print(counts.left_alone), print(counts.gso), print(counts.unsaid));
       comma = ", ";
     }
@@ -263,7 +276,10 @@ std::uint16_t checksum(const unsigned char* bytes, std::size_t count) {
   return static_cast<std::uint16_t>(~sum);
 }
 
-std::vector<unsigned char> packet_of(bool v4, unsigned ecn, bool data) {
+constexpr unsigned kKernelsDscp = 0x28;
+
+std::vector<unsigned char> packet_of(bool v4, unsigned ecn, bool data,
+                                     unsigned dscp = kKernelsDscp) {
   const std::size_t ip = v4 ? 20 : 40, payload = data ? 1400 : 0;
   std::vector<unsigned char> out(14 + ip + 20 + payload, 0x51);
   std::fill_n(out.begin(), 14 + ip + 20, 0);
@@ -273,7 +289,7 @@ std::vector<unsigned char> packet_of(bool v4, unsigned ecn, bool data) {
   const std::size_t total = ip + 20 + payload;
   if (v4) {
     h[0] = 0x45;
-    h[1] = static_cast<unsigned char>(0x28 << 2 | ecn);
+    h[1] = static_cast<unsigned char>(dscp << 2 | ecn);
     h[2] = static_cast<unsigned char>(total >> 8);
     h[3] = static_cast<unsigned char>(total);
     h[8] = 64;
@@ -284,8 +300,8 @@ std::vector<unsigned char> packet_of(bool v4, unsigned ecn, bool data) {
     h[10] = static_cast<unsigned char>(sum >> 8);
     h[11] = static_cast<unsigned char>(sum);
   } else {
-    h[0] = 0x6a;
-    h[1] = static_cast<unsigned char>(ecn << 4 | 0x7);
+    h[0] = static_cast<unsigned char>(0x60 | dscp >> 2);
+    h[1] = static_cast<unsigned char>(dscp << 6 | ecn << 4 | 0x7);
     h[4] = static_cast<unsigned char>((20 + payload) >> 8);
     h[5] = static_cast<unsigned char>(20 + payload);
     h[6] = 6;
@@ -296,16 +312,25 @@ std::vector<unsigned char> packet_of(bool v4, unsigned ecn, bool data) {
   return out;
 }
 
-int bench(const std::string& object, std::uint64_t runs) {
-  constexpr std::uint64_t kCookie = 0x5157;
-  Loaded loaded(object, 14, kCookie);
-  const int decisions = loaded.map("sq_decisions"), counted = loaded.map("sq_flow_counts");
-  const auto decide = [&](const char* codepoints, std::uint64_t for_ms) {
+// Runs the program on packets of our own, for one flow.
+class Bench {
+ public:
+  Bench(const std::string& object, const agent::DscpPair& dscp)
+      : loaded_(object, 14, dscp, kCookie), dscp_(dscp) {}
+
+  void decide(const std::string& codepoints, std::uint64_t for_ms) const {
     const sq_decision decision = decision_of(codepoints, for_ms);
-    if (bpf_map_update_elem(decisions, &kCookie, &decision, BPF_ANY) != 0) fail("map");
-  };
-  const auto run = [&](const std::vector<unsigned char>& packet, std::uint64_t repeat,
-                       std::uint32_t& ns) {
+    if (bpf_map_update_elem(loaded_.map("sq_decisions"), &kCookie, &decision, BPF_ANY) != 0)
+      fail("map");
+  }
+  void forget() const {
+    bpf_map_delete_elem(loaded_.map("sq_decisions"), &kCookie);
+    bpf_map_delete_elem(loaded_.map("sq_flow_counts"), &kCookie);
+  }
+
+  // Returns the packet as it left, and the time that each of so many runs took.
+  std::vector<unsigned char> run(const std::vector<unsigned char>& packet, std::uint64_t repeat,
+                                 std::uint32_t& ns) const {
     std::vector<unsigned char> out(packet.size() + 64);
     LIBBPF_OPTS(bpf_test_run_opts, options);
     options.data_in = packet.data();
@@ -313,58 +338,71 @@ int bench(const std::string& object, std::uint64_t runs) {
     options.data_out = out.data();
     options.data_size_out = static_cast<std::uint32_t>(out.size());
     options.repeat = static_cast<int>(repeat);
-    if (const int error = bpf_prog_test_run_opts(loaded.program("sq_mark"), &options))
+    if (const int error = bpf_prog_test_run_opts(loaded_.program("sq_mark"), &options))
       fail("test run", error);
     ns = options.duration;
     out.resize(options.data_size_out);
     return out;
-  };
-  // Every codepoint as sent by every codepoint wanted, both families, valid and stale, with and
-  // without data.
-  std::uint64_t tried = 0, right = 0;
-  std::uint32_t ns = 0;
-  for (const bool v4 : {true, false}) {
-    for (unsigned sent = 0; sent < 4; ++sent) {
-      for (unsigned wanted = 0; wanted < 3; ++wanted) {
-        for (const bool valid : {true, false}) {
-          for (const bool data : {true, false}) {
-            decide(std::string(8, static_cast<char>('0' + wanted)).c_str(), valid ? 60'000 : 0);
-            const std::vector<unsigned char> in = packet_of(v4, sent, data), out = run(in, 1, ns);
-            const unsigned touched = valid ? wanted : 1;
-            const unsigned expected = sent == 0 || sent == 3 || !data ? sent : touched;
-            std::vector<unsigned char> exactly = packet_of(v4, expected, data);
-            ++tried;
-            right += out == exactly && (!v4 || checksum(&out[14], 20) == 0);
+  }
+
+  // Tries every codepoint as sent by every codepoint wanted, both families, valid and stale, with
+  // and without data; counts the packets that left as they must.
+  void try_all(std::uint64_t& tried, std::uint64_t& right) const {
+    std::uint32_t ns = 0;
+    for (const bool v4 : {true, false}) {
+      for (unsigned sent = 0; sent < 4; ++sent) {
+        for (unsigned wanted = 0; wanted < 3; ++wanted) {
+          for (const bool valid : {true, false}) {
+            for (const bool data : {true, false}) {
+              decide(std::string(8, static_cast<char>('0' + wanted)), valid ? 60'000 : 0);
+              const std::vector<unsigned char> out = run(packet_of(v4, sent, data), 1, ns);
+              const unsigned touched = valid ? wanted : 1;
+              const unsigned ecn = sent == 0 || sent == 3 || !data ? sent : touched;
+              const unsigned dscp = dscp_.set && data ? dscp_.of[touched & 1] : kKernelsDscp;
+              ++tried;
+              right +=
+                  out == packet_of(v4, ecn, data, dscp) && (!v4 || checksum(&out[14], 20) == 0);
+            }
           }
         }
       }
     }
   }
-  const auto measure = [&](const char* codepoints, std::uint64_t for_ms) {
-    std::vector<std::uint32_t> each;
-    decide(codepoints, for_ms);
-    for (int round = 0; round < 5; ++round) {
-      run(packet_of(true, 2, true), runs, ns);
-      each.push_back(ns);
-    }
+
+  // Returns the median time of five rounds.
+  std::uint32_t measure(std::uint64_t runs) const {
+    std::array<std::uint32_t, 5> each{};
+    for (std::uint32_t& ns : each) run(packet_of(true, 2, true), runs, ns);
     std::sort(each.begin(), each.end());
     return each[2];
-  };
-  const std::uint32_t rewritten = measure("12121212", 600'000), kept = measure("22222222", 600'000),
-                      stale = measure("12121212", 0);
-  bpf_map_delete_elem(decisions, &kCookie);
-  bpf_map_delete_elem(counted, &kCookie);
-  std::vector<std::uint32_t> others;
-  for (int round = 0; round < 5; ++round) {
-    run(packet_of(true, 2, true), runs, ns);
-    others.push_back(ns);
   }
-  std::sort(others.begin(), others.end());
+
+ private:
+  static constexpr std::uint64_t kCookie = 0x5157;
+  const Loaded loaded_;
+  const agent::DscpPair dscp_;
+};
+
+int bench(const std::string& object, std::uint64_t runs) {
+  const Bench plain(object, {}), both(object, agent::dscp_pair("dscp", 0, 46)),
+      other(object, agent::dscp_pair("dscp", 63, 1));
+  std::uint64_t tried = 0, right = 0;
+  for (const Bench* each : {&plain, &both, &other}) each->try_all(tried, right);
+  const auto measure = [&](const Bench& bench, const char* codepoints, std::uint64_t for_ms) {
+    bench.decide(codepoints, for_ms);
+    return bench.measure(runs);
+  };
+  const std::uint32_t rewritten = measure(plain, "12121212", 600'000),
+                      kept = measure(plain, "22222222", 600'000),
+                      stale = measure(plain, "12121212", 0),
+                      with_dscp = measure(both, "12121212", 600'000);
+  plain.forget();
+  const std::uint32_t unregistered = plain.measure(runs);
   std::printf(
       "{\"tried\": %llu, \"right\": %llu, \"rewritten_ns\": %u, \"kept_ns\": %u, \"stale_ns\": %u, "
-      "\"unregistered_ns\": %u, \"runs\": %llu}\n",
+      "\"with_dscp_ns\": %u, \"unregistered_ns\": %u, \"runs\": %llu}\n",
       static_cast<unsigned long long>(tried), static_cast<unsigned long long>(right), rewritten,
-      kept, stale, others[2], static_cast<unsigned long long>(runs));
+      kept, stale, with_dscp, unregistered, static_cast<unsigned long long>(runs));
   return tried == right ? 0 : 1;
 }
 
@@ -419,7 +457,9 @@ FollowOptions follow_options(const std::vector<std::string>& a) {
 
 int run(const std::vector<std::string>& a) {
   const std::string what = a.empty() ? "" : a[0];
-  if (what == "attach" && a.size() == 3) return attach(a[1], a[2]);
+  if (what == "attach" && a.size() == 3) return attach(a[1], a[2], {});
+  if (what == "attach" && a.size() == 4 && a[3].rfind("--dscp=", 0) == 0)
+    return attach(a[1], a[2], agent::dscp_pair("--dscp", a[3].substr(7)));
   if (what == "detach" && a.size() == 2) return detach(a[1]);
   if (what == "status" && a.size() == 2) return status(a[1]);
   if (what == "forget" && a.size() == 3) return forget(a[1], number("cookie", a[2], UINT64_MAX));
@@ -430,7 +470,8 @@ int run(const std::vector<std::string>& a) {
     return set(a[1], number("cookie", a[2], UINT64_MAX), decision_of(a[3], for_ms));
   }
   throw std::invalid_argument(
-      "say: attach DEV OBJECT | detach DEV | status DEV | set DEV COOKIE CODEPOINTS FOR_MS | "
+      "say: attach DEV OBJECT [--dscp=A,B] | detach DEV | status DEV | set DEV COOKIE CODEPOINTS "
+      "FOR_MS | "
       "forget DEV COOKIE | follow DEV AGENT --port=P... | bench OBJECT RUNS");
 }
 

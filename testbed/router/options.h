@@ -13,6 +13,7 @@
 #include <stdexcept>
 #include <string>
 #include <type_traits>
+#include <vector>
 
 #include "dual_queue.h"
 #include "rules.h"
@@ -20,11 +21,18 @@
 
 namespace swiftqueue::testbed {
 
-struct Options {
+inline constexpr std::size_t kMostLinks = 2;  // a mark chooses between two alternatives
+
+struct LinkOptions {
   double rate_mbps = 40;
   double delay_ms = 10;
   double jitter_ms = 0;
   double cross_mbps = 0;
+  int cross_burst = 1;  // packets of cross traffic that come at once
+};
+
+struct Options {
+  std::vector<LinkOptions> links{1};  // more than one: uplinks, which host a's gateway chooses from
   double seconds = 0;
   double spin_us = 0;
   int priority = 0;
@@ -33,6 +41,7 @@ struct Options {
   std::uint16_t rule_port = 0;  // TCP packets to there are its; 0: none are
   Rule rule;
   dual_pi2::Parameters disc;
+  bool limited = false;  // the queue's length was said
 };
 
 // One of the queue's parameters, as `l_step_ms=20`.
@@ -105,11 +114,12 @@ inline void set(dual_pi2::Parameters& p, const std::string& given) {
 
 inline Options parse(int argc, char** argv) {
   Options options;
-  bool limited = false;
-  static const std::array<option, 14> known{{{"rate-mbps", 1, nullptr, 'r'},
+  static const std::array<option, 16> known{{{"rate-mbps", 1, nullptr, 'r'},
                                              {"delay-ms", 1, nullptr, 'd'},
                                              {"jitter-ms", 1, nullptr, 'j'},
                                              {"cross-mbps", 1, nullptr, 'c'},
+                                             {"cross-burst", 1, nullptr, 'b'},
+                                             {"next-uplink", 0, nullptr, 'n'},
                                              {"seconds", 1, nullptr, 's'},
                                              {"priority", 1, nullptr, 'p'},
                                              {"spin-us", 1, nullptr, 'i'},
@@ -123,14 +133,22 @@ inline Options parse(int argc, char** argv) {
   opterr = 0;
   for (int c; (c = ::getopt_long(argc, argv, "", known.data(), nullptr)) != -1;) {
     const std::string given = optarg ? optarg : "";
+    LinkOptions& link = options.links.back();
     if (c == 'r')
-      options.rate_mbps = number("--rate-mbps", given, 0.01, 10'000);
+      link.rate_mbps = number("--rate-mbps", given, 0.01, 10'000);
     else if (c == 'd')
-      options.delay_ms = number("--delay-ms", given, 0, 10'000);
+      link.delay_ms = number("--delay-ms", given, 0, 10'000);
     else if (c == 'j')
-      options.jitter_ms = number("--jitter-ms", given, 0, 10'000);
+      link.jitter_ms = number("--jitter-ms", given, 0, 10'000);
     else if (c == 'c')
-      options.cross_mbps = number("--cross-mbps", given, 0, 10'000);
+      link.cross_mbps = number("--cross-mbps", given, 0, 10'000);
+    else if (c == 'b')
+      link.cross_burst = static_cast<int>(number("--cross-burst", given, 1, 10'000));
+    else if (c == 'n' && options.links.size() == kMostLinks)
+      throw std::invalid_argument("--next-uplink: at most " + std::to_string(kMostLinks) +
+                                  " links");
+    else if (c == 'n')
+      options.links.emplace_back();
     else if (c == 's')
       options.seconds = number("--seconds", given, 0, 1e6);
     else if (c == 'i')
@@ -149,17 +167,23 @@ inline Options parse(int argc, char** argv) {
       options.log = given;
     else if (c == 'x') {
       set(options.disc, given);
-      limited = limited || given.rfind("max_bytes", 0) == 0;
+      options.limited = options.limited || given.rfind("max_bytes", 0) == 0;
     } else
       throw std::invalid_argument(std::string(argv[optind - 1]) +
                                   ": not an option, or without its value");
   }
   if (optind != argc) throw std::invalid_argument(std::string(argv[optind]) + ": not understood");
-  // RFC 9332 A.1: 250 ms of the link's rate. bytes = Mbit/s · 10^6 bit/Mbit · s / (bit/byte)
-  if (!limited)
-    options.disc.max_bytes = std::max<std::uint64_t>(
-        3000, static_cast<std::uint64_t>(options.rate_mbps * 1e6 * 0.25 / 8));
   return options;
+}
+
+// Returns the queue's parameters at a link.
+inline dual_pi2::Parameters queue_at(const Options& options, const LinkOptions& link) {
+  dual_pi2::Parameters disc = options.disc;
+  // RFC 9332 A.1: 250 ms of the link's rate. bytes = Mbit/s · 10^6 bit/Mbit · s / (bit/byte)
+  if (!options.limited)
+    disc.max_bytes =
+        std::max<std::uint64_t>(3000, static_cast<std::uint64_t>(link.rate_mbps * 1e6 * 0.25 / 8));
+  return disc;
 }
 
 }  // namespace swiftqueue::testbed

@@ -25,8 +25,8 @@ struct Packet {
 inline constexpr unsigned kEct0 = 2, kCe = 3;
 
 inline bool is_v4(const Packet& p) { return p.bytes[0] >> 4 == 4; }
-inline std::uint8_t ecn_of(const Packet& p) {
-  return is_v4(p) ? p.bytes[1] & 3 : p.bytes[1] >> 4 & 3;
+inline std::uint8_t ds_field_of(const Packet& p) {
+  return is_v4(p) ? p.bytes[1] : static_cast<std::uint8_t>(p.bytes[0] << 4 | p.bytes[1] >> 4);
 }
 
 inline void set_ecn(Packet& p, unsigned ecn) {
@@ -48,7 +48,7 @@ inline void set_ecn(Packet& p, unsigned ecn) {
 }
 
 // What the log says of a packet; false if it is no IP packet.
-inline bool describe(Packet& p, std::int64_t arrived_ns, Kind kind) {
+inline bool describe(Packet& p, std::int64_t arrived_ns, Kind kind, std::uint8_t link) {
   const std::size_t n = p.bytes.size();
   const unsigned version = n > 0 ? p.bytes[0] >> 4 : 0;
   if (!(version == 4 && n >= 20) && !(version == 6 && n >= 40)) return false;
@@ -58,8 +58,10 @@ inline bool describe(Packet& p, std::int64_t arrived_ns, Kind kind) {
   p.record.started_ns = p.record.due_ns = p.record.written_ns = p.record.packet = -1;
   p.record.bytes = static_cast<std::uint32_t>(n);
   p.record.kind = kind;
+  p.record.link = link;
   p.record.queue = 255;
-  p.record.ecn = ecn_of(p);
+  p.record.ecn = ds_field_of(p) & 3;
+  p.record.dscp = ds_field_of(p) >> 2;
   p.record.protocol = version == 4 ? p.bytes[9] : p.bytes[6];
   if ((p.record.protocol == 6 || p.record.protocol == 17) && n >= header + 8) {
     const unsigned char* h = &p.bytes[header];

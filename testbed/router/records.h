@@ -35,10 +35,12 @@ struct Record {
   std::uint8_t protocol;
   std::uint8_t moved;    // 1: the rule took it to the classic queue; `ecn` is then ECT(0)
   std::uint8_t headers;  // bytes of IP and TCP; 0: no TCP
-  std::uint8_t zero;
+  std::uint8_t dscp;     // as it arrived
   std::uint32_t sequence, acknowledged;  // of TCP
+  std::uint8_t link;                     // number of the link that it took
+  std::uint8_t zero[7];
 };
-static_assert(sizeof(Record) == 64);
+static_assert(sizeof(Record) == 72);
 enum Kind : std::uint8_t {
   kForward = 0,
   kBack = 1,

@@ -32,7 +32,9 @@ class Echo:
         self.process.send_signal(signal.SIGTERM)
         out, _ = self.process.communicate()
         self.summary = json.loads(out)
-        return {int(row["packet"]): int(row["codepoint"]) for row in csv.DictReader(self.log.open())}
+        rows = list(csv.DictReader(self.log.open()))
+        self.dscps = {int(row["packet"]): int(row["dscp"]) for row in rows}
+        return {int(row["packet"]): int(row["codepoint"]) for row in rows}
 
 
 @contextmanager

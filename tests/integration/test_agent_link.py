@@ -180,6 +180,24 @@ def test_a_wrong_order_is_one_line_and_changes_nothing(tmp_path: Path) -> None:
     assert (asked, agent.sent(), agent.acked()) == ([8], {8: ECT1}, [8])
 
 
+def test_the_field_of_a_packet_has_its_alternatives_dscp_and_its_codepoint(tmp_path: Path) -> None:
+    with AgentLink(tmp_path / "a", "test") as link:
+        assert [link.ds_field(queue, ecn) for queue, ecn in ((L4S, ECT1), (CLASSIC, ECT0))] == [1, 2]
+        link.set_dscp(63, 46)
+        marks = ((L4S, ECT1), (CLASSIC, ECT0), (CLASSIC, 0), (L4S, 0))
+        fields = [link.ds_field(queue, ecn) for queue, ecn in marks]
+        assert fields == [46 << 2 | 1, 63 << 2 | 2, 63 << 2, 46 << 2]
+        for pair, line in (
+            ((46, 46), "dscp: both alternatives have DSCP 46"),
+            ((0, 64), "dscp: DSCP 64 is not 0 to 63"),
+            ((-1, 0), "dscp: DSCP -1 is not 0 to 63"),
+        ):
+            with pytest.raises(ValueError, match=f"^{line}") as refused:
+                link.set_dscp(*pair)
+            assert len(str(refused.value).splitlines()) == 1
+        assert link.ds_field(L4S, ECT1) == 46 << 2 | 1  # a refused pair changes nothing
+
+
 def test_what_cannot_be_opened_is_named(tmp_path: Path) -> None:
     for path, name, line in (
         (tmp_path / ("x" * 200), "test", "a socket's path has at most 107 bytes"),
@@ -330,7 +348,7 @@ def test_the_header_is_plain_c_and_all_that_the_library_has(project: Path, tmp_p
         ["nm", "-D", "--defined-only", agent_link.LIBRARY], capture_output=True, text=True, check=True
     ).stdout
     assert set(re.findall(r" T (\w+)$", symbols, re.M)) == declared
-    assert len(declared) == 10
+    assert len(declared) == 12
 
 
 def test_one_version_is_said_everywhere(project: Path) -> None:

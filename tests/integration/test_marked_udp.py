@@ -11,6 +11,7 @@ import subprocess
 import threading
 import time
 from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,62 @@ def test_each_packet_arrives_with_the_codepoint_decided_for_it(tmp_path: Path) -
     assert sorted(agent.acked()) == sorted(sent)
 
 
+@pytest.mark.parametrize("host", LOOPBACK)
+def test_each_packet_arrives_with_the_dscp_of_its_alternative(tmp_path: Path, host: str) -> None:
+    """Its codepoint is what it would be without a DSCP; a flow that nothing moves is of alternative 0."""
+    path, log = tmp_path / "agent.sock", tmp_path / "sent.csv"
+    queues = (0, 1, 1, 0, 1, 0, 0, 1)
+    agent = Overheard(path, queues=queues)
+    to = ("--host", host, "--dscp", "63,46")
+    with echoing(tmp_path, host) as echo:
+        options = ("--agent", path, "--log", log, "--rate-mbps", 4, "--seconds", 1, "--ahead-ms", 200)
+        ran = send(*to, "--port", echo.port, *options)
+        arrived = echo.end()
+    agent.join()
+    assert ran.returncode == 0, ran.stderr
+    used = {int(row["packet"]) for row in csv.DictReader(log.open()) if row["decided"] == "1"}
+    alternative = {p: queues[p % 8] if p in used else 1 for p in arrived}
+    assert len(used) > 0.5 * len(arrived) > 100
+    assert echo.dscps == {p: (63, 46)[queue] for p, queue in alternative.items()}
+    assert arrived == {p: (ECT0, ECT1)[queue] for p, queue in alternative.items()}
+    with echoing(tmp_path, host) as echo:
+        send(*to, "--port", echo.port, "--seconds", 0.1, "--classic")
+        assert set(echo.end().values()) == {0}
+    assert set(echo.dscps.values()) == {63}
+
+
+@pytest.mark.parametrize("host", LOOPBACK)
+def test_an_answer_has_the_dscp_of_its_question(tmp_path: Path, host: str) -> None:
+    """So a gateway at the receiver's sends it back by the uplink that the packet came by."""
+    v4 = host == "127.0.0.1"
+    level, field = (socket.IPPROTO_IP, socket.IP_TOS) if v4 else (socket.IPPROTO_IPV6, socket.IPV6_TCLASS)
+    receive = socket.IP_RECVTOS if v4 else socket.IPV6_RECVTCLASS
+    family = socket.AF_INET if v4 else socket.AF_INET6
+    with echoing(tmp_path, host) as echo, socket.socket(family, socket.SOCK_DGRAM) as asker:
+        asker.settimeout(20)
+        asker.setsockopt(level, receive, 1)
+        for dscp in (0, 46):
+            asker.setsockopt(level, field, dscp << 2 | ECT1)
+            asker.sendto(struct.pack("=4sIq", b"SQU1", 0, dscp).ljust(48), (host, echo.port))
+            answer, control, _, _ = asker.recvmsg(100, 100)
+            assert struct.unpack_from("=4sIq", answer) == (b"SQA1", ECT1, dscp)
+            assert [data[0] for _, _, data in control] == [dscp << 2]
+
+
+def test_a_frames_packets_leave_together_and_are_counted(tmp_path: Path) -> None:
+    log = tmp_path / "sent.csv"
+    with echoing(tmp_path) as echo:
+        options = ("--rate-mbps", 4, "--seconds", 0.5, "--frame-packets", 5, "--log", log)
+        said = json.loads(send("--port", echo.port, *options).stdout)
+        echo.end()
+    assert said["packets"] == 5 * said["frames"] > 100
+    assert said["frames_acked"] == said["frames"]  # loopback loses nothing at this rate
+    assert said["frame_p99_us"] >= said["latency_p50_us"] > 0
+    sent_ns = [int(row["sent_ns"]) for row in csv.DictReader(log.open())]
+    within = sum(b - a for at, (a, b) in enumerate(pairwise(sent_ns), 1) if at % 5)
+    assert within < (sent_ns[-1] - sent_ns[0]) / 2  # evenly spaced ones would take 4/5
+
+
 @pytest.mark.parametrize("size", [15, 16, 47, 48, 1200])
 def test_an_answer_is_never_longer_than_its_question(tmp_path: Path, size: int) -> None:
     """Whoever sends in another's name gets no more bytes to them than it sends; senders take both answers."""
@@ -89,6 +146,7 @@ def test_without_an_agent_each_packet_arrives_as_plain_ect1(tmp_path: Path, host
     assert json.loads(classic.stdout)["not_ect"] > 100
     assert echo.summary["ect1"] == said["packets"]
     assert echo.summary["ect0"] == echo.summary["ce"] == 0
+    assert set(echo.summary["by_dscp"]) == {"0"}
 
 
 @pytest.mark.parametrize(("host", "headers"), zip(LOOPBACK, (28, 48), strict=False))
@@ -220,6 +278,14 @@ def test_a_stopped_agent_makes_no_packet_wait(tmp_path: Path) -> None:
         (("--port", 9, "--log", "/nowhere/log"), "/nowhere/log: No such file"),
         (("--port", 9, "--unknown"), "--unknown: not an option"),
         (("--port", 9, "more"), "more: not understood"),
+        (("--port", 9, "--dscp", "46,46"), "--dscp: both alternatives have DSCP 46, so no gateway can tell"),
+        (("--port", 9, "--dscp", "0,64"), "--dscp: DSCP 64 is not 0 to 63"),
+        (("--port", 9, "--dscp", "46"), "--dscp 46: must be two numbers from 0 to 63"),
+        (("--port", 9, "--dscp", "0,46,1"), "--dscp 0,46,1: must be two numbers"),
+        (("--port", 9, "--dscp", "EF,0"), "--dscp EF,0: must be two numbers"),
+        (("--port", 9, "--dscp", "0,"), "--dscp 0,: must be two numbers"),
+        (("--port", 9, "--dscp", "-1,3"), "--dscp: DSCP -1 is not 0 to 63"),
+        (("--port", 9, "--frame-packets", 0), "--frame-packets 0: must be a number from 1"),
     ],
 )
 def test_bad_arguments_get_one_line(arguments: tuple[Any, ...], line: str) -> None:

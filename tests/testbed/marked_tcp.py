@@ -2,8 +2,8 @@
 
     unshare --net python marked_tcp.py MARKER OBJECT 4|6
 
-What is seen is seen at the receiving side, by a packet socket: the codepoint of every data packet and
-whether the checksum of its IP header is right.
+What is seen is seen at the receiving side, by a packet socket: the codepoint and the DSCP of every data
+packet, and whether the checksum of its IP header is right.
 """
 
 from __future__ import annotations
@@ -39,13 +39,14 @@ def checksum_is_right(header: bytes) -> bool:
 
 
 class Wire(threading.Thread):
-    """Codepoint of each TCP data packet to PORT, in order, by source port."""
+    """Codepoint and DSCP of each TCP data packet to PORT, in order, by source port."""
 
     def __init__(self) -> None:
         super().__init__(daemon=True)
         self.socket = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(ETH_P_ALL))
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 32 << 20)
         self.seen: dict[int, list[int]] = {}
+        self.dscps: dict[int, list[int]] = {}
         self.wrong_checksums = 0
         self.start()
 
@@ -62,10 +63,10 @@ class Wire(threading.Thread):
             if address[2] != PACKET_HOST:
                 continue
             if FAMILY == "4":
-                ip, ecn, at = frame[14:34], frame[15] & 3, 34
+                ip, field, at = frame[14:34], frame[15], 34
                 total, protocol = struct.unpack("!H", frame[16:18])[0], frame[23]
             else:
-                ip, ecn, at = b"", frame[15] >> 4 & 3, 54
+                ip, field, at = b"", (frame[14] << 4 | frame[15] >> 4) & 0xFF, 54
                 total, protocol = 40 + struct.unpack("!H", frame[18:20])[0], frame[20]
             if protocol != 6:
                 continue
@@ -73,7 +74,8 @@ class Wire(threading.Thread):
             if destination != PORT or total <= at - 14 + (frame[at + 12] >> 4) * 4:
                 continue
             self.wrong_checksums += bool(ip) and not checksum_is_right(ip)
-            self.seen.setdefault(source, []).append(ecn)
+            self.dscps.setdefault(source, []).append(field >> 2)
+            self.seen.setdefault(source, []).append(field & 3)
 
 
 def write_sysctl(name: str, value: str) -> None:
@@ -176,6 +178,37 @@ def main() -> None:
     out["detached"] = wire.since(source, begin, 8)
     qdiscs = subprocess.run(["tc", "qdisc", "show", "dev", "lo"], capture_output=True, text=True, check=True)
     out["qdiscs"] = qdiscs.stdout
+
+    # With a DSCP for each alternative: a decided flow, one that is not registered, and one without ECN.
+    marker("attach", "lo", OBJECT, "--dscp=63,46")
+    write_sysctl("ipv4/tcp_ecn", "0")
+    plain = connect()
+    for each in (cookie, plain[2]):
+        marker("set", "lo", each, "12012012", 600_000)
+    out["dscp"] = {}
+    for name, (from_, to, _) in {
+        "decided": (near, far, 0),
+        "unregistered": other,
+        "without_ecn": plain,
+    }.items():
+        source = from_.getsockname()[1]
+        begin = len(wire.seen.get(source, ()))
+        send(from_, to, 8)
+        codepoints = wire.since(source, begin, 8)
+        out["dscp"][name] = {"codepoints": codepoints, "dscps": wire.dscps[source][begin:]}
+    marker("set", "lo", cookie, "22222222", 0)
+    source, begin = near.getsockname()[1], len(wire.seen[near.getsockname()[1]])
+    send(near, far, 8)
+    out["dscp"]["stale"] = {"codepoints": wire.since(source, begin, 8), "dscps": wire.dscps[source][begin:]}
+    status = marker("status", "lo")
+    out["dscp"]["said"] = status["dscp"]
+    out["dscp"]["counts"] = {
+        name: [flow[f"alternative_{i}"] for i in (0, 1)]
+        for name, each in {"decided": cookie, "without_ecn": plain[2]}.items()
+        for flow in status["flows"]
+        if flow["cookie"] == each
+    }
+    out["dscp"]["wrong_checksums"] = wire.wrong_checksums
     print(json.dumps(out))
 
 

@@ -30,11 +30,11 @@ def say(*arguments: object) -> subprocess.CompletedProcess[str]:
 
 @needs_bpf
 def test_every_codepoint_becomes_what_was_wanted_and_nothing_else_changes() -> None:
-    """IPv4 and IPv6, all sent and wanted codepoints, valid and stale decisions, with and without data."""
+    """IPv4 and IPv6, all sent and wanted codepoints, valid and stale, with and without data and DSCPs."""
     ran = say("bench", MARK_OBJECT, 1000)
     assert ran.returncode == 0, ran.stderr + ran.stdout
     said = json.loads(ran.stdout)
-    assert said["tried"] == said["right"] == 96
+    assert said["tried"] == said["right"] == 3 * 96
 
 
 @pytest.fixture(scope="module", params=["4", "6"])
@@ -88,6 +88,21 @@ def test_a_flow_that_was_followed_can_be_set_and_forgotten(wire: dict[str, Any],
 
 
 @needs_bpf
+def test_each_packet_has_the_dscp_of_its_alternative(wire: dict[str, Any]) -> None:
+    """Beside the codepoint, which stays the kernel's where the connection has no ECN; checksums are right."""
+    seen = wire["dscp"]
+    wanted = [1, 2, 0, 1, 2, 0, 1, 2]
+    dscps = [(63, 46)[codepoint & 1] for codepoint in wanted]
+    assert seen["decided"] == {"codepoints": wanted, "dscps": dscps}
+    assert seen["without_ecn"] == {"codepoints": [NOT_ECT] * 8, "dscps": dscps}
+    assert seen["unregistered"] == {"codepoints": [ECT0] * 8, "dscps": [0] * 8}
+    assert seen["stale"] == {"codepoints": [ECT1] * 8, "dscps": [46] * 8}
+    assert seen["wrong_checksums"] == 0
+    assert seen["said"] == [63, 46]
+    assert seen["counts"] == {"decided": [5, 3 + 8], "without_ecn": [5, 3]}
+
+
+@needs_bpf
 def test_nothing_stays_after_detach(wire: dict[str, Any]) -> None:
     assert wire["detached"] == [ECT0] * 8
     assert "clsact" not in wire["qdiscs"]
@@ -105,6 +120,9 @@ def test_nothing_stays_after_detach(wire: dict[str, Any]) -> None:
         (("set", "lo", 17, "12121213", 50), "codepoints 12121213: must be 8 digits"),
         (("set", "lo", 17, "12121212", "soon"), "milliseconds soon: must be a number"),
         (("bench", "/nowhere/mark.bpf.o", 10), "/nowhere/mark.bpf.o"),
+        (("attach", "lo", MARK_OBJECT, "--dscp=0,0"), "--dscp: both alternatives have DSCP 0"),
+        (("attach", "lo", MARK_OBJECT, "--dscp=0,64"), "--dscp: DSCP 64 is not 0 to 63"),
+        (("attach", "lo", MARK_OBJECT, "--dscp=46"), "--dscp 46: must be two numbers"),
         (("now",), "say: attach DEV OBJECT"),
     ],
 )

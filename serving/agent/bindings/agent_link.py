@@ -22,7 +22,8 @@ from swiftqueue.serving.agent.io.frames import OUTCOMES
 FOLDER: Final = Path(__file__).resolve().parents[1]
 LIBRARY: Final = FOLDER / "_build" / "libswiftqueue.so"
 HEADERS: Final = (
-    *("bindings/swiftqueue", "marking/agent_link", "io/agent_socket", "io/clock", "io/frames"),
+    *("bindings/swiftqueue", "marking/agent_link", "marking/dscp"),
+    *("io/agent_socket", "io/clock", "io/frames"),
     *(
         "decision/sender",
         "decision/event_rows",
@@ -99,6 +100,8 @@ def _load() -> ctypes.CDLL:
         "swiftqueue_next": (i32, [pointer, ctypes.POINTER(_Decision)]),
         "swiftqueue_sent": (i32, [pointer, i64, i64, packet]),
         "swiftqueue_acked": (i32, [pointer, i64, i64, ctypes.c_float]),
+        "swiftqueue_set_dscp": (i32, [pointer, i32, i32]),
+        "swiftqueue_ds_field": (i32, [pointer, ctypes.c_uint8, ctypes.c_uint8]),
         "swiftqueue_fd": (i32, [pointer]),
         "swiftqueue_error": (text, [pointer]),
         "swiftqueue_now_ns": (i64, []),
@@ -193,6 +196,23 @@ class AgentLink:
 
         """
         self._right(self._abi.swiftqueue_acked(self._open(), packet, acked_ns, latency_us))
+
+    def set_dscp(self, classic: int, l4s: int) -> None:
+        """Have `ds_field` give packets of alternative 0 and of alternative 1 these DSCPs.
+
+        Args:
+            classic: DSCP of alternative 0.
+            l4s: DSCP of alternative 1.
+
+        Raises:
+            ValueError: one is not 0 to 63, or both are the same.
+
+        """
+        self._right(self._abi.swiftqueue_set_dscp(self._open(), classic, l4s))
+
+    def ds_field(self, queue: int, ecn: int) -> int:
+        """Return the DS field (IP_TOS, IPV6_TCLASS) of a packet in this queue with this codepoint."""
+        return int(self._abi.swiftqueue_ds_field(self._open(), queue, ecn))
 
     def fileno(self) -> int:
         """Return a descriptor, the same until the end, that is readable when the agent has said something."""

@@ -15,6 +15,7 @@
 
 #include "serving/agent/io/clock.h"
 #include "serving/agent/marking/agent_link.h"
+#include "serving/agent/marking/dscp.h"
 
 namespace {
 
@@ -68,6 +69,7 @@ struct swiftqueue_agent {
   }
 
   AgentLink link;
+  DscpPair dscp;
   const std::string silent;  // line about an agent that has not greeted yet
   const int poll_fd = ::epoll_create1(EPOLL_CLOEXEC);
   int watched = -1;  // the link's descriptor in `poll_fd`; one that is closed has left it
@@ -208,6 +210,18 @@ SWIFTQUEUE_CALL int swiftqueue_acked(swiftqueue_agent* agent, std::int64_t packe
     agent->link.acked(packet, acked_ns, latency_us);
     return 0;
   });
+}
+
+SWIFTQUEUE_CALL int swiftqueue_set_dscp(swiftqueue_agent* agent, int classic, int l4s) {
+  return guarded(agent, [&] {
+    agent->dscp = dscp_pair("dscp", classic, l4s);
+    return 0;
+  });
+}
+
+SWIFTQUEUE_CALL int swiftqueue_ds_field(const swiftqueue_agent* agent, std::uint8_t queue,
+                                        std::uint8_t ecn) {
+  return agent->dscp.field(queue, ecn & 3);
 }
 
 SWIFTQUEUE_CALL int swiftqueue_fd(const swiftqueue_agent* agent) { return agent->poll_fd; }

@@ -21,6 +21,7 @@ extern "C" {
 #define SWIFTQUEUE_VERSION "0.1.0"
 #define SWIFTQUEUE_BATCH 8 /* packets */
 
+/* What a mark chooses between: the queues of one link, or two uplinks (`swiftqueue_set_dscp`). */
 enum swiftqueue_queue { SWIFTQUEUE_CLASSIC, SWIFTQUEUE_L4S };
 enum swiftqueue_ecn { SWIFTQUEUE_NOT_ECT, SWIFTQUEUE_ECT1, SWIFTQUEUE_ECT0 };
 enum swiftqueue_outcome {
@@ -80,6 +81,15 @@ int swiftqueue_sent(swiftqueue_agent* agent, int64_t packet, int64_t sent_ns,
 /* Says that the first ACK that covers a packet came. `latency_us` is NaN where it is unknown, as
  * for data that was sent twice. Returns 0 or -1. */
 int swiftqueue_acked(swiftqueue_agent* agent, int64_t packet, int64_t acked_ns, float latency_us);
+
+/* Has `swiftqueue_ds_field` give packets of alternative 0 (SWIFTQUEUE_CLASSIC) and of alternative 1
+ * (SWIFTQUEUE_L4S) these two DSCPs, by which a gateway routes them to its uplinks. Returns 0, or -1
+ * where one is not 0 to 63, or both are the same. */
+int swiftqueue_set_dscp(swiftqueue_agent* agent, int classic, int l4s);
+
+/* Returns the DS field (IP_TOS, IPV6_TCLASS) of a packet in this queue with this codepoint; its
+ * DSCP is 0 unless `swiftqueue_set_dscp` said another. */
+int swiftqueue_ds_field(const swiftqueue_agent* agent, uint8_t queue, uint8_t ecn);
 
 /* Returns a descriptor, the same until the end, that is readable when the agent has said something.
  */

@@ -102,7 +102,7 @@ std::vector<MetricFamily> collect(const Statistics& s, const Predictor& predicto
   return {
       family("batches_total", "Batches of 8 packets by outcome.", MetricType::Counter,
              std::move(batches)),
-      family("packets_total", "Packets by the queue they were given.", MetricType::Counter,
+      family("packets_total", "Packets by the alternative they were given.", MetricType::Counter,
              std::move(packets)),
       family("round_trip_seconds", "Seconds from question to answer.", MetricType::Histogram,
              {histogram(s.round_trip, kRoundTripBuckets)}),
@@ -118,7 +118,7 @@ std::vector<MetricFamily> collect(const Statistics& s, const Predictor& predicto
              MetricType::Counter, std::move(resends)),
       family("stale_answers_total", "Answers that came after their batch was due.",
              MetricType::Counter, single(MetricType::Counter, s.stale)),
-      family("moved_unacked", "Packets moved to the classic queue and not acknowledged yet.",
+      family("moved_unacked", "Packets moved to alternative 0 and not acknowledged yet.",
              MetricType::Gauge, single(MetricType::Gauge, s.moved_unacked)),
       family("guard_receivers", "Receivers by the guard's state.", MetricType::Gauge,
              std::move(guarded)),

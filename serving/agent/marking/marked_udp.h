@@ -17,7 +17,8 @@
 // of bindings/swiftqueue.h.
 //
 // An L4S flow's packets are ECT(1), and ECT(0) where the classic queue was chosen for them, so that
-// a marking router need not drop them there. A flow that is not L4S keeps Not-ECT. The receiver
+// a marking router need not drop them there. A flow that is not L4S keeps Not-ECT, and is always of
+// alternative 0. With a DscpPair each packet has the DSCP of its alternative besides. The receiver
 // answers each datagram (Acknowledgement).
 #ifndef SWIFTQUEUE_SERVING_AGENT_MARKED_UDP_H_
 #define SWIFTQUEUE_SERVING_AGENT_MARKED_UDP_H_
@@ -43,6 +44,7 @@
 
 #include "serving/agent/io/clock.h"
 #include "serving/agent/marking/agent_link.h"
+#include "serving/agent/marking/dscp.h"
 
 namespace swiftqueue::agent {
 
@@ -94,12 +96,16 @@ inline sockaddr_storage socket_address(const std::string& host, int port, sockle
   return out;
 }
 
-// Sends one datagram with a codepoint; returns sendmsg's result.
-inline ssize_t send_marked(int fd, int family, Codepoint codepoint, iovec* parts,
-                           std::size_t count) {
-  const int value = codepoint;
+// Sends one datagram with a DS field, to `to` where the socket is not connected; returns sendmsg's
+// result. The kernel routes it by this field.
+inline ssize_t send_marked(int fd, int family, std::uint8_t ds_field, iovec* parts,
+                           std::size_t count, sockaddr_storage* to = nullptr,
+                           socklen_t to_length = 0) {
+  const int value = ds_field;
   alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof value)> control{};
   msghdr message{};
+  message.msg_name = to;
+  message.msg_namelen = to_length;
   message.msg_iov = parts;
   message.msg_iovlen = count;
   message.msg_control = control.data();
@@ -134,7 +140,8 @@ class MarkedUdp {
   static constexpr std::size_t kLeastPayload = sizeof(DataHeader);
 
   // Throws std::invalid_argument: the path cannot be a socket's.
-  MarkedUdp(std::string agent, std::string name) : link_(std::move(agent), std::move(name)) {}
+  MarkedUdp(std::string agent, std::string name, DscpPair dscp = {})
+      : link_(std::move(agent), std::move(name)), dscp_(dscp) {}
   ~MarkedUdp() {
     for (const Flow& flow : flows_) ::close(flow.fd);
   }
@@ -216,7 +223,8 @@ class MarkedUdp {
     // A datagram's error may belong to one before it (a port that nobody listens at): it is tried
     // once more.
     for (int tries = 0; tries < 2 && !out.delivered; ++tries) {
-      out.delivered = send_marked(flow.fd, flow.family, codepoint, parts.data(), parts.size()) >= 0;
+      out.delivered = send_marked(flow.fd, flow.family, dscp_.field(as.queue, codepoint),
+                                  parts.data(), parts.size()) >= 0;
     }
     if (out.delivered) {
       in_flight_.emplace(next_, InFlight{out.sent_ns, flow_id});
@@ -317,6 +325,7 @@ class MarkedUdp {
   }
 
   AgentLink link_;
+  const DscpPair dscp_;
   std::vector<Flow> flows_;
   std::unordered_map<std::string, int> receivers_;
   std::unordered_map<std::int64_t, InFlight> in_flight_;  // packets by number

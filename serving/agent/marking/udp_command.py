@@ -29,18 +29,26 @@ def send(
     seconds: Annotated[float, typer.Option(help="seconds to send")] = 10.0,
     bytes_: Annotated[int, typer.Option("--bytes", help="payload bytes of each datagram")] = 1200,
     flows: Annotated[int, typer.Option(help="number of flows that take turns")] = 1,
+    frame_packets: Annotated[
+        int, typer.Option(help="packets of a frame, which leave at once; the summary has frame latencies")
+    ] = 1,
+    dscp: Annotated[
+        str | None,
+        typer.Option(help="DSCP of alternative 0 and of alternative 1, as 0,46 (default: DSCP 0 for both)"),
+    ] = None,
     ahead_ms: Annotated[float, typer.Option(help="ms between the question about a batch and its time")] = 5.0,
     poisson: Annotated[bool, typer.Option("--poisson", help="random gaps instead of equal ones")] = False,
     classic: Annotated[bool, typer.Option("--classic", help="Not-ECT flows, which nothing moves")] = False,
     seed: Annotated[int, typer.Option(help="seed of the random gaps")] = 1,
     log: Annotated[Path | None, typer.Option(help="CSV of every packet")] = None,
 ) -> None:
-    """Send UDP packets at a rate, each with the codepoint that the agent decides; print a JSON summary.
+    """Send UDP packets at a rate, each marked for the alternative that the agent decides; print a summary.
 
     Example: swiftqueue udp send 127.0.0.1 4433 --agent var/agent.sock --rate-mbps 20
     """
     options: dict[str, object] = {"host": host, "port": port, "agent": agent, "rate-mbps": rate_mbps}
     options |= {"seconds": seconds, "bytes": bytes_, "flows": flows, "ahead-ms": ahead_ms, "seed": seed}
+    options |= {"frame-packets": frame_packets, "dscp": dscp}
     flags = [flag for flag, given in (("--poisson", poisson), ("--classic", classic)) if given]
     _become("send", options | {"log": log}, flags)
 
@@ -51,7 +59,7 @@ def echo(
     seconds: Annotated[float, typer.Option(help="seconds to listen; 0: until told to end")] = 0.0,
     log: Annotated[Path | None, typer.Option(help="CSV of every packet")] = None,
 ) -> None:
-    """Acknowledge each packet of `udp send` with the codepoint that it arrived with.
+    """Acknowledge each packet of `udp send` with the codepoint and the DSCP that it arrived with.
 
     Example: swiftqueue udp echo --host :: --port 4433
     """

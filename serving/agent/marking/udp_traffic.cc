@@ -55,6 +55,8 @@ struct Options {
   double seconds = 10;
   int bytes = 1200;  // QUIC's least datagram
   int flows = 1;
+  int frame_packets = 1;  // packets that go at once
+  DscpPair dscp;
   double ahead_ms = 5;
   bool poisson = false;
   bool classic = false;
@@ -75,12 +77,45 @@ struct Record {
   bool delivered;
 };
 
+// A bounded sample: all of the first values, then a uniform choice (Vitter's algorithm R).
+class Sample {
+ public:
+  explicit Sample(unsigned seed) : random_(seed) {}
+
+  void add(double value) {
+    ++count_;
+    if (values_.size() < kMostLatencies) {
+      values_.push_back(value);
+    } else if (const std::uint64_t at = random_() % count_; at < kMostLatencies) {
+      values_[at] = value;
+    }
+  }
+  std::uint64_t count() const { return count_; }
+  // Returns a quantile as JSON; null without values.
+  std::string quantile(double q) {
+    if (values_.empty()) return "null";
+    const auto at = static_cast<std::size_t>(q * static_cast<double>(values_.size() - 1) + 0.5);
+    std::nth_element(values_.begin(), values_.begin() + static_cast<std::ptrdiff_t>(at),
+                     values_.end());
+    char text[40];
+    std::snprintf(text, sizeof text, "%.1f", values_[at]);
+    return text;
+  }
+
+ private:
+  std::mt19937_64 random_;
+  std::uint64_t count_ = 0;
+  std::vector<double> values_;
+};
+
 // The records of all packets. It holds those whose ACK may come, and a bounded sample of latencies,
-// so that a program may send for days; the log has the rest.
+// so that a program may send for days; the log has the rest. A frame's latency is the time from its
+// first packet to the ACK that completes it.
 class Outcomes {
  public:
   // Throws std::runtime_error: the log cannot be opened.
-  Outcomes(const std::string& path, unsigned seed) : path_(path), random_(seed) {
+  Outcomes(const std::string& path, unsigned seed, int frame_packets)
+      : latency_us(seed), frame_us(seed), path_(path), frame_packets_(frame_packets) {
     if (path.empty()) return;
     log_.open(path);
     if (!log_) throw std::runtime_error(path + ": " + std::strerror(errno));
@@ -89,6 +124,7 @@ class Outcomes {
 
   void sent(const Record& record) {
     waiting_.push_back(record);
+    frames_.try_emplace(packets / frame_packets_, Frame{record.sent_ns, frame_packets_});
     ++packets;
     ++by_codepoint[record.codepoint];
     decided += record.decided;
@@ -106,13 +142,11 @@ class Outcomes {
     --in_flight;
     ce += record.arrived == kCe;
     changed += record.arrived != record.codepoint && record.arrived != kCe;
-    // It keeps all of the first ones, then a uniform sample (Vitter's algorithm R).
-    const double us = static_cast<double>(record.acked_ns - record.sent_ns) / 1e3;
-    if (latency_us.size() < kMostLatencies) {
-      latency_us.push_back(us);
-    } else if (const std::uint64_t at = random_() % static_cast<std::uint64_t>(all_acked);
-               at < kMostLatencies) {
-      latency_us[at] = us;
+    latency_us.add(static_cast<double>(record.acked_ns - record.sent_ns) / 1e3);
+    const auto frame = frames_.find(ack.packet / frame_packets_);
+    if (frame != frames_.end() && --frame->second.missing == 0) {
+      frame_us.add(static_cast<double>(record.acked_ns - frame->second.sent_ns) / 1e3);
+      frames_.erase(frame);
     }
   }
 
@@ -125,11 +159,18 @@ class Outcomes {
   std::int64_t packets = 0, decided = 0, failed = 0, all_acked = 0, ce = 0, changed = 0;
   std::int64_t in_flight = 0;
   std::array<std::int64_t, 4> by_codepoint{};
-  std::vector<double> latency_us;
+  Sample latency_us, frame_us;
 
  private:
+  struct Frame {
+    std::int64_t sent_ns;
+    int missing;  // packets not acknowledged
+  };
+
   // Logs and drops records that are acknowledged, or sent before `before_ns`; in order.
   void settle(std::int64_t before_ns) {
+    while (!frames_.empty() && frames_.begin()->second.sent_ns < before_ns)
+      frames_.erase(frames_.begin());
     for (; !waiting_.empty(); waiting_.pop_front(), ++first_) {
       const Record& r = waiting_.front();
       if (r.acked_ns < 0 && r.delivered && r.sent_ns >= before_ns) return;
@@ -142,32 +183,20 @@ class Outcomes {
 
   const std::string path_;
   std::ofstream log_;
-  std::mt19937_64 random_;
+  const int frame_packets_;
+  std::map<std::int64_t, Frame> frames_;  // frames that are not complete, by number
   std::deque<Record> waiting_;
   std::int64_t first_ = 0;  // number of the first record
 };
 
-double quantile(std::vector<double>& values, double q) {
-  if (values.empty()) return std::numeric_limits<double>::quiet_NaN();
-  const auto at = static_cast<std::size_t>(q * static_cast<double>(values.size() - 1) + 0.5);
-  std::nth_element(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(at), values.end());
-  return values[at];
-}
-
-std::string or_null(double value) {
-  if (!std::isfinite(value)) return "null";
-  char text[40];
-  std::snprintf(text, sizeof text, "%.1f", value);
-  return text;
-}
-
 int send(const Options& options) {
-  MarkedUdp udp(options.agent, options.name);
+  MarkedUdp udp(options.agent, options.name, options.dscp);
   for (int i = 0; i < options.flows; ++i)
     udp.add_flow(options.host, options.port, !options.classic);
-  Outcomes outcomes(options.log, options.seed);
-  // ns = bytes · bit/byte / (bit/us) · ns/us
-  const double gap_ns = udp.ip_bytes(0, options.bytes) * 8e3 / options.rate_mbps;
+  Outcomes outcomes(options.log, options.seed, options.frame_packets);
+  // ns = bytes · bit/byte / (bit/us) · ns/us, from a frame to the next
+  const double gap_ns =
+      options.frame_packets * udp.ip_bytes(0, options.bytes) * 8e3 / options.rate_mbps;
   std::mt19937_64 random(options.seed);
   std::exponential_distribution<double> exponential(1);
   std::deque<double> due_ns;   // due times of packets to be sent
@@ -187,7 +216,7 @@ int send(const Options& options) {
   const auto due = [&](std::int64_t packet) {
     for (; first_due < udp.next_packet(); ++first_due) due_ns.pop_front();
     while (first_due + static_cast<std::int64_t>(due_ns.size()) <= packet) {
-      due_ns.push_back(last_due_ns);
+      due_ns.insert(due_ns.end(), static_cast<std::size_t>(options.frame_packets), last_due_ns);
       last_due_ns += options.poisson ? gap_ns * exponential(random) : gap_ns;
     }
     return static_cast<std::int64_t>(due_ns[static_cast<std::size_t>(packet - first_due)]);
@@ -239,15 +268,19 @@ int send(const Options& options) {
               ", \"not_taken_by_the_kernel\": %" PRId64 ", \"acked\": %" PRId64
               ", \"decided\": %" PRId64 ", \"not_ect\": %" PRId64 ", \"ect1\": %" PRId64
               ", \"ect0\": %" PRId64 ", \"arrived_ce\": %" PRId64 ", \"arrived_changed\": %" PRId64
-              ", \"latency_p50_us\": %s, \"latency_p99_us\": %s, \"agent_connections\": %" PRId64
+              ", \"latency_p50_us\": %s, \"latency_p99_us\": %s, \"frames\": %" PRId64
+              ", \"frames_acked\": %" PRIu64
+              ", \"frame_p50_us\": %s, \"frame_p99_us\": %s, \"agent_connections\": %" PRId64
               ", \"agent_lost\": %" PRId64 ", \"batches_asked\": %" PRId64
               ", \"batches_decided\": %" PRId64 "}\n",
               outcomes.packets, outcomes.failed, outcomes.all_acked, outcomes.decided,
               outcomes.by_codepoint[kNotEct], outcomes.by_codepoint[kEct1],
               outcomes.by_codepoint[kEct0], outcomes.ce, outcomes.changed,
-              or_null(quantile(outcomes.latency_us, 0.5)).c_str(),
-              or_null(quantile(outcomes.latency_us, 0.99)).c_str(), link.connections, link.lost,
-              link.asked, link.answered[0]);
+              outcomes.latency_us.quantile(0.5).c_str(), outcomes.latency_us.quantile(0.99).c_str(),
+              (outcomes.packets + options.frame_packets - 1) / options.frame_packets,
+              outcomes.frame_us.count(), outcomes.frame_us.quantile(0.5).c_str(),
+              outcomes.frame_us.quantile(0.99).c_str(), link.connections, link.lost, link.asked,
+              link.answered[0]);
   return 0;
 }
 
@@ -270,7 +303,7 @@ int echo(const Options& options) {
   if (!options.log.empty()) {
     log.open(options.log);
     if (!log) throw std::runtime_error(options.log + ": " + std::strerror(errno));
-    log << "flow,packet,received_ns,codepoint\n";
+    log << "flow,packet,received_ns,codepoint,dscp\n";
   }
   sockaddr_storage bound{};
   socklen_t bound_length = sizeof bound;
@@ -284,6 +317,7 @@ int echo(const Options& options) {
   constexpr std::size_t kMostFlows = 65'536;
   std::map<std::tuple<std::string, std::uint32_t>, std::array<std::uint64_t, 4>> received;
   std::array<std::uint64_t, 4> all{};
+  std::array<std::uint64_t, 64> by_dscp{};
   std::uint64_t refused = 0;
   const std::int64_t end_ns =
       options.seconds > 0 ? monotonic_ns() + static_cast<std::int64_t>(options.seconds * 1e9)
@@ -310,16 +344,21 @@ int echo(const Options& options) {
         continue;
       }
       Acknowledgement ack;
+      unsigned ds_field = 0;
+      int family = AF_INET;
       for (cmsghdr* c = CMSG_FIRSTHDR(&message); c != nullptr; c = CMSG_NXTHDR(&message, c)) {
         if (c->cmsg_level == IPPROTO_IP && c->cmsg_type == IP_TOS) {
-          ack.codepoint = *CMSG_DATA(c) & 3;
+          ds_field = *CMSG_DATA(c);
         } else if (c->cmsg_level == IPPROTO_IPV6 && c->cmsg_type == IPV6_TCLASS) {
           int tclass = 0;
           std::memcpy(&tclass, CMSG_DATA(c), sizeof tclass);
-          ack.codepoint = static_cast<unsigned>(tclass) & 3;
+          ds_field = static_cast<unsigned>(tclass) & 0xff;
+          family = AF_INET6;
         }
       }
+      ack.codepoint = ds_field & 3;
       ++all[ack.codepoint];
+      ++by_dscp[ds_field >> 2];
       const std::string peer(reinterpret_cast<const char*>(&from), message.msg_namelen);
       if (received.size() < kMostFlows || received.count({peer, header.flow_id}) != 0) {
         auto& counts = received[{peer, header.flow_id}];
@@ -327,21 +366,28 @@ int echo(const Options& options) {
         ack.received = counts;
       }
       ack.packet = header.packet;
-      // The answer is never longer than its datagram: nobody gets more out than is put in.
-      const std::size_t length = n < static_cast<ssize_t>(sizeof ack) ? kShortAck : sizeof ack;
-      ::sendto(fd, &ack, length, MSG_DONTWAIT, reinterpret_cast<sockaddr*>(&from),
-               message.msg_namelen);
+      // The answer is never longer than its datagram: nobody gets more out than is put in. It has
+      // the packet's DSCP, so that a gateway here sends it back by the uplink it came from.
+      iovec answer{&ack, n < static_cast<ssize_t>(sizeof ack) ? kShortAck : sizeof ack};
+      send_marked(fd, family, ds_field & 0xfc, &answer, 1, &from, message.msg_namelen);
       if (log.is_open()) {
         log << header.flow_id << ',' << header.packet << ',' << monotonic_ns() << ','
-            << ack.codepoint << '\n';
+            << ack.codepoint << ',' << (ds_field >> 2) << '\n';
       }
     }
   }
   if (log.is_open() && !log.flush())
     throw std::runtime_error(options.log + ": could not be written");
+  std::string dscps;
+  for (std::size_t i = 0; i < by_dscp.size(); ++i) {
+    if (by_dscp[i] == 0) continue;
+    dscps +=
+        (dscps.empty() ? "\"" : ", \"") + std::to_string(i) + "\": " + std::to_string(by_dscp[i]);
+  }
   std::printf("{\"event\": \"summary\", \"not_ect\": %" PRIu64 ", \"ect1\": %" PRIu64
-              ", \"ect0\": %" PRIu64 ", \"ce\": %" PRIu64 ", \"not_ours\": %" PRIu64 "}\n",
-              all[0], all[1], all[2], all[3], refused);
+              ", \"ect0\": %" PRIu64 ", \"ce\": %" PRIu64
+              ", \"by_dscp\": {%s}, \"not_ours\": %" PRIu64 "}\n",
+              all[0], all[1], all[2], all[3], dscps.c_str(), refused);
   ::close(fd);
   return 0;
 }
@@ -351,7 +397,7 @@ int run(int argc, char** argv) {
   const std::string what = argc > 1 ? argv[1] : "";
   if (what != "send" && what != "echo") throw std::invalid_argument("say `send` or `echo`");
   if (what == "echo") options.seconds = 0;
-  static const std::array<option, 15> known{{{"host", 1, nullptr, 'h'},
+  static const std::array<option, 17> known{{{"host", 1, nullptr, 'h'},
                                              {"port", 1, nullptr, 'p'},
                                              {"agent", 1, nullptr, 'a'},
                                              {"name", 1, nullptr, 'n'},
@@ -360,6 +406,8 @@ int run(int argc, char** argv) {
                                              {"seconds", 1, nullptr, 's'},
                                              {"bytes", 1, nullptr, 'b'},
                                              {"flows", 1, nullptr, 'f'},
+                                             {"frame-packets", 1, nullptr, 'F'},
+                                             {"dscp", 1, nullptr, 'D'},
                                              {"ahead-ms", 1, nullptr, 'd'},
                                              {"seed", 1, nullptr, 'e'},
                                              {"poisson", 0, nullptr, 'P'},
@@ -387,6 +435,10 @@ int run(int argc, char** argv) {
       options.bytes = static_cast<int>(number("--bytes", given, 16, 65'507));
     else if (c == 'f')
       options.flows = static_cast<int>(number("--flows", given, 1, 1000));
+    else if (c == 'F')
+      options.frame_packets = static_cast<int>(number("--frame-packets", given, 1, 1000));
+    else if (c == 'D')
+      options.dscp = dscp_pair("--dscp", std::string(given));
     else if (c == 'd')
       options.ahead_ms = number("--ahead-ms", given, 0, 10'000);
     else if (c == 'e')
