@@ -68,7 +68,7 @@ def run_study(
 
     """
     if latency != "acks" and not traces:
-        raise ValueError(f"--latency {latency} applies to captures, and none is given")
+        raise ValueError(f"--latency {latency} is of captures, and none is given")
     study = Study(_named(traces), protocol, overrides, latency)
     params = study_params(load_yaml(PROJECT / "params.yaml"), study)
     stages = _stages(load_yaml(PROJECT / "dvc.yaml"), simulated=not study.captures)

@@ -142,7 +142,7 @@ def test_bad_folders_and_captures_stop_before_anything_runs(tmp_path: Path) -> N
         attempt("new", twice)
     with pytest.raises(ValueError, match="protocol 'long' is unknown"):
         attempt("new", [], protocol="long")
-    with pytest.raises(ValueError, match="--latency timestamps applies to captures, and none is given"):
+    with pytest.raises(ValueError, match="--latency timestamps is of captures, and none is given"):
         attempt("new", [], latency="timestamps")
     with pytest.raises(ValueError, match="no stage 'register'"):
         run_study(tmp_path / "new", [], protocol="small", overrides=[], until="register")
