@@ -102,12 +102,12 @@ class ControlSettings(ScenarioPart):
     acks: Literal["selective", "cumulative"]  # ACKs from which S1 learns latencies
     # Answer of S1's DCTCP to the mark of a moved packet: as to any mark, or as to a loss (`classic`)
     moved_response: Literal["scalable", "classic"] = "scalable"
-    random: Random  # parameters of `random`
-    oracle: Oracle  # parameters of the oracles
-    last_latency: LastLatency  # parameters of `last_latency`
-    virtual_queue: VirtualQueue = VirtualQueue()  # parameters of `virtual_queue`
-    model: ModelControl  # parameters of `model` and of the controls that are set up like it
-    ladder: Ladder = Ladder()  # parameters of the ladder of information
+    random: Random
+    oracle: Oracle
+    last_latency: LastLatency
+    virtual_queue: VirtualQueue = VirtualQueue()
+    model: ModelControl
+    ladder: Ladder = Ladder()
 
 
 def check_controls(key: str, controls: Sequence[str]) -> None:

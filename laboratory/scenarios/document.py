@@ -17,7 +17,7 @@ from swiftqueue.laboratory.scenarios.checked import ScenarioPart
 from swiftqueue.laboratory.scenarios.schema import Scenario
 
 COMMENT: Final = re.compile(r"^    (\w+): .*?  # (.*)$", re.M)  # a field and the comment behind it
-ABOVE: Final = re.compile(r"^    # (.*)\n    (\w+): ", re.M)  # a comment and the field below it
+ABOVE: Final = re.compile(r"((?:^    # .*\n)+)    (\w+): ", re.M)  # a comment and the field below it
 HEAD: Final = """\
 # Scenarios: the keys
 
@@ -48,7 +48,8 @@ def reference() -> str:
     lines = HEAD.splitlines()
     for part in dict.fromkeys(parts(Scenario)):
         source = inspect.getsource(part)
-        meanings = dict(COMMENT.findall(source)) | {key: said for said, key in ABOVE.findall(source)}
+        above = {key: " ".join(re.findall(r"# (.*)", said)) for said, key in ABOVE.findall(source)}
+        meanings = dict(COMMENT.findall(source)) | above
         schema = part.model_json_schema()["properties"]
         about = " ".join((part.__doc__ or "").split())
         lines += ["", f"## {part.__name__}", "", *textwrap.wrap(about, 118), ""]

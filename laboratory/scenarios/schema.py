@@ -112,12 +112,12 @@ class Explore(ScenarioPart):
 class Environment(ScenarioPart):
     """Links, senders and traffic; senders are in order, the first is S1, captured and controlled."""
 
-    # Base round trip of the nearest receiver over all bottlenecks, in ms
+    # Base round trip of the nearest receiver over all bottlenecks.
     rtt_ms: Annotated[float, Field(ge=LEAST_RTT_MS, le=20_000)]
-    bottlenecks: Annotated[list[Bottleneck], Field(min_length=1, max_length=8)]  # links in a row
-    receivers: Annotated[dict[Name, Receiver], Field(min_length=1)]  # receivers by name
-    senders: Annotated[dict[Name, Sender], Field(min_length=1, max_length=MOST_SENDERS)]  # senders by name
-    controls: ControlSettings  # parameters of the controls
+    bottlenecks: Annotated[list[Bottleneck], Field(min_length=1, max_length=8)]
+    receivers: Annotated[dict[Name, Receiver], Field(min_length=1)]
+    senders: Annotated[dict[Name, Sender], Field(min_length=1, max_length=MOST_SENDERS)]
+    controls: ControlSettings
 
     def without_view(self) -> str | None:
         """Return the type of the first disc that gives no view of its queues; None if all do."""

@@ -137,4 +137,4 @@ class Group(ScenarioPart):
     dupack_threshold: Annotated[int, Field(ge=3, le=10_000)] | Literal["ncr"] = 3
     dscp: Annotated[int, Field(ge=0, le=63)] = 0  # DSCP of the sender's packets
     paced: bool = False  # whether ns-3 paces; Prague, BBR and Copa pace themselves
-    traffic: Traffic  # traffic of each flow; its `kind` names one of the next sections
+    traffic: Traffic
