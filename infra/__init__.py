@@ -1,1 +1,1 @@
-"""Command line, results, studies, traces; the loop on one machine (`local`) and on a cluster (`k8s`)."""
+"""Run the loop on one machine (`local`) or a cluster (`k8s`), and watch it (`monitoring`)."""

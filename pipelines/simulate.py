@@ -34,7 +34,7 @@ Seed = Annotated[int, Field(ge=1, le=2**32 - 1)]
 
 def _distinct(seeds: list[int]) -> list[int]:
     if len(set(seeds)) < len(seeds):
-        raise ValueError("a seed stands there twice, which makes the same trace")
+        raise ValueError("a seed is given twice, and would make the same trace twice")
     return seeds
 
 

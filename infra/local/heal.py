@@ -1,4 +1,4 @@
-"""End what is left of a part of the live loop and start it again, as a program: `infra.local.heal PART`.
+"""End the remains of a part of the live loop and start it again: `swiftqueue.infra.local.heal PART`.
 
 The keeper runs this as a process for each part, so a start that hangs or takes minutes delays no other part.
 The memory that a start needs (PyTorch and MLflow for serving the champion, 700 MB) ends with the process.

@@ -363,7 +363,7 @@ def _start_prometheus() -> None:
     from swiftqueue.infra.local import prometheus
 
     if shutil.which("prometheus") is None:
-        print("no prometheus here (Debian: apt-get install prometheus): nobody keeps what metrics say")
+        print("no prometheus here (Debian: apt-get install prometheus): no metrics are kept")
         return
     print(f"prometheus is up at {prometheus.start()}")
 

@@ -16,7 +16,7 @@ class Point(ScenarioPart):
 
     set: dict[str, Any]  # values of keys of the environment, by their path
     profiles: Annotated[list[str], Field(min_length=1)] | None = None  # None: all of the scenario's profiles
-    controls: Annotated[list[str], Field(min_length=1)] | None = None
+    controls: Annotated[list[str], Field(min_length=1)] | None = None  # None: all of the scenario's
     at: Annotated[float, Field(allow_inf_nan=False)] | None = None  # place on a numeric axis
     train: dict[str, Any] | None = None  # parameters of the point's own model, beside the scenario's `train`
 
@@ -25,14 +25,15 @@ class Axis(ScenarioPart):
     """The axis that a sweep varies.
 
     Points are given one by one, or as the product of named parts: each point takes one choice of each part.
-    Its name joins the choices' names by `join`, without empty ones; it sets all their keys, and the first
-    part varies fastest.
+    The point's name joins the names of its choices by `join`, without empty ones. It sets the keys of all its
+    choices, and the first part varies fastest.
     """
 
     label: str  # name of the axis in plots
-    parts: dict[str, dict[str, Point]] = Field(default_factory=dict)
+    parts: dict[str, dict[str, Point]] = Field(default_factory=dict)  # by part, its choices by name
     join: str = ", "  # separator of the names of a point's choices
     only: list[str] | None = None  # patterns of points to keep
+    # Points by name, beside those that the parts give
     points: Annotated[dict[Annotated[str, Field(min_length=1)], Point], Field(min_length=1)]
     log: bool = False  # whether plots have a logarithmic axis
 

@@ -58,7 +58,7 @@ class LastLatency(ScenarioPart):
 class VirtualQueue(ScenarioPart):
     """Control `virtual_queue`: see simulation/doc/lab.md."""
 
-    margin_us: Microseconds = 1000.0  # as the oracle's
+    margin_us: Microseconds = 1000.0  # least predicted gain, in µs, for which a packet is moved
 
 
 class LeastMean(ScenarioPart):
@@ -71,15 +71,15 @@ class LeastMean(ScenarioPart):
 class Oracle(ScenarioPart):
     """Controls `oracle` and `oracle_in_order`, which see both queues."""
 
-    margin_us: Microseconds  # how much shorter the other queue must be
-    rate_us: Microseconds  # span of arrivals that count
+    margin_us: Microseconds  # least difference of the waits, in µs, for which a packet is moved
+    rate_us: Microseconds  # time over which arrivals are averaged, in µs
 
 
 class Random(ScenarioPart):
     """Control `random`: moves `burst_packets` successive packets together."""
 
-    burst_packets: BurstPackets
-    share: Share | None  # share moved; None: the model's in the same run, or else the oracle's
+    burst_packets: BurstPackets  # packets of a burst
+    share: Share | None  # share that is moved; None: the model's in the same run, or else the oracle's
 
 
 class ModelControl(ScenarioPart):
@@ -87,30 +87,30 @@ class ModelControl(ScenarioPart):
 
     inference_us: Microseconds  # delay of an answer
     until_decided: Literal["default", "previous"]  # queue of a flow's packets until the answer
-    margin_us: Microseconds  # how much sooner the other queue must be
-    margin_share: Annotated[float, Field(ge=0, le=1e6)]
+    margin_us: Microseconds  # least predicted gain, in µs, for which a flow changes queues
+    margin_share: Annotated[float, Field(ge=0, le=1e6)]  # least gain as a share; both must hold
     max_moved_unacked: Annotated[int, Field(ge=0, le=1_000_000_000)]  # most moved packets in flight
-    max_moved_share: Share = 0.0  # share of what S1 has in flight, if that is more packets
-    guard: bool = False  # as the agent ships it: moving stops where it is not settled to help
-    finetune_every_s: Annotated[float, Field(ge=0.1, le=1e5)] | None  # None: the head stays
-    finetune_span_s: Seconds
-    finetune_apply_after_s: Annotated[float, Field(ge=0, le=1e5)]
+    max_moved_share: Share = 0.0  # the same as a share of S1's packets in flight, if that is more
+    guard: bool = False  # whether the agent's guard stops moving where it is not settled to help
+    finetune_every_s: Annotated[float, Field(ge=0.1, le=1e5)] | None  # time between two heads; None: one head
+    finetune_span_s: Seconds  # time whose packets tune a head
+    finetune_apply_after_s: Annotated[float, Field(ge=0, le=1e5)]  # time until a new head answers
 
 
 class Ladder(ScenarioPart):
     """Parameters of the controls that stand beside the model on the ladder of information."""
 
-    constant_share: Share = 0.75  # share of the batches
-    flow_share: Share = 0.5  # share of the flows
+    constant_share: Share = 0.75  # share of the batches that `constant_share` moves
+    flow_share: Share = 0.5  # share of the flows that `flow_split` moves
     shift_s: Seconds = 10.0  # delay of the placebo's decisions after the model's
 
 
 class ControlSettings(ScenarioPart):
     """Parameters of the controls."""
 
-    moved_ecn: Literal["ect0", "not_ect"]
+    moved_ecn: Literal["ect0", "not_ect"]  # codepoint of moved packets
     acks: Literal["selective", "cumulative"]  # ACKs from which S1 learns latencies
-    # The answer of S1's DCTCP to a moved packet's ACK: as to any other, or its mark counts as a loss
+    # Answer of S1's DCTCP to the mark of a moved packet: as to any mark, or as to a loss (`classic`)
     moved_response: Literal["scalable", "classic"] = "scalable"
     random: Random
     oracle: Oracle

@@ -17,18 +17,19 @@ from swiftqueue.laboratory.scenarios.checked import ScenarioPart
 from swiftqueue.laboratory.scenarios.schema import Scenario
 
 COMMENT: Final = re.compile(r"^    (\w+): .*?  # (.*)$", re.M)  # a field and the comment behind it
+ABOVE: Final = re.compile(r"((?:^    # .*\n)+)    (\w+): ", re.M)  # a comment and the field below it
 HEAD: Final = """\
 # Scenarios: the keys
 
 A scenario is `simulation/scenarios/NAME.yaml`, a study's `scenarios/NAME.yaml`, or a file of your own;
-`swiftqueue lab scenarios` lists those that there are. A wrong value is one line that names file and key,
-before anything is built. `extends: OTHER`, or a list, takes missing keys from other scenarios, beside the
-file or of the project; the last one of a list has the last word. [The controls](LABORATORY.md#controls) and
+`swiftqueue lab scenarios` lists them. A wrong value is refused in one line that names file and key, before
+anything is built. `extends: OTHER`, or a list, takes missing keys from other scenarios, which lie beside the
+file or in the project; the last scenario of a list wins. [The controls](LABORATORY.md#controls) and
 [our queue discs](../simulation/doc/queue-discs.md) have pages of their own. Attributes of
-`ns3::DualPi2QueueDisc` come after the profile's; another disc has no profile, so its scenario names one
-only, and its oracles are not run.
+`ns3::DualPi2QueueDisc` override the profile's. Any other disc has no profile, so its scenario names only one
+profile, and its oracles are not run.
 
-Each key stands with the values that it takes, its default and its meaning.
+Each key stands with the values that it takes, its default and its meaning. S1 is the first sender.
 `python -m swiftqueue.laboratory.scenarios.document > docs/SCENARIOS.md` makes this page."""
 
 
@@ -46,7 +47,9 @@ def reference() -> str:
     """Return docs/SCENARIOS.md."""
     lines = HEAD.splitlines()
     for part in dict.fromkeys(parts(Scenario)):
-        meanings = dict(COMMENT.findall(inspect.getsource(part)))
+        source = inspect.getsource(part)
+        above = {key: " ".join(re.findall(r"# (.*)", said)) for said, key in ABOVE.findall(source)}
+        meanings = dict(COMMENT.findall(source)) | above
         schema = part.model_json_schema()["properties"]
         about = " ".join((part.__doc__ or "").split())
         lines += ["", f"## {part.__name__}", "", *textwrap.wrap(about, 118), ""]

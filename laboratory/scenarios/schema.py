@@ -61,7 +61,7 @@ class Disc(ScenarioPart):
     """An ns-3 queue disc by its TypeId; for a DualPI2, these attributes come after the profile's."""
 
     type: str  # TypeId of ns-3
-    attributes: dict[str, str | int | float | bool] = Field(default_factory=dict)
+    attributes: dict[str, str | int | float | bool] = Field(default_factory=dict)  # ns-3's, by name
 
     @field_validator("attributes")
     @classmethod
@@ -82,7 +82,7 @@ class Disc(ScenarioPart):
 class Bottleneck(ScenarioPart):
     """A link with a dual queue, or another disc; its delay is a part of the path's."""
 
-    mbps: Annotated[float, Field(ge=LEAST_LINK_MBPS, le=MOST_LINK_MBPS)]
+    mbps: Annotated[float, Field(ge=LEAST_LINK_MBPS, le=MOST_LINK_MBPS)]  # rate of the link, Mbit/s
     buffer_bdp: Positive  # limit of the queue, in bandwidth-delay products of this link and `rtt_ms`
     disc: Disc | None = None  # disc of the link; None: the profile's
     trace: str | None = None  # file of lines `seconds Mbit/s` for a variable link; None: always `mbps`
@@ -110,23 +110,24 @@ class Uplink(Bottleneck):
 class Receiver(ScenarioPart):
     """An end of flows: the router of its link, and its distance beyond `rtt_ms`."""
 
-    router: Annotated[int, Field(ge=1)] = 1  # router that it hangs on
+    router: Annotated[int, Field(ge=1)] = 1  # number of the router that its access link leads to
     extra_rtt_ms: Annotated[float, Field(ge=0, le=10_000)] = 0.0  # round trip beyond `rtt_ms`
 
 
 class Sender(ScenarioPart):
     """A start of flows: the router of its link, and its groups by name."""
 
-    router: Annotated[int, Field(ge=0)] = 0  # router that it hangs on
+    router: Annotated[int, Field(ge=0)] = 0  # number of the router that its access link leads to
     groups: dict[str, Group]  # groups of flows by name
 
 
 class Explore(ScenarioPart):
-    """Traces for training that explore: the share of S1's bursts, and the bursts' lengths, a trace each."""
+    """Traces for training, in which a share of S1's bursts is moved at random."""
 
-    share: Share
+    share: Share  # share of the bursts that are moved
     burst_packets: Annotated[list[BurstPackets], Field(min_length=1)]  # lengths of bursts, a trace each
     seconds: Seconds  # length of a trace
+    # Seeds of the traces, each for every length of bursts
     seeds: Annotated[list[Annotated[int, Field(ge=TRAINING_SEEDS_FROM, le=1_000_000)]], Field(min_length=1)]
     flows_apart: bool = False  # whether each L4S flow is its own sender, as with `swiftqueue mark follow`
     points: bool = False  # whether each point of the axis has traces, for one model of all points
@@ -297,7 +298,9 @@ class Scenario(ScenarioPart):
     figure: str | None = None  # figure of the paper that it redraws
     seconds: Seconds  # simulated time
     warmup_s: NotNegative  # time at the start that the figures leave out
+    # Seeds of the runs; each is one sample
     seeds: Annotated[list[Annotated[int, Field(ge=1, lt=TRAINING_SEEDS_FROM)]], Field(min_length=1)]
+    # Profiles of the queues (simulation/doc/lab.md)
     profiles: Annotated[
         list[Annotated[Literal["rfc9332", "uncoupled"], BeforeValidator(profile_named)]], Field(min_length=1)
     ]
@@ -305,9 +308,9 @@ class Scenario(ScenarioPart):
     explore: Explore  # traces of `lab train`
     # Parameters of `lab train` that differ from params.yaml: SECTION.KEY
     train: dict[str, Any] = Field(default_factory=dict)
-    environment: Environment
-    axis: Axis | None = None
-    flows: bool = False  # whether flows.parquet has each flow; then no sender has two
+    environment: Environment  # network, traffic and controls
+    axis: Axis | None = None  # parameters that a sweep varies
+    flows: bool = False  # whether flows.parquet has a row for each flow; a sender then has one flow at most
     classes: bool = False  # whether classes.parquet has each flow's class where the disc is Confucius
     page_by_page: bool = False  # whether pages.parquet has each page's own figures
     regret: bool = False  # whether each choice is scored by the packet's waits in both queues

@@ -28,7 +28,7 @@ class Video(ScenarioPart):
 
     kind: Literal["video"]
     mbps: Rate  # rate of a flow, Mbit/s
-    frames_per_s: Annotated[float, Field(ge=0.1, le=1000)]
+    frames_per_s: Annotated[float, Field(ge=0.1, le=1000)]  # frames a second
 
 
 class ConstantRate(ScenarioPart):
@@ -36,7 +36,7 @@ class ConstantRate(ScenarioPart):
 
     kind: Literal["cbr"]
     mbps: Rate  # rate of a flow, Mbit/s
-    packet_bytes: Annotated[int, Field(ge=1, le=1448)]
+    packet_bytes: Annotated[int, Field(ge=1, le=1448)]  # payload of a packet
 
 
 class Replay(ScenarioPart):
@@ -50,10 +50,10 @@ class Replay(ScenarioPart):
 class Lognormal(ScenarioPart):
     """Draws of a lognormal distribution, cut at both ends."""
 
-    median: Positive
+    median: Positive  # median of the distribution
     sigma: NotNegative  # standard deviation of the logarithm
-    least: Annotated[int, Field(ge=1)] = 1
-    most: Annotated[int, Field(ge=1, le=100_000_000)]
+    least: Annotated[int, Field(ge=1)] = 1  # smallest value
+    most: Annotated[int, Field(ge=1, le=100_000_000)]  # largest value
 
     @model_validator(mode="after")
     def _sound(self) -> Lognormal:
@@ -63,15 +63,16 @@ class Lognormal(ScenarioPart):
 
 
 class Pages(ScenarioPart):
-    """Web pages at equal intervals; all objects of one are asked for at once, each by a flow of its own."""
+    """Web pages at equal intervals; all objects of a page are requested at once, each by its own flow."""
 
     kind: Literal["pages"]
-    pages: Annotated[int, Field(ge=1, le=2000)]
+    pages: Annotated[int, Field(ge=1, le=2000)]  # number of pages
     first_s: NotNegative  # time of the first page
     every_s: Positive  # time from one page to the next
-    objects: Lognormal | None = None  # objects of a page
+    objects: Lognormal | None = None  # number of objects of a page
     object_bytes: Lognormal | None = None  # size of an object
-    sizes: list[list[Annotated[int, Field(ge=1, le=100_000_000)]]] | None = None  # per page, in turn
+    # Sizes of each page's objects in bytes, pages in turn; given instead of `objects` and `object_bytes`
+    sizes: list[list[Annotated[int, Field(ge=1, le=100_000_000)]]] | None = None
 
     @model_validator(mode="after")
     def _sound(self) -> Pages:
@@ -90,9 +91,9 @@ class RealTime(ScenarioPart):
     """A call: at each tick a frame as large as the congestion control's rate allows, between two rates."""
 
     kind: Literal["real_time"]
-    frames_per_s: Annotated[float, Field(ge=1, le=1000)]
-    least_mbps: Rate
-    most_mbps: Rate
+    frames_per_s: Annotated[float, Field(ge=1, le=1000)]  # frames a second
+    least_mbps: Rate  # lowest rate, Mbit/s
+    most_mbps: Rate  # highest rate, Mbit/s
     start_mbps: Rate | None = None  # first rate of tcp gcc; None: the least
 
     @model_validator(mode="after")
@@ -112,7 +113,8 @@ Traffic = Annotated[
 class Group(ScenarioPart):
     """Flows that are alike, of one sender to one receiver."""
 
-    flows: Annotated[int, Field(ge=0, le=2000)]  # number of flows; 0: as without the group
+    flows: Annotated[int, Field(ge=0, le=2000)]  # number of flows; 0 leaves the group out
+    # Congestion control of the flows; `udp` has none
     tcp: Literal[
         "dctcp",
         "prague",
@@ -129,7 +131,9 @@ class Group(ScenarioPart):
     ]
     ecn: Literal["ect1", "ect0", "not_ect"]  # codepoint of its packets
     receiver: str  # name of its receiver
+    # Interval in which each flow begins, at a random time
     start_s: list[NotNegative] = Field(default=[0.0, 1.0], min_length=2, max_length=2)
+    # Duplicate ACKs that count as a loss; `ncr`: by RFC 4653
     dupack_threshold: Annotated[int, Field(ge=3, le=10_000)] | Literal["ncr"] = 3
     dscp: Annotated[int, Field(ge=0, le=63)] = 0  # DSCP of the sender's packets
     paced: bool = False  # whether ns-3 paces; Prague, BBR and Copa pace themselves

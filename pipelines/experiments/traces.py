@@ -196,7 +196,7 @@ def _check(
         with Console(stderr=True).status(f"reading {file.name}"):
             summary = extract_trace(ExtractJob(file, trace, sender, latency), Path(scratch))
         if not summary["latency_known"]:
-            raise ValueError(f"{file}: it tells no packet's latency; is it from the sender's side?")
+            raise ValueError(f"{file}: no packet's latency is known; was it captured at the sender?")
         packets = read_packets(Path(scratch), trace)
     try:
         slices = _divided(decision_times(packets), trace, asked, projects)

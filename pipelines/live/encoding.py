@@ -68,7 +68,7 @@ class Decisions:
 
     @classmethod
     def joined(cls, parts: Sequence[Decisions]) -> Self:
-        """Return several runs of decisions as one."""
+        """Return the decisions of several parts, one after the other."""
         return cls(
             np.concatenate([part.read_BRD for part in parts]),
             np.concatenate([part.anchor_BH for part in parts]),
@@ -76,12 +76,12 @@ class Decisions:
         )
 
     def chosen(self, which: slice | NDArray[np.bool_] | NDArray[np.intp]) -> Decisions:
-        """Return some of them."""
+        """Return the chosen decisions."""
         return Decisions(self.read_BRD[which], self.anchor_BH[which], self.candidates_BHF[which])
 
     @property
     def encoded(self) -> HeadInputs:
-        """Return them as a forecaster's `answer` and `tuned_on` take them."""
+        """Return the decisions in the form that a forecaster's `answer` and `tuned_on` take."""
         return HeadInputs(torch.from_numpy(self.read_BRD), torch.from_numpy(self.anchor_BH))
 
     @property
@@ -91,7 +91,7 @@ class Decisions:
 
     @classmethod
     def of_arrays(cls, found: Mapping[str, NDArray[np.float32]]) -> Self:
-        """Return what `arrays` gave, from a file.
+        """Return the decisions whose `arrays` a file holds.
 
         Raises:
             ValueError: an array is missing, or they differ in length.

@@ -83,7 +83,7 @@ class TuningResult:
 
 
 def tune(minute: Minute) -> TuningResult:
-    """Fine-tune the head of the champion or of a re-train on a minute, and judge it on what follows.
+    """Fine-tune the head of the champion or of a re-train on a minute, and judge it on the packets after it.
 
     Raises:
         DeclinedError: too few windows, no known latency, or telemetry with a gap; the line says which.

@@ -178,7 +178,7 @@ class ReservoirFile:
         self._file = file
 
     def load(self) -> Reservoir:
-        """Read it; one that cannot be read is put aside, with a line, and it begins anew."""
+        """Read the reservoir; an unreadable file is put aside, with a line, and the reservoir is empty."""
         if not self._file.is_file():
             return EMPTY
         try:

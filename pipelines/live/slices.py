@@ -56,7 +56,7 @@ class JudgingSlice:
     def of(
         cls, packets: pl.DataFrame, beginning: Beginning, from_ns: int, encoder: str, decisions: Decisions
     ) -> Self:
-        """Put one together from all that was decided since `from_ns`."""
+        """Return the slice of all decisions since `from_ns`."""
         targets = event_stream.targets(packets)
         chosen_B = np.flatnonzero(targets.decision_ns_B >= from_ns)
         every = slice(None, None, -(-len(chosen_B) // MOST_WINDOWS) or 1)
@@ -135,7 +135,7 @@ class SliceFolder:
         self._folder = folder
 
     def recent(self) -> tuple[JudgingSlice, ...]:
-        """Return all, oldest first; one that cannot be read is put aside, with a line."""
+        """Return all slices, oldest first; an unreadable one is put aside, with a line."""
         found = []
         for file in self._files():
             try:
@@ -149,7 +149,7 @@ class SliceFolder:
         return tuple(found)
 
     def keep(self, slices: tuple[JudgingSlice, ...]) -> None:
-        """Write slices, again where they are there, and remove the oldest beyond KEPT.
+        """Write slices, in place of files that they have already, and remove the oldest beyond KEPT.
 
         Raises:
             OSError: the disk is full; the previous ones stay.

@@ -76,6 +76,7 @@ def test_the_reference_page_is_current(project: Path) -> None:
     assert (project / "docs/SCENARIOS.md").read_text() == reference(), (
         "run: python -m swiftqueue.laboratory.scenarios.document > docs/SCENARIOS.md"
     )
+    assert "`rtt_ms`** (0.4…20000): Base round trip" in reference()  # by the comment above the key
 
 
 @pytest.mark.parametrize("name", names())

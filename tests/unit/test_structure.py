@@ -337,6 +337,15 @@ def test_commands_of_the_documents_exist_with_their_options(project: Path) -> No
                 assert path.with_suffix(".py").is_file() or path.is_dir(), f"{document}: {module}"
 
 
+def test_benchmarks_that_the_documents_run_exist(project: Path) -> None:
+    """A page may name one of an older commit in its text, but not among the lines to run."""
+    from swiftqueue.cli.experiments import Benchmark
+
+    for document in documents(project):
+        named = set(re.findall(r"^ {4,}\S*swiftqueue bench ([a-z]+)", document.read_text(), re.M))
+        assert named <= set(Benchmark), f"{document}: {named - set(Benchmark)}"
+
+
 def test_paths_and_links_of_the_documents_exist(project: Path) -> None:
     # Made at run time, or the reader's own.
     written = ("data/", "var/", "build/", ".venv", "study-", "shared/", "../", "prometheus.io/")
@@ -363,6 +372,20 @@ def test_paths_and_links_of_the_documents_exist(project: Path) -> None:
             )
             anchors = {re.sub(r"[^a-z0-9 -]", "", title.lower()).replace(" ", "-") for title in titles}
             assert place in anchors, f"{document}: {link}#{place}"
+
+
+def linked(index: Path) -> set[Path]:
+    return {(index.parent / link).resolve() for link in re.findall(r"\]\(([^)#:]+)", index.read_text())}
+
+
+def test_every_page_is_in_the_index(project: Path) -> None:
+    """Or in its folder's, which is in the index. Decisions are listed by their folder."""
+    index = project / "docs/README.md"
+    for page in tracked(project, "docs/*.md"):
+        own = page.parent / "README.md"
+        if page != index and page.parent.name != "decisions" and page not in linked(index):
+            assert own in linked(index), page
+            assert page in linked(own), page
 
 
 def test_documents_can_be_read_in_a_narrow_window(project: Path) -> None:
