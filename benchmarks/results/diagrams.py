@@ -22,7 +22,7 @@ STEPS: Final = (
     ("serving", "one version number,\nnever half a model", (0.02, 0.08)),
 )
 WIDTH, HEIGHT = 0.27, 0.27
-# What the two profiles do, a line each.
+# The rules of each profile, a line for each.
 QUEUES: Final = (
     (
         "rfc9332: the standard's dual queue",

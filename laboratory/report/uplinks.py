@@ -1,4 +1,4 @@
-"""What steering over two uplinks gains its calls, and what it costs others.
+"""Judge what steering over two uplinks gains its calls, and what it costs others.
 
 Changes are of geometric means, paired by seed. A change is settled with `FEWEST_SEEDS` seeds, where it would
 come by chance in less than one case of twenty, corrected (Holm) for the points of its scenario.

@@ -93,7 +93,7 @@ PAGES_SCHEMA: Final[dict[str, pl.DataType | type[pl.DataType]]] = {
 UPLINKS: Final = "uplinks.parquet"
 UPLINKS_SCHEMA: Final[dict[str, pl.DataType | type[pl.DataType]]] = {
     **_A_RUN,
-    "frame_p99_s": pl.Float64,  # of all calls together, as is the next one
+    "frame_p99_s": pl.Float64,  # frames of all calls together, as is the next one
     "stall_s": pl.Float64,
     "one_way_p99_s": pl.Float64,  # one-way delay of S1's steered packets
     "cross_message_p99_s": pl.Float64,  # unfinished messages count with their age at the end

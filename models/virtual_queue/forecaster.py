@@ -150,12 +150,12 @@ class Lesson:
             parts[0].change,
         )
 
-    def score(self, rules: Rules) -> Score:
+    def score(self, rules: Rules) -> RuleScore:
         """Return the score of rules."""
         us_BH = self.rows.forecast_us(rules)
         known = np.isfinite(self.came_BH) & np.isfinite(us_BH)
         if not known.any():
-            return Score(0.0, 0.0)
+            return RuleScore(0.0, 0.0)
         us_N, came_N = us_BH[known], self.came_BH[known].astype(np.float64)
         last_N = self.last_flow_BH[known]
         error = float(((us_N - came_N) ** 2).mean())
@@ -163,10 +163,10 @@ class Lesson:
         scored = np.isfinite(margin_N)
         late_N = margin_N[scored] >= 1
         curve = precision_recall(late_N, late_margin(us_N, last_N, self.change)[scored])
-        return Score(curve.average_precision() or 0.0, error)
+        return RuleScore(curve.average_precision() or 0.0, error)
 
 
-class Score(NamedTuple):
+class RuleScore(NamedTuple):
     """Average precision of late packets, 0 where none is late, and the mean squared error."""
 
     precision: float
@@ -176,7 +176,7 @@ class Score(NamedTuple):
 def _fitted(lesson: Lesson) -> Rules:
     """Return rules by steps, each a queue's rates or its share of the oldest packet's waiting."""
     usual = [_usual(lesson.rows, queue) for queue in range(len(QUEUES))]
-    known: dict[Rules, Score] = {}
+    known: dict[Rules, RuleScore] = {}
 
     def better(rules: Rules) -> tuple[float, float]:
         if rules not in known:

@@ -69,7 +69,7 @@ done
 
 
 @dataclass(frozen=True)
-class Uplink:
+class BedUplink:
     """One of the two links; rates are of IP packets."""
 
     rate_mbps: float
@@ -81,7 +81,7 @@ class Uplink:
 class UplinkPlan:
     """The parameters of a run."""
 
-    uplinks: tuple[Uplink, Uplink]
+    uplinks: tuple[BedUplink, BedUplink]
     dscp: tuple[int, int] = (0, 46)  # by alternative, for sender and gateway
     send_mbps: float = 2.4
     frame_packets: int = 8
@@ -95,7 +95,7 @@ class UplinkPlan:
             raise ValueError(f"--send-mbps {self.send_mbps:g}: must be above 0, and finite")
 
 
-def uplinks_of(texts: Sequence[str]) -> tuple[Uplink, Uplink]:
+def uplinks_of(texts: Sequence[str]) -> tuple[BedUplink, BedUplink]:
     """Return the uplinks of two texts `RATE:DELAY:CROSS`, in Mbit/s, ms and Mbit/s.
 
     Raises:
@@ -110,14 +110,14 @@ def uplinks_of(texts: Sequence[str]) -> tuple[Uplink, Uplink]:
     return first, second
 
 
-def _uplink(text: str) -> Uplink:
+def _uplink(text: str) -> BedUplink:
     try:
         rate, delay, cross = map(float, text.split(":"))
     except ValueError:
         rate = math.nan
     if not (0 < rate < math.inf and 0 <= delay < math.inf and 0 <= cross < math.inf):
         raise ValueError(f"--uplink {text}: must be RATE:DELAY:CROSS in Mbit/s, ms and Mbit/s, as 20:10:12")
-    return Uplink(rate, delay, cross)
+    return BedUplink(rate, delay, cross)
 
 
 def dscp_of(text: str) -> tuple[int, int]:
@@ -152,7 +152,7 @@ class UplinkBed(Bed):
     """A bed with two uplinks; `a` and `b` start commands on its hosts, `gateway` between them."""
 
     def __init__(
-        self, uplinks: tuple[Uplink, Uplink], dscp: tuple[int, int], *, seed: int = 1, log: Path | None = None
+        self, uplinks: tuple[BedUplink, BedUplink], dscp: tuple[int, int], *, seed: int = 1, log: Path | None = None
     ) -> None:
         """Keep the parameters.
 

@@ -138,7 +138,7 @@ class LeastLatencyMove : public QueueControl {
  private:
   struct Path {
     double us{std::numeric_limits<double>::infinity()};
-    double sumUs{0};  // of the span that goes on
+    double sumUs{0};  // sum in the span that goes on
     uint32_t packets{0};
   };
 
