@@ -21,11 +21,11 @@ from swiftqueue.serving.agent.marking.udp_command import BINARY
 from swiftqueue.serving.agent.marking.udp_command import why_not_built as no_udp
 from swiftqueue.testbed.host import dscp_rules, router_log
 from swiftqueue.testbed.host.checks import capability, own_network
-from swiftqueue.testbed.host.uplinks import Uplink, UplinkBed, UplinkPlan, figures, run, uplinks_of
+from swiftqueue.testbed.host.uplinks import BedUplink, UplinkBed, UplinkPlan, figures, run, uplinks_of
 
 CANNOT = no_udp() or capability("uplinks").why_not
 needs_uplinks = pytest.mark.skipif(CANNOT is not None, reason=str(CANNOT))
-UPLINKS = (Uplink(20, 5, 0), Uplink(20, 12, 0))
+UPLINKS = (BedUplink(20, 5, 0), BedUplink(20, 12, 0))
 HOSTS = ["10.77.0.2", *(["fd77::2"] if Path("/proc/sys/net/ipv6").is_dir() else [])]
 QUEUES = (0, 1, 1, 0, 1, 0, 0, 1)
 
