@@ -202,7 +202,7 @@ class LiveView:
     def _ask_status(self) -> None:
         try:
             ran = subprocess.run(
-                [SWIFTQUEUE, "status", "--json"],
+                ["setpriv", "--pdeathsig", "TERM", SWIFTQUEUE, "status", "--json"],  # it goes with this page
                 capture_output=True,
                 text=True,
                 timeout=STATUS_S,
