@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from event_rows import batch
+from waiting import wait_until
 
 from swiftqueue.common import json_lines
 from swiftqueue.common.state import secret
@@ -158,8 +159,12 @@ def get(path: str, **headers: str) -> tuple[int, bytes, dict[str, str]]:
 
 
 def view() -> dict[str, Any]:
-    """Return what the page shows."""
-    status, body, _ = get("/state.json", Authorization=f"Bearer {secret(PAGE)}")
-    assert status == 200
-    found: dict[str, Any] = json.loads(body)
-    return found
+    """Return what the page shows; the first one who looks waits for it."""
+
+    def look() -> dict[str, Any]:
+        status, body, _ = get("/state.json", Authorization=f"Bearer {secret(PAGE)}")
+        assert status == 200
+        found: dict[str, Any] = json.loads(body)
+        return found
+
+    return wait_until(look, "the page shows nothing")

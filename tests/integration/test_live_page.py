@@ -27,6 +27,7 @@ from swiftqueue.common.state import drop_scratch, secret, secret_file
 from swiftqueue.infra.local import live_options, live_page, loop, processes
 from swiftqueue.infra.local.parts import PAGE
 from swiftqueue.infra.monitoring.page.server import ASSETS, MOST_REQUEST_BYTES
+from swiftqueue.infra.monitoring.page.view import WATCHED_S, LiveView
 
 pytestmark = [pytest.mark.slow, pytest.mark.long("live page")]
 
@@ -208,6 +209,16 @@ def test_many_viewers_share_one_view(world: Path) -> None:
     seen("rounds")
     times = [view()["time"] for _ in range(20)]
     assert len(set(times)) < len(times)
+
+
+def test_who_comes_back_is_not_shown_what_was_true_before(world: Path) -> None:
+    """The first look after a while without anybody begins anew; it shows no old state as if it were now."""
+    one = LiveView()
+    one.content()
+    one.look()
+    assert b'"parts"' in one.content()
+    one._watched_s -= 2 * WATCHED_S
+    assert one.content() == b"{}"
 
 
 def test_the_address_is_told_with_its_key_and_to_no_stranger(

@@ -70,7 +70,8 @@ class LiveView:
         """Return the newest view as JSON; it is made more often while somebody asks for it."""
         first = not self.watched
         self._watched_s = time.monotonic()
-        if first:
+        if first:  # nobody is shown what was true when somebody looked last
+            self._content = b"{}"
             self._wake.set()
         return self._content
 
@@ -201,7 +202,7 @@ class LiveView:
     def _ask_status(self) -> None:
         try:
             ran = subprocess.run(
-                [SWIFTQUEUE, "status", "--json"],
+                ["setpriv", "--pdeathsig", "TERM", SWIFTQUEUE, "status", "--json"],  # it goes with this page
                 capture_output=True,
                 text=True,
                 timeout=STATUS_S,
