@@ -23,13 +23,15 @@ from swiftqueue.models.forecasters.comparison import HeldOutPackets
 from swiftqueue.models.forecasters.forecaster import AutoParams, Say, Variant
 from swiftqueue.models.forecasters.traces import Trace, lessons, tested
 from swiftqueue.models.forecasters.walk import PRETRAINED, DecisionForecasts, forecasts, learning_from
-from swiftqueue.models.scoring.metrics import late_from, score_predictions
+from swiftqueue.models.scoring.metrics import late_from, late_margin, score_predictions
 from swiftqueue.models.training.protocol import LEAST_WINDOWS, Round, Slice, TraceSlices
 
 FIRST_SHARE: Final = 0.4  # share of a training slice that the first step trains on
 AP_AS_GOOD: Final = 0.02  # average precision below the best that counts as equal: the gate's margin
 MAE_AS_GOOD: Final = 0.05  # error above the least, as a share of it, that counts as equal
-LEAST_LATE: Final = 50  # late packets with fewer of which one episode would decide, as in the gate
+# Late packets come in episodes. With fewer of them one episode would decide, as in the gate.
+LEAST_LATE: Final = 50
+LEAST_LATE_SECONDS: Final = 5
 AP_HOPELESS: Final = 0.1  # average precision below the best with which a candidate is trained no more
 MAE_HOPELESS: Final = 0.5  # error above the least, as a share of it, likewise where the error decides
 
@@ -41,6 +43,12 @@ class Score:
     average_precision: float | None
     mae_ms: float
     late: int  # number of late packets
+    late_seconds: int  # number of seconds that they come from
+
+    @property
+    def precise(self) -> bool:
+        """Return whether there are late packets enough for average precision to decide."""
+        return self.late >= LEAST_LATE and self.late_seconds >= LEAST_LATE_SECONDS
 
     def __str__(self) -> str:
         precision = "no late packet" if self.average_precision is None else f"AP {self.average_precision:.3f}"
@@ -55,7 +63,6 @@ class Choice:
     line: str  # what was chosen and why, in one line
     scores: Mapping[str, Score]  # by candidate; one whose training failed has none
     steps: Mapping[str, int]  # number of steps that each was trained for
-    late: int  # late packets in the steps
     seconds: float
 
     def as_json(self) -> dict[str, Any]:
@@ -72,7 +79,8 @@ class Choice:
             "chosen": self.variant.name,
             "kind": self.variant.kind_name,
             "why": self.line,
-            "late": self.late,
+            "late": self.scores[self.variant.name].late,
+            "late_seconds": self.scores[self.variant.name].late_seconds,
             "candidates": candidates,
         }
 
@@ -121,12 +129,16 @@ def choose(traces: Sequence[Trace], among: Sequence[Variant], params: AutoParams
             if k + 1 < len(steps):
                 left = _in_reach(left, scores)
     name, why = best_of({variant.name: scores[variant.name] for variant in left})
-    others = "; ".join(f"{other} {score}" for other, score in scores.items() if other != name)
+    counts = {name: len(said[name]) for name in scores}
+    others = "; ".join(
+        f"{other} {score}" + (f" (left out after step {counts[other]})" if counts[other] < len(steps) else "")
+        for other, score in scores.items()
+        if other != name
+    )
     line = f"chose {name}: {scores[name]}, {why}" + (f"; against {others}" if others else "")
     line += f"; {len(steps)} steps within the training slices"
     variant = next(variant for variant in left if variant.name == name)
-    counts = {name: len(said[name]) for name in scores}
-    return Choice(variant, line, scores, counts, scores[name].late, time.monotonic() - started)
+    return Choice(variant, line, scores, counts, time.monotonic() - started)
 
 
 def best_of(scores: Mapping[str, Score]) -> tuple[str, str]:
@@ -134,13 +146,14 @@ def best_of(scores: Mapping[str, Score]) -> tuple[str, str]:
 
     Average precision of late packets decides. Among candidates within AP_AS_GOOD of the best the mean
     absolute error decides, and among those within MAE_AS_GOOD of the least the first, the cheapest to serve.
-    With fewer than LEAST_LATE late packets average precision is left out.
+    With fewer than LEAST_LATE late packets, or in fewer than LEAST_LATE_SECONDS seconds, average precision is
+    left out.
     """
     names = list(scores)
-    late = min(score.late for score in scores.values())
     why = "the highest AP"
-    if late < LEAST_LATE:
-        why = f"the least MAE ({late} late packets are too few for AP)"
+    if few := [score for score in scores.values() if not score.precise]:
+        late = f"{few[0].late} late packets in {few[0].late_seconds} s"
+        why = f"the least MAE ({late} are too few for AP)"
     else:
         best = max(score.average_precision or 0.0 for score in scores.values())
         names = [name for name in names if (scores[name].average_precision or 0.0) >= best - AP_AS_GOOD]
@@ -156,7 +169,7 @@ def best_of(scores: Mapping[str, Score]) -> tuple[str, str]:
 def _in_reach(left: Sequence[Variant], scores: Mapping[str, Score]) -> list[Variant]:
     """Return the candidates that may still be chosen."""
     some = [scores[variant.name] for variant in left]
-    if min(score.late for score in some) < LEAST_LATE:
+    if not all(score.precise for score in some):
         least = min(score.mae_ms for score in some)
         return [one for one in left if scores[one.name].mae_ms <= least * (1 + MAE_HOPELESS)]
     best = max(score.average_precision or 0.0 for score in some)
@@ -227,17 +240,22 @@ def _score(said: Sequence[DecisionForecasts], asked: Sequence[HeldOutPackets]) -
         for one, held_out in steps
         if one.spread is not None
     ]
+    came_BH = np.concatenate([held_out.came_BH for _, held_out in steps])
+    last_BH = np.concatenate([held_out.last_flow_BH for _, held_out in steps])
     scores = score_predictions(
         np.concatenate([one.us_BH for one, _ in steps]),
-        np.concatenate([held_out.came_BH for _, held_out in steps]),
-        np.concatenate([held_out.last_flow_BH for _, held_out in steps]),
+        *(came_BH, last_BH),
         change=asked[0].change,
         lateness_BH=np.concatenate(lateness) if lateness else None,
     )
-    late, error = scores["late"], scores["error"]
-    mae_ms = error["mae_ms"]
+    late_BH = late_margin(came_BH, last_BH, asked[0].change) >= 1
+    second_B = np.concatenate([held_out.time_ns_B for _, held_out in steps]) // 10**9
+    late, mae_ms = scores["late"], scores["error"]["mae_ms"]
     return Score(
-        late["average_precision"], float("inf") if mae_ms is None else mae_ms, int(late["n_late"] or 0)
+        late["average_precision"],
+        float("inf") if mae_ms is None else mae_ms,
+        int(late_BH.sum()),
+        len(np.unique(second_B[late_BH.any(1)])),
     )
 
 

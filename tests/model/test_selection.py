@@ -28,14 +28,15 @@ from swiftqueue.models.forecasters.selection import (
     choose,
     walk_forward,
 )
-from swiftqueue.models.forecasters.traces import Trace, TracePart, lessons, read_traces
+from swiftqueue.models.forecasters.traces import Trace, TracePart, decision_times, lessons
 from swiftqueue.models.repeated.forecaster import RepeatedParams
-from swiftqueue.models.sharp import PAPERS
+from swiftqueue.models.training.protocol import EvaluationProtocol, divide
 
 QUICK = {
     **{"epochs": 2, "segments": 2, "segment_events": 128, "width": 16, "feed_forward": 32, "heads": 2},
     **{"rounds": 10, "batch_size": 64},
 }
+PROTOCOL = EvaluationProtocol("toy", 10, 1, 2)
 ALL = ("trees", "mlp", "event-stream-1", "event-stream-2", "virtual-queue")
 
 
@@ -80,12 +81,11 @@ def params(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def table() -> pl.DataFrame:
-    return toy_world.bottleneck_table("t", 9, seed=3, swing_ms=40, episodes=True)
+    return toy_world.bottleneck_table("t", 13, packets_per_s=600, seed=3, swing_ms=40, episodes=True)
 
 
-def traces_of(folder: Path, *tables: pl.DataFrame) -> list[Trace]:
-    world = toy_world.write_traces(folder, list(tables))
-    return list(read_traces(world / "packets", world / "split.json", PAPERS).values())
+def trace_of(table: pl.DataFrame) -> Trace:
+    return Trace("t", table, divide(decision_times(table), PROTOCOL, "t"))
 
 
 def chosen(traces: list[Trace], among: Sequence[Variant], params: Path, said: list[str]) -> Choice:
@@ -108,8 +108,8 @@ def test_the_project_chooses_among_all_sizes(params: Path, project: Path) -> Non
     assert set(door.sections_of_choice(own)) == expected
 
 
-def score(precision: float | None, mae_ms: float, late: int = 500) -> Score:
-    return Score(precision, mae_ms, late)
+def score(precision: float | None, mae_ms: float, late: int = 500, seconds: int = 9) -> Score:
+    return Score(precision, mae_ms, late, seconds)
 
 
 @pytest.mark.parametrize(
@@ -133,10 +133,8 @@ def test_the_rule(scores: dict[str, Score], best: str, why: str) -> None:
     assert why in reason
 
 
-def test_nothing_after_the_training_slice_changes_the_choice(
-    params: Path, table: pl.DataFrame, tmp_path: Path
-) -> None:
-    (trace,) = traces_of(tmp_path / "one", table)
+def test_nothing_after_the_training_slice_changes_the_choice(params: Path, table: pl.DataFrame) -> None:
+    trace = trace_of(table)
     end = trace.slices.pretrain.hi * HORIZON
     now_ns = int(table["sent_ns"][end])
     known = (pl.col("acked_ns") <= now_ns).fill_null(False) & (pl.col("packet") < end)
@@ -145,7 +143,7 @@ def test_nothing_after_the_training_slice_changes_the_choice(
         size_bytes=pl.when(pl.col("packet") < end).then("size_bytes").otherwise(pl.lit(77, pl.Int32)),
     )
     assert not changed.equals(table)
-    (other,) = traces_of(tmp_path / "two", changed)
+    other = trace_of(changed)
     for ours, theirs in zip(walk_forward([trace], 3), walk_forward([other], 3), strict=True):
         (one,), (two,) = ours, theirs
         assert one.packets.equals(two.packets)
@@ -158,8 +156,8 @@ def test_nothing_after_the_training_slice_changes_the_choice(
     assert results[0] == results[1]
 
 
-def test_each_step_learns_from_what_the_one_before_forecast(table: pl.DataFrame, tmp_path: Path) -> None:
-    (trace,) = traces_of(tmp_path, table)
+def test_each_step_learns_from_what_the_one_before_forecast(table: pl.DataFrame) -> None:
+    trace = trace_of(table)
     steps = [step[0].slices for step in walk_forward([trace], 3)]
     for before, after in itertools.pairwise(steps):
         assert before.rounds[0].test.hi == after.pretrain.hi
@@ -169,10 +167,10 @@ def test_each_step_learns_from_what_the_one_before_forecast(table: pl.DataFrame,
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_each_candidate_can_be_chosen(name: str, params: Path, table: pl.DataFrame, tmp_path: Path) -> None:
+def test_each_candidate_can_be_chosen(name: str, params: Path, table: pl.DataFrame) -> None:
     """Beside a guess it is chosen, the line says why, and the scores are those of both."""
     said: list[str] = []
-    traces = traces_of(tmp_path, table)
+    traces = [trace_of(table)]
     (variant,) = named(params, name)
     choice = chosen(traces, [GUESS, variant], params, said)
     assert choice.variant is variant
@@ -184,31 +182,33 @@ def test_each_candidate_can_be_chosen(name: str, params: Path, table: pl.DataFra
     assert json.loads(json.dumps(found, allow_nan=False)) == found
     assert found["candidates"][name]["steps"] == 2
     assert found["late"] >= LEAST_LATE
+    assert 5 <= found["late_seconds"] <= 7  # in the last three fifths of ten seconds
     assert any(line.startswith("auto: step 1 of 2: guess AP") for line in said)
 
 
-def test_a_hopeless_candidate_is_trained_once(params: Path, table: pl.DataFrame, tmp_path: Path) -> None:
+def test_a_hopeless_candidate_is_trained_once(params: Path, table: pl.DataFrame) -> None:
     (trees,) = named(params, "trees")
-    choice = chosen(traces_of(tmp_path, table), [GUESS, trees], params, [])
+    choice = chosen([trace_of(table)], [GUESS, trees], params, [])
     assert choice.steps == {"guess": 1, "trees": 2}
+    assert "(left out after step 1); 2 steps" in choice.line
 
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_two_processes_choose_as_one_does(params: Path, table: pl.DataFrame, tmp_path: Path) -> None:
-    traces, among = traces_of(tmp_path, table), named(params, "trees", "virtual-queue")
+def test_two_processes_choose_as_one_does(params: Path, table: pl.DataFrame) -> None:
+    traces, among = [trace_of(table)], named(params, "trees", "virtual-queue")
     both = choose(traces, among, AutoParams(candidates=["trees"], steps=2, workers=2), print)
     assert both.as_json() == chosen(traces, among, params, []).as_json()
 
 
 def test_a_candidate_that_cannot_be_trained_is_left_out(
-    params: Path, table: pl.DataFrame, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    params: Path, table: pl.DataFrame, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def diverge(*_: Any) -> Any:
         raise ValueError("training diverged")
 
     monkeypatch.setattr(Guess, "fit", diverge)
-    traces, said = traces_of(tmp_path, table), list[str]()
+    traces, said = [trace_of(table)], list[str]()
     (trees,) = named(params, "trees")
     assert chosen(traces, [GUESS, trees], params, said).variant is trees
     assert "auto: step 1, guess: learning from t: training diverged; left out" in said
@@ -216,15 +216,13 @@ def test_a_candidate_that_cannot_be_trained_is_left_out(
         chosen(traces, [GUESS], params, [])
 
 
-def test_slices_too_short_to_choose_on_are_one_clear_line(
-    params: Path, table: pl.DataFrame, tmp_path: Path
-) -> None:
-    (trace,) = traces_of(tmp_path, table)
+def test_slices_too_short_to_choose_on_are_one_clear_line(params: Path, table: pl.DataFrame) -> None:
+    trace = trace_of(table)
     silent = table.with_columns(
         latency_us=pl.when(pl.col("packet") > trace.slices.pretrain.hi * HORIZON).then("latency_us")
     )
     with pytest.raises(ValueError, match=r"^architecture.name is auto, and [^\n]*: name a forecaster$"):
-        chosen(traces_of(tmp_path / "silent", silent), named(params, "trees"), params, [])
+        chosen([trace_of(silent)], named(params, "trees"), params, [])
 
 
 @pytest.mark.parametrize(
@@ -252,12 +250,12 @@ def test_an_unknown_name_is_one_clear_line(
     assert "\n" not in str(refused.value)
 
 
-def test_traces_that_only_teach_teach_in_each_step(table: pl.DataFrame, tmp_path: Path) -> None:
+def test_traces_that_only_teach_teach_in_each_step(table: pl.DataFrame) -> None:
     from dataclasses import replace
 
     from swiftqueue.models.training.protocol import Slice
 
-    (trace,) = traces_of(tmp_path, table)
+    trace = trace_of(table)
     whole = Slice(0, table.height // HORIZON)
     teacher = replace(trace, name="teacher", slices=replace(trace.slices, pretrain=whole, rounds=()))
     for step in walk_forward([trace, teacher], 3):
