@@ -12,7 +12,7 @@ export PATH := $(CURDIR)/$(BIN):$(CURDIR)/$(TOOLS):$(PATH)
 # Small models train 2-4 times faster on one thread each (docs/LOG.md); Ray gives each worker its own core.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help setup native native-all compiler setup-tests kustomize kuberay podsecurity apiserver debian debian-marker run lab long-traces lab-full docs wheel test test-all test-fast lint format bench up down status logs lock audit clean
+.PHONY: help setup native native-all compiler setup-tests kustomize kuberay podsecurity apiserver debian debian-marker run lab long-traces lab-full docs wheel agent-dist test test-all test-fast lint format bench up down status logs lock audit clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -193,6 +193,9 @@ wheel: setup ## Build the library as a wheel, its native parts inside, in build/
 	rm -rf build/lib build/bdist.* build/dist
 	$(UV) build --quiet --wheel --no-build-isolation --offline --python $(BIN)/python --out-dir build/dist .
 	@ls build/dist/*.whl
+
+agent-dist: setup ## Build the agent as a Debian package and as a tar with a systemd unit, in build/dist
+	@infra/setup/agent_dist.sh
 
 lock: ## Resolve infra/setup/requirements*.in into the three locks
 	$(UV) pip compile infra/setup/requirements.in --override infra/setup/overrides.txt --python-version 3.11 \
