@@ -1,6 +1,6 @@
 """The C++ parts pass the address and undefined-behaviour sanitizers, and their threads the thread sanitizer.
 
-`make test` tries one of the two parts that compile quickly, and some seconds of the agent with each sanitizer;
+`make test` tries one of the two parts that compile quickly, and the agent for seconds with each sanitizer;
 `make test-all` tries all five parts at length.
 """
 
