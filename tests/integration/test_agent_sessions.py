@@ -70,7 +70,9 @@ class Witness(LiveSender):
                 np.testing.assert_allclose(said_BH, expected_BH, rtol=1e-5, err_msg=f"packet {first}")
             for window in self.windows.values():
                 for i, queue in enumerate(decision["queues"]):
-                    window.sent(first + i, now_ns + i * 250_000, self.size_bytes, int(FLOWS[i]), 0, int(queue))
+                    window.sent(
+                        first + i, now_ns + i * 250_000, self.size_bytes, int(FLOWS[i]), 0, int(queue)
+                    )
                 for packet in range(max(first - 80, 0), max(first - 72, 0)):
                     window.acked(packet, self.now_ns, 20_000.0)
 
@@ -161,9 +163,10 @@ def test_senders_whose_questions_travel_together_get_their_own_answers(
         ExitStack() as connections,
         ThreadPoolExecutor(count) as threads,
     ):
-        senders = []
+        senders: list[Witness] = []
         for i in range(count):
-            sender = connections.enter_context(Witness(path, {1: Engine(folder)}, f"sender {i}"))
+            sender = Witness(path, {1: Engine(folder)}, f"sender {i}")
+            connections.enter_context(sender)
             sender.size_bytes = 200 * (i + 1)
             senders.append(sender)
         wait_until(lambda: senders[0].live(1) or senders[0].decided)
@@ -218,10 +221,11 @@ def test_in_local_mode_another_encoder_goes_on_with_filled_sessions(
         ExitStack() as connections,
         ThreadPoolExecutor(count) as threads,
     ):
-        senders = []
+        senders: list[Witness] = []
         for i in range(count):
             engines = {version: Engine(folder) for version, folder in folders.items()}
-            sender = connections.enter_context(Witness(path, engines, f"sender {i}"))
+            sender = Witness(path, engines, f"sender {i}")
+            connections.enter_context(sender)
             sender.size_bytes = 300 * (i + 1)
             senders.append(sender)
         list(threads.map(lambda sender: sender.live(ENOUGH), senders))

@@ -217,7 +217,9 @@ def test_an_impossible_message_is_refused_in_one_line_and_changes_nothing(
     assert talk.say(0, (NEW, 16), start=True) == -1
 
 
-def say_together(address: str, *parts: tuple[Talk, int, int, int, bool]) -> tuple[list[int], np.ndarray | None]:
+def say_together(
+    address: str, *parts: tuple[Talk, int, int, int, bool]
+) -> tuple[list[int], np.ndarray | None]:
     """Send a message of several sessions; return `resend` of each and the answers.
 
     Each part is a sender, its first event, its events before its one question, events after it, and whether

@@ -1,6 +1,7 @@
 """The C++ parts pass the address and undefined-behaviour sanitizers, and their threads the thread sanitizer.
 
-`make test` tries one of the two parts that compile quickly, chosen by the commit; `make test-all` all five.
+`make test` tries one of the two parts that compile quickly, and the agent for seconds with each sanitizer;
+`make test-all` tries all five parts at length.
 """
 
 from __future__ import annotations
@@ -30,8 +31,12 @@ minutes = pytest.mark.skipif(not mutants.ALL, reason="minutes of compilation: ma
 
 def sanitize(sources: Path, folder: Path, rounds: int) -> str:
     """Build a part with each sanitizer, run its stress program, and return the output."""
+    return run_make(sources, "sanitize", folder, rounds)
+
+
+def run_make(sources: Path, target: str, folder: Path, rounds: int) -> str:
     ran = subprocess.run(
-        ["make", "-j2", "sanitize", f"ARTIFACT={folder}", f"ROUNDS={rounds}"],
+        ["make", "-j2", target, f"ARTIFACT={folder}", f"ROUNDS={rounds}"],
         cwd=sources,
         capture_output=True,
         text=True,
@@ -96,6 +101,17 @@ def test_native_backend(make_artifact: Callable[..., Path], tmp_path: Path) -> N
     assert len(re.findall(r"^swap: 50 versions under \d+ predictions, one encoder", said, re.M)) == 2
 
 
+@pytest.mark.skipif(agent_process.why_not_built() is not None, reason=str(agent_process.why_not_built()))
+@pytest.mark.parametrize("sanitizer", ["address", "thread"])
+def test_agent_for_seconds(make_artifact: Callable[..., Path], sanitizer: str) -> None:
+    """A few of all that `test_agent` tries: the decision loop, the socket, both engine threads, swaps."""
+    said = run_make(
+        agent_process.BINARY.parent.parent, f"sanitize_{sanitizer}", make_artifact(1, layers=1), 100
+    )
+    assert "beside: 1200 answers of two threads are those of one" in said
+    assert "swapped under questions" in said
+
+
 @minutes
 @pytest.mark.skipif(agent_process.why_not_built() is not None, reason=str(agent_process.why_not_built()))
 def test_agent(make_artifact: Callable[..., Path]) -> None:
@@ -110,6 +126,7 @@ def test_agent(make_artifact: Callable[..., Path]) -> None:
         "good ones answered",
         "swapped under questions",
         "begun anew answers the same",
+        "answers of two threads are those of one",
     ):
         assert said.count(line) == 2, said
     program = "../../tests/stress/stress_agent.cc"

@@ -34,11 +34,11 @@ namespace {
 using engine::Artifact;
 using engine::Engine;
 
-constexpr std::int64_t kSmooth = 8;  // questions over which the time of one is averaged
+constexpr std::int64_t kSmooth = 8;      // questions over which the time of one is averaged
 constexpr std::int64_t kMostSlower = 3;  // that counts of a question's time, beside the others'
 constexpr std::int64_t kLeastNs = 20'000;
 constexpr std::int64_t kTryNs = 20'000'000;
-constexpr std::int64_t kSpinNs = 60'000;  // a sleep may end this much too late
+constexpr std::int64_t kSpinNs = 60'000;    // a sleep may end this much too late
 constexpr std::int64_t kWatchNs = 200'000;  // longest look at the second engine without sleeping
 // A sender that has had so much more of the time than another one waits until that has caught up.
 constexpr std::int64_t kAheadNs = 500'000;
@@ -178,14 +178,14 @@ class LocalPredictor final : public Predictor {
   struct Seat {
     std::uint64_t number = 0;
     const EventRows* rows = nullptr;
-    std::shared_ptr<engine::Session> session;  // the second engine's while it has jobs of it
+    std::shared_ptr<engine::Session> session;       // the second engine's while it has jobs of it
     std::shared_ptr<engine::Session> next_session;  // of the encoder that will be taken up
     int first = kNone;  // its questions that wait, as places in `waiting_`
     int last = kNone;
-    int jobs = 0;                // those at the second engine
-    std::int64_t next = 0;       // of its jobs: number of the next event for the session
-    std::int64_t begun = 0;      // and of the first one since it was begun
-    std::int64_t spent_ns = 0;   // time of its answers; a new sender begins with the others' time
+    int jobs = 0;               // those at the second engine
+    std::int64_t next = 0;      // of its jobs: number of the next event for the session
+    std::int64_t begun = 0;     // and of the first one since it was begun
+    std::int64_t spent_ns = 0;  // time of its answers; a new sender begins with the others' time
   };
 
   static std::size_t at(int number) { return static_cast<std::size_t>(number); }
@@ -214,8 +214,8 @@ class LocalPredictor final : public Predictor {
     Seat* best = nullptr;
     for (Seat* each : asking_) {
       if ((here && each->jobs > 0) || each->spent_ns - least_ns > kAheadNs) continue;
-      if (best == nullptr || waiting_[at(each->first)].deadline_ns <
-                                 waiting_[at(best->first)].deadline_ns) {
+      if (best == nullptr ||
+          waiting_[at(each->first)].deadline_ns < waiting_[at(best->first)].deadline_ns) {
         best = each;
       }
     }
@@ -259,9 +259,9 @@ class LocalPredictor final : public Predictor {
       answer.ok = false;
       try {
         bring_up_to_date(*engine_, session_of(*seat), *seat->rows, question.event);
-        answer.version = engine_->answer(*seat->session, queries_of(place),
-                                         question.alternatives * kHorizon, answer.y_BH.data(),
-                                         nullptr);
+        answer.version =
+            engine_->answer(*seat->session, queries_of(place), question.alternatives * kHorizon,
+                            answer.y_BH.data(), nullptr);
         answer.ok = true;
       } catch (const std::exception& error) {
         problem_ = answer.error = error.what();
@@ -343,9 +343,9 @@ class LocalPredictor final : public Predictor {
   // Takes an answer of the second engine; those of senders that went are dropped.
   bool take_done(Answer& answer) {
     while (Job* const job = second_ == nullptr ? nullptr : second_->done()) {
-      const auto found =
-          std::find_if(seats_.begin(), seats_.end(),
-                       [&](const auto& each) { return each.second.number == job->seat; });
+      const auto found = std::find_if(seats_.begin(), seats_.end(), [&](const auto& each) {
+        return each.second.number == job->seat;
+      });
       const bool known = found != seats_.end();
       turned_ns_ = monotonic_ns();
       turn_ns_ += (turned_ns_ - job->pushed_ns - turn_ns_) / kSmoothTurn;
@@ -479,8 +479,7 @@ class LocalPredictor final : public Predictor {
   std::vector<Waiting> waiting_ = std::vector<Waiting>(kMaxOutstanding);
   std::vector<int> free_;  // unused places of `waiting_`
   // Their queries. Memory that no question ever needed is never touched.
-  std::unique_ptr<float[]> x_QF_{
-      new float[std::size_t{kMaxOutstanding} * kMaxQueries * kFeatures]};
+  std::unique_ptr<float[]> x_QF_{new float[std::size_t{kMaxOutstanding} * kMaxQueries * kFeatures]};
   std::int64_t turn_ns_ = 0;         // recent time from handing a question over to its answer
   std::int64_t turned_ns_ = 0;       // time of the last such answer
   std::int64_t least_spent_ns_ = 0;  // least time that senders with questions have had

@@ -33,7 +33,7 @@ struct Job {
   std::vector<float> x_EF;
   std::array<float, std::size_t{kMaxQueries} * kEventWindowFeatureCount> x_QF;
   int alternatives = 0;
-  Answer answer;             // the asking thread writes its ticket, the other one the rest
+  Answer answer;               // the asking thread writes its ticket, the other one the rest
   std::int64_t took_ns = 0;    // time of the computation
   std::int64_t pushed_ns = 0;  // time when it was handed over
 };
@@ -130,9 +130,8 @@ class SecondEngine {
                        job.events)) {
         throw std::runtime_error("the session lacks events that were refused");
       }
-      job.answer.version =
-          engine.answer(*job.session, job.x_QF.data(), job.alternatives * kHorizon,
-                        job.answer.y_BH.data(), nullptr);
+      job.answer.version = engine.answer(*job.session, job.x_QF.data(), job.alternatives * kHorizon,
+                                         job.answer.y_BH.data(), nullptr);
       job.answer.ok = true;
     } catch (const std::exception& error) {
       job.answer.error = error.what();

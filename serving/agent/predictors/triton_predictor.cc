@@ -32,7 +32,7 @@ constexpr std::int64_t kGrpcTickNs = 1'000'000;
 constexpr std::int64_t kTendNs = 10'000'000;          // servers are looked after this often
 constexpr std::int64_t kLastStallNs = 1'000'000'000;  // then the only server is given up, too
 constexpr std::int64_t kPollNs = 200'000;             // between polls while no answer is due
-constexpr std::int64_t kRoomTimes = 3;  // a question is not held with less time left than this
+constexpr std::int64_t kRoomTimes = 3;    // a question is not held with less time left than this
 constexpr std::int64_t kNearNs = 20'000;  // shorter waits than this poll: no timer is as fast
 
 // Ends a wait on the completion queue, from any thread.

@@ -149,9 +149,8 @@ std::int64_t Request::first_event(const ServerSession& session, int reach) {
   if (tickets_.empty()) return -1;
   const std::int64_t begin = begin_of_session(tickets_.front().event, reach);
   if (session.open && session.next >= std::max(begin, rows_->first())) return session.next;
-  drop([&](const Ticket& ticket) {
-    return begin_of_session(ticket.event, reach) < rows_->first();
-  });
+  drop(
+      [&](const Ticket& ticket) { return begin_of_session(ticket.event, reach) < rows_->first(); });
   return tickets_.empty() ? -1 : begin_of_session(tickets_.front().event, reach);
 }
 

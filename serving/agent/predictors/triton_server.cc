@@ -55,7 +55,7 @@ constexpr std::int64_t kFirstRestNs = 1'000 * kMs;
 constexpr std::int64_t kLastRestNs = 60'000 * kMs;
 constexpr std::size_t kMostEnded = 64;
 constexpr std::int64_t kMostEvents = kMaxTokens / 2;  // no further request joins a message then
-const EventRows kNoRows(0);  // rows of a sender without events
+const EventRows kNoRows(0);                           // rows of a sender without events
 
 gpr_timespec in_ms(std::int64_t ms) {
   return gpr_time_add(gpr_now(GPR_CLOCK_MONOTONIC), gpr_time_from_millis(ms, GPR_TIMESPAN));
@@ -398,8 +398,7 @@ void TritonServer::take_parts(Parcel& parcel, std::int64_t now_ns) {
     alternatives += sent;
   }
   std::string error;
-  const bool good =
-      alternatives == 0 || parcel.answer(response, index_, outcomes_.answers, error);
+  const bool good = alternatives == 0 || parcel.answer(response, index_, outcomes_.answers, error);
   for (std::size_t i = 0; i < wanted.size(); ++i) {
     std::unique_ptr<Request>& request = parcel.parts()[i].request;
     if (wanted[i] >= 0 && request != nullptr && !request->empty()) {

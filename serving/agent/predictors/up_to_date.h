@@ -12,9 +12,9 @@
 
 namespace swiftqueue::agent {
 
-// Gives a session the events before `end` that it lacks. One that is far behind, or that begins too late because
-// the engine refused some of them, begins anew with the last ones.
-// Throws std::runtime_error if they are no longer kept.
+// Gives a session the events before `end` that it lacks. One that is far behind, or that begins too
+// late because the engine refused some of them, begins anew with the last ones. Throws
+// std::runtime_error if they are no longer kept.
 inline void bring_up_to_date(engine::Engine& engine, engine::Session& session,
                              const EventRows& rows, std::int64_t end) {
   const std::int64_t begin = begin_of_session(end, engine.reach());

@@ -241,7 +241,8 @@ SessionReply Worker::converse(const SessionMessage& message) {
     if (const SessionStore::Use session = session_of(talk)) {
       resend_[i] = go_through(*session, talk, y_Q);
     } else {
-      resend_[i] = wanted_at(talk.first + (talk.questions.empty() ? talk.events : talk.questions[0]));
+      resend_[i] =
+          wanted_at(talk.first + (talk.questions.empty() ? talk.events : talk.questions[0]));
     }
     if (talk.end) model_.sessions().close(talk.id);
     if (resend_[i] < 0) {
@@ -257,20 +258,16 @@ SessionReply Worker::converse(const SessionMessage& message) {
 // cannot be.
 void Worker::read(const SessionMessage& message) {
   const bool several = message.id == 0;
-  const auto numbers = rows_of("session", message.header,
-                               several ? kMostHeaderOfSeveral : kMostHeader, {});
+  const auto numbers =
+      rows_of("session", message.header, several ? kMostHeaderOfSeveral : kMostHeader, {});
   const auto events = rows_of("events", message.events, kMostEvents, kEventWindowFeatureCount);
   const auto queries = rows_of("queries", message.queries, kMostQueries, kEventWindowFeatureCount);
   const std::span<const std::int64_t> header(header_.of(message.header.pieces),
                                              static_cast<std::size_t>(numbers));
-  Talk talk{message.id,
-            message.start,
-            message.end,
-            0,
-            {},
-            x_EF_.of(message.events.pieces),
-            events,
-            x_QF_.of(message.queries.pieces),
+  Talk talk{message.id,  message.start,
+            message.end, 0,
+            {},          x_EF_.of(message.events.pieces),
+            events,      x_QF_.of(message.queries.pieces),
             queries};
   const float* const x_QF = talk.x_QF;
   talks_.clear();
@@ -309,8 +306,7 @@ void Worker::read_several(std::span<const std::int64_t> header, Talk rest) {
     talk.end = (header[1] & kEnd) != 0;
     talk.first = header[2];
     talk.events = header[3];
-    talk.questions =
-        header.subspan(kSessionNumbers, static_cast<std::size_t>(2 * header[4]));
+    talk.questions = header.subspan(kSessionNumbers, static_cast<std::size_t>(2 * header[4]));
     talk.queries = 0;
     for (std::size_t i = 1; i < talk.questions.size(); i += 2) {
       fits = fits && talk.questions[i] <= kMostOfOne;

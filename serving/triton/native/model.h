@@ -121,7 +121,7 @@ class Worker {
     std::uint64_t id = 0;
     bool start = false;
     bool end = false;
-    std::int64_t first = 0;                  // number of the first event
+    std::int64_t first = 0;                   // number of the first event
     std::span<const std::int64_t> questions;  // two numbers of each
     const float* x_EF = nullptr;
     std::int64_t events = 0;
