@@ -31,7 +31,7 @@ int64_t AckTracker::Sent(uint32_t packet, uint32_t sequence, uint32_t payloadByt
     o->sentAgain = true;
   }
   m_resent.push_back({end, packet, true, false});
-  const auto first = std::lower_bound(m_first.begin(), m_first.end(), end, below);
+  const auto first = std::lower_bound(m_first.begin(), m_first.end(), end - 1, below);
   return end <= m_acknowledged || first == m_first.end() ? kAcknowledged : int64_t{first->packet};
 }
 
