@@ -251,3 +251,18 @@ def test_a_rule_that_is_there_already_is_one_line() -> None:
     command = [*own_network(), "sh", "-c", script, sys.executable, dscp_rules.__file__]
     ran = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (ran.returncode, ran.stderr) == (1, "a rule for DSCP 46: File exists\n")
+
+
+@needs_uplinks
+def test_a_kernel_without_the_selector_is_one_line() -> None:
+    """It ignores an attribute that it does not know, so the rule would be one for every packet."""
+    script = "import socket, dscp_rules as rules; rules.DSCP = 99; rules.add(socket.AF_INET, 46, 101)"
+    ran = subprocess.run(
+        [*own_network(), sys.executable, "-c", script],
+        cwd=Path(dscp_rules.__file__).parent,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    said = ran.stderr.splitlines()[-1]
+    assert said == "OSError: the kernel takes no rule by DSCP; Linux 6.13 and later do"
