@@ -99,7 +99,7 @@ class Allotment(ScenarioPart):
 class Uplink(Bottleneck):
     """One of two links from S1's gateway to the receivers; a steered packet takes the second unless moved."""
 
-    name: Name
+    name: Name  # name that groups call it by
     delay_ms: Annotated[float, Field(ge=0, le=10_000)]  # one-way delay of the link
     dscp: Annotated[int, Field(ge=0, le=63)]  # mark of its packets
     allotted: Allotment | None = None  # None: always `mbps`, or the trace's

@@ -60,7 +60,7 @@ class Choice:
     """The chosen forecaster, with the reason and the scores of all candidates."""
 
     variant: Variant
-    line: str  # what was chosen and why, in one line
+    line: str  # name and reason, in one line
     scores: Mapping[str, Score]  # by candidate; one whose training failed has none
     steps: Mapping[str, int]  # number of steps that each was trained for
     seconds: float

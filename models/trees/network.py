@@ -29,7 +29,7 @@ class TreesForm:
     """Sizes of an ensemble."""
 
     trees: int
-    nodes: int  # of the largest tree
+    nodes: int  # number of nodes of the largest tree
     depth: int  # steps from a root to its deepest leaf
 
     def __post_init__(self) -> None:

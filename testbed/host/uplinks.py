@@ -152,7 +152,12 @@ class UplinkBed(Bed):
     """A bed with two uplinks; `a` and `b` start commands on its hosts, `gateway` between them."""
 
     def __init__(
-        self, uplinks: tuple[BedUplink, BedUplink], dscp: tuple[int, int], *, seed: int = 1, log: Path | None = None
+        self,
+        uplinks: tuple[BedUplink, BedUplink],
+        dscp: tuple[int, int],
+        *,
+        seed: int = 1,
+        log: Path | None = None,
     ) -> None:
         """Keep the parameters.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import subprocess
 import sys
@@ -19,12 +20,15 @@ from waiting import wait_until
 from swiftqueue.cli.app import app
 from swiftqueue.serving.agent.marking.udp_command import BINARY
 from swiftqueue.serving.agent.marking.udp_command import why_not_built as no_udp
-from swiftqueue.testbed.host import dscp_rules, router_log
+from swiftqueue.testbed.host import dscp_rules, router_log, tcp, tcp_traffic
 from swiftqueue.testbed.host.checks import capability, own_network
+from swiftqueue.testbed.host.programs import MARK_OBJECT, MARKER
 from swiftqueue.testbed.host.uplinks import BedUplink, UplinkBed, UplinkPlan, figures, run, uplinks_of
 
 CANNOT = no_udp() or capability("uplinks").why_not
 needs_uplinks = pytest.mark.skipif(CANNOT is not None, reason=str(CANNOT))
+NO_MARKER = capability("tc_bpf").why_not
+needs_marker = pytest.mark.skipif(NO_MARKER is not None, reason=str(NO_MARKER))
 UPLINKS = (BedUplink(20, 5, 0), BedUplink(20, 12, 0))
 HOSTS = ["10.77.0.2", *(["fd77::2"] if Path("/proc/sys/net/ipv6").is_dir() else [])]
 QUEUES = (0, 1, 1, 0, 1, 0, 0, 1)
@@ -71,6 +75,44 @@ def test_packets_of_each_mark_arrive_by_their_link_and_answers_go_back_by_it(
     assert [int((back["link"] == link).sum()) for link in (0, 1)] == [
         int((ours["link"] == link).sum()) for link in (0, 1)
     ]
+
+
+@pytest.mark.slow
+@needs_uplinks
+@needs_marker
+@pytest.mark.parametrize("ecn", [1, 0])
+def test_tcp_packets_take_the_uplink_that_was_decided_with_and_without_ecn(tmp_path: Path, ecn: int) -> None:
+    path, log, seen = tmp_path / "agent.sock", tmp_path / "router", tmp_path / "follow.csv"
+    agent = Overheard(path, queues=QUEUES)
+    take = [sys.executable, tcp_traffic.__file__, "take", HOSTS[0], tcp.PORT]
+    follow = [MARKER, "follow", "lan0", path, f"--port={tcp.PORT}", "--ahead=48", f"--log={seen}"]
+    with UplinkBed(UPLINKS, (10, 46), log=log) as bed, ExitStack() as stack:
+        subprocess.run(bed.a("sh", "-c", f"echo {ecn} > /proc/sys/net/ipv4/tcp_ecn"), check=True)
+        attach = bed.a(MARKER, "attach", "lan0", MARK_OBJECT, "--dscp=10,46")
+        subprocess.run(attach, check=True, stdout=subprocess.DEVNULL)
+        follower, _ = stack.enter_context(tcp.running(bed.a(*follow), "the follower"))
+        stack.enter_context(tcp.running(bed.b(*take), "the receiver"))
+        send = [sys.executable, tcp_traffic.__file__, "send", HOSTS[0], tcp.PORT, "2", "cubic"]
+        subprocess.run(bed.a(*send), check=True, stdout=subprocess.DEVNULL)
+        follower.terminate()
+        tcp.summary(follower)
+    agent.join()
+    told = {int(f["packet"]): f for f in agent.frames() if f["type"] == 2}
+    came = tcp.data_packets(router_log.read(log))
+    assert len(came) == len(told) > 500
+    alternatives = [int(told[packet]["queue"]) for packet in sorted(told)]
+    # A device has its queue, so each link keeps its order, and the two together do not.
+    for link in (0, 1):
+        assert sum(came["link"] == link) == alternatives.count(link) > 20
+        assert set(came["dscp"][came["link"] == link].tolist()) == {(10, 46)[link]}
+    codepoints = {int(f["ecn"]) for f in told.values()}
+    assert codepoints >= {1, 2} if ecn else codepoints == {0}
+    with seen.open() as file:
+        decided = [
+            int(row["packet"]) for row in csv.DictReader(file) if row["kind"] == "sent" and row["b"] == "1"
+        ]
+    assert len(decided) > 20
+    assert {packet: int(told[packet]["queue"]) for packet in decided} == {p: QUEUES[p % 8] for p in decided}
 
 
 @needs_uplinks
@@ -209,3 +251,18 @@ def test_a_rule_that_is_there_already_is_one_line() -> None:
     command = [*own_network(), "sh", "-c", script, sys.executable, dscp_rules.__file__]
     ran = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (ran.returncode, ran.stderr) == (1, "a rule for DSCP 46: File exists\n")
+
+
+@needs_uplinks
+def test_a_kernel_without_the_selector_is_one_line() -> None:
+    """It ignores an attribute that it does not know, so the rule would be one for every packet."""
+    script = "import socket, dscp_rules as rules; rules.DSCP = 99; rules.add(socket.AF_INET, 46, 101)"
+    ran = subprocess.run(
+        [*own_network(), sys.executable, "-c", script],
+        cwd=Path(dscp_rules.__file__).parent,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    said = ran.stderr.splitlines()[-1]
+    assert said == "OSError: the kernel takes no rule by DSCP; Linux 6.13 and later do"

@@ -52,7 +52,7 @@ void UplinkRouting::Install(Ptr<ns3::Node> node, const std::vector<Uplink>& link
 }
 
 bool UplinkRouting::IsDead(std::size_t link) const {
-  return ns3::Simulator::Now().GetSeconds() >= m_links[link].diesS;  // which may be infinite
+  return ns3::Simulator::Now().GetSeconds() >= m_links[link].diesS;  // a time that may be infinite
 }
 
 bool UplinkRouting::RouteInput(Ptr<const ns3::Packet> packet, const ns3::Ipv4Header& header,
