@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import json
 import socket
 import stat
 import sys
@@ -24,7 +25,7 @@ from waiting import wait_until
 
 from swiftqueue.common.page_server import MOST_CLIENTS
 from swiftqueue.common.state import drop_scratch, secret, secret_file
-from swiftqueue.infra.local import live_options, live_page, loop, processes
+from swiftqueue.infra.local import live_options, live_page, loop, parts, processes
 from swiftqueue.infra.local.parts import PAGE
 from swiftqueue.infra.monitoring.page.server import ASSETS, MOST_REQUEST_BYTES
 from swiftqueue.infra.monitoring.page.view import WATCHED_S, LiveView
@@ -233,6 +234,42 @@ def test_the_address_is_told_with_its_key_and_to_no_stranger(
         live_page.address(free)
 
 
+def answering(part: str, kind: str, body: bytes) -> HTTPServer:
+    """A part that answers everything with this; its process is another one."""
+
+    class Same(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Same)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    sleeper = [sys.executable, "-S", "-c", "import time; time.sleep(600)"]
+    processes.start(part, sleeper, {kind: server.server_port}, {}, lambda: True, 10)
+    return server
+
+
+def test_alerts_that_fire_are_shown(world: Path) -> None:
+    """As Prometheus tells them (integration/test_monitoring.py asks a real one)."""
+    labels = {"alertname": "TritonDown", "severity": "page"}
+    fires = {"state": "firing", "labels": labels, "annotations": {"summary": "no Triton <answers>"}}
+    pending = {"state": "pending", "labels": {"alertname": "DiskFills"}, "annotations": {}}
+    told = {"status": "success", "data": {"alerts": [pending, fires]}}
+    server = answering(parts.PROMETHEUS, "http", json.dumps(told).encode())
+    try:
+        (alert,) = seen("alerts")["alerts"]
+        assert alert.startswith("TritonDown (page): no Triton <answers>; docs/OPERATIONS.md")
+    finally:
+        processes.stop(parts.PROMETHEUS)
+        server.shutdown()
+        server.server_close()
+    wait_until(lambda: view()["alerts"] == [], "an alert of a Prometheus that has ended is still shown")
+
+
 # In a browser -------------------------------------------------------------------------------------------
 
 TAB = 9
@@ -369,20 +406,8 @@ def test_damaged_files_and_a_foreign_agent_do_no_harm(world: Path) -> None:
     seen("rounds", "senders")
     damage(world)
 
-    class Foreign(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(b'\xff{"no": "metrics"} }}}\n')
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    foreign = HTTPServer(("127.0.0.1", 0), Foreign)
-    threading.Thread(target=foreign.serve_forever, daemon=True).start()
     processes.stop("agent")
-    sleeper = [sys.executable, "-S", "-c", "import time; time.sleep(600)"]
-    processes.start("agent", sleeper, {"metrics": foreign.server_port}, {}, lambda: True, 10)
+    foreign = answering("agent", "metrics", b'\xff{"no": "metrics"} }}}\n')
     found = wait_until(
         lambda: (
             (now := view())
