@@ -21,14 +21,18 @@ from browser import Browser, browser, keep
 from crowd import SLOW, check_a_crowd_costs_only_its_places
 from page_world import SENDER, damage, get, make_world, port, start_counting, stop_world, view
 from strangers import as_nobody, stranger_at
+from toy_world import bottleneck_table, write_table
 from waiting import wait_until
 
 from swiftqueue.common.page_server import MOST_CLIENTS
+from swiftqueue.common.program import SWIFTQUEUE
 from swiftqueue.common.state import drop_scratch, secret, secret_file
 from swiftqueue.infra.local import live_options, live_page, loop, parts, processes
+from swiftqueue.infra.local.pages import answers
 from swiftqueue.infra.local.parts import PAGE
 from swiftqueue.infra.monitoring.page.server import ASSETS, MOST_REQUEST_BYTES
 from swiftqueue.infra.monitoring.page.view import WATCHED_S, LiveView
+from swiftqueue.serving.agent import process as agent_process
 
 pytestmark = [pytest.mark.slow, pytest.mark.long("live page")]
 
@@ -251,6 +255,34 @@ def answering(part: str, kind: str, body: bytes) -> HTTPServer:
     sleeper = [sys.executable, "-S", "-c", "import time; time.sleep(600)"]
     processes.start(part, sleeper, {kind: server.server_port}, {}, lambda: True, 10)
     return server
+
+
+def test_a_real_agent_is_understood(world: Path) -> None:
+    """One without a server, so no batch is decided in time; the whole loop is in test_live_faults.py."""
+    if reason := agent_process.why_not_built():
+        pytest.skip(reason)
+    seen("parts")
+    packets = world / "toy"
+    write_table(packets, bottleneck_table("live", seconds=2))
+    (metrics,) = processes.free_ports(1)
+    command = [SWIFTQUEUE, "part", "agent", str(packets), f"--telemetry=unix:{world}/t"]
+    command.append(f"--metrics-port={metrics}")
+    processes.stop("agent")
+    url = f"http://127.0.0.1:{metrics}/metrics"
+    nowhere = {"SWIFTQUEUE_TRITON_SERVERS": "127.0.0.1:1"}
+    processes.start("agent", command, {"metrics": metrics}, nowhere, lambda: answers(url), 120)
+
+    def figures() -> dict[str, Any]:
+        return {name: values[-1] for name, values in view()["rates"].items() if values}
+
+    try:
+        wait_until(lambda: figures().get("in_time") == 0.0 and figures()["batches_per_s"] > 0, figures)
+        assert figures()["moved"] is not None
+        assert figures()["error_median_ms"] is None
+        assert [one for one in view()["problems"] if "agent" in one] == []
+    finally:
+        processes.stop("agent")
+        start_counting("agent")
 
 
 def test_alerts_that_fire_are_shown(world: Path) -> None:
