@@ -227,12 +227,15 @@ def test_who_comes_back_is_not_shown_what_was_true_before(world: Path) -> None:
 
 
 def test_the_address_is_told_with_its_key_and_to_no_stranger(
-    world: Path, capsys: pytest.CaptureFixture[str]
+    world: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     live_page.print_address()
     told = capsys.readouterr().out.strip()
     assert told == f"http://127.0.0.1:{port()}/#key={secret(PAGE)}"
     assert secret(PAGE) not in live_page.where()  # what is no terminal may be a log
+    with monkeypatch.context() as terminal:
+        terminal.setattr(live_page.sys.stdout, "isatty", lambda: True)
+        assert live_page.where() == f"the live page: {told}"
     (free,) = processes.free_ports(1)
     with stranger_at(free), pytest.raises(PermissionError, match="another user listens"):
         live_page.address(free)
