@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import json
 import socket
 import stat
 import sys
@@ -20,14 +21,18 @@ from browser import Browser, browser, keep
 from crowd import SLOW, check_a_crowd_costs_only_its_places
 from page_world import SENDER, damage, get, make_world, port, start_counting, stop_world, view
 from strangers import as_nobody, stranger_at
+from toy_world import bottleneck_table, write_table
 from waiting import wait_until
 
 from swiftqueue.common.page_server import MOST_CLIENTS
+from swiftqueue.common.program import SWIFTQUEUE
 from swiftqueue.common.state import drop_scratch, secret, secret_file
-from swiftqueue.infra.local import live_options, live_page, loop, processes
+from swiftqueue.infra.local import live_options, live_page, loop, parts, processes
+from swiftqueue.infra.local.pages import answers
 from swiftqueue.infra.local.parts import PAGE
 from swiftqueue.infra.monitoring.page.server import ASSETS, MOST_REQUEST_BYTES
 from swiftqueue.infra.monitoring.page.view import WATCHED_S, LiveView
+from swiftqueue.serving.agent import process as agent_process
 
 pytestmark = [pytest.mark.slow, pytest.mark.long("live page")]
 
@@ -222,15 +227,82 @@ def test_who_comes_back_is_not_shown_what_was_true_before(world: Path) -> None:
 
 
 def test_the_address_is_told_with_its_key_and_to_no_stranger(
-    world: Path, capsys: pytest.CaptureFixture[str]
+    world: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     live_page.print_address()
     told = capsys.readouterr().out.strip()
     assert told == f"http://127.0.0.1:{port()}/#key={secret(PAGE)}"
     assert secret(PAGE) not in live_page.where()  # what is no terminal may be a log
+    with monkeypatch.context() as terminal:
+        terminal.setattr(live_page.sys.stdout, "isatty", lambda: True)
+        assert live_page.where() == f"the live page: {told}"
     (free,) = processes.free_ports(1)
     with stranger_at(free), pytest.raises(PermissionError, match="another user listens"):
         live_page.address(free)
+
+
+def answering(part: str, kind: str, body: bytes) -> HTTPServer:
+    """A part that answers everything with this; its process is another one."""
+
+    class Same(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Same)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    sleeper = [sys.executable, "-S", "-c", "import time; time.sleep(600)"]
+    processes.start(part, sleeper, {kind: server.server_port}, {}, lambda: True, 10)
+    return server
+
+
+def test_a_real_agent_is_understood(world: Path) -> None:
+    """One without a server, so no batch is decided in time; the whole loop is in test_live_faults.py."""
+    if reason := agent_process.why_not_built():
+        pytest.skip(reason)
+    seen("parts")
+    packets = world / "toy"
+    write_table(packets, bottleneck_table("live", seconds=2))
+    (metrics,) = processes.free_ports(1)
+    command = [SWIFTQUEUE, "part", "agent", str(packets), f"--telemetry=unix:{world}/t"]
+    command.append(f"--metrics-port={metrics}")
+    processes.stop("agent")
+    url = f"http://127.0.0.1:{metrics}/metrics"
+    nowhere = {"SWIFTQUEUE_TRITON_SERVERS": "127.0.0.1:1"}
+    processes.start("agent", command, {"metrics": metrics}, nowhere, lambda: answers(url), 120)
+
+    def figures() -> dict[str, Any]:
+        return {name: values[-1] for name, values in view()["rates"].items() if values}
+
+    try:
+        wait_until(lambda: figures().get("in_time") == 0.0 and figures()["batches_per_s"] > 0, figures)
+        assert figures()["moved"] is not None
+        assert figures()["error_median_ms"] is None
+        assert [one for one in view()["problems"] if "agent" in one] == []
+    finally:
+        processes.stop("agent")
+        start_counting("agent")
+
+
+def test_alerts_that_fire_are_shown(world: Path) -> None:
+    """As Prometheus tells them (integration/test_monitoring.py asks a real one)."""
+    labels = {"alertname": "TritonDown", "severity": "page"}
+    fires = {"state": "firing", "labels": labels, "annotations": {"summary": "no Triton <answers>"}}
+    pending = {"state": "pending", "labels": {"alertname": "DiskFills"}, "annotations": {}}
+    told = {"status": "success", "data": {"alerts": [pending, fires]}}
+    server = answering(parts.PROMETHEUS, "http", json.dumps(told).encode())
+    try:
+        (alert,) = seen("alerts")["alerts"]
+        assert alert.startswith("TritonDown (page): no Triton <answers>; docs/OPERATIONS.md")
+    finally:
+        processes.stop(parts.PROMETHEUS)
+        server.shutdown()
+        server.server_close()
+    wait_until(lambda: view()["alerts"] == [], "an alert of a Prometheus that has ended is still shown")
 
 
 # In a browser -------------------------------------------------------------------------------------------
@@ -369,20 +441,8 @@ def test_damaged_files_and_a_foreign_agent_do_no_harm(world: Path) -> None:
     seen("rounds", "senders")
     damage(world)
 
-    class Foreign(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(b'\xff{"no": "metrics"} }}}\n')
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    foreign = HTTPServer(("127.0.0.1", 0), Foreign)
-    threading.Thread(target=foreign.serve_forever, daemon=True).start()
     processes.stop("agent")
-    sleeper = [sys.executable, "-S", "-c", "import time; time.sleep(600)"]
-    processes.start("agent", sleeper, {"metrics": foreign.server_port}, {}, lambda: True, 10)
+    foreign = answering("agent", "metrics", b'\xff{"no": "metrics"} }}}\n')
     found = wait_until(
         lambda: (
             (now := view())
