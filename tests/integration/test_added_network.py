@@ -72,7 +72,7 @@ def params(project: Path, tmp_path: Path, kind: type[Forecaster]) -> Path:
 def test_its_folder_and_its_section_are_all_that_is_asked_for(
     project: Path, params: Path, kind: type[Forecaster]
 ) -> None:
-    assert door.chosen(params).kind is kind
+    assert [variant.kind for variant in door.candidates(params)] == [kind]
     assert NAME in sections.sections()
     sections.check(yaml.safe_load(params.read_text()))
     (page,) = blocks(project, "yaml")
@@ -91,7 +91,7 @@ def test_it_is_fitted_tuned_judged_pushed_and_asked(
     traces = read_traces(world / "packets", world / "split.json", PAPERS)
     trace = traces["t"]
     said: list[str] = []
-    fitted = door.chosen(params).fit(lessons(list(traces.values())), 1, said.append)
+    fitted = door.candidates(params)[0].fit(lessons(list(traces.values())), 1, said.append)
     assert [line.split()[1] for line in said] == ["1/2", "2/2"]
     tuned: Any = fitted.tuned(trace.to_learn(trace.slices.rounds[0].finetune), HEAD)
     assert tuned.same_but_head(fitted)
