@@ -135,7 +135,9 @@ def quick(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("page", ["first-run", "your-own-capture"])
+@pytest.mark.parametrize(
+    "page", ["first-run", "your-own-capture", pytest.param("marked-packets", marks=pytest.mark.long)]
+)
 def test_the_first_tutorials_run(
     project: Path, quick: Path, champion: int, serving_state: Path, page: str
 ) -> None:
@@ -143,6 +145,9 @@ def test_the_first_tutorials_run(
     if page == "first-run":
         assert f"version {champion}" in said
         assert "batches of 8 packets" in said
+    elif page == "marked-packets":
+        (decided,) = re.findall(r"^(\d+) of 50 batches were decided in time", said, re.M)
+        assert int(decided) > 0
     else:
         assert "average_precision" in said
         assert (quick / "forecasts.png").stat().st_size > 10_000
