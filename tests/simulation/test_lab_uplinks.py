@@ -86,7 +86,7 @@ ORACLE = {"kind": "oracle", "order": "any", "margin_us": 0, "rate_us": 0}
 
 def truth_of(out: Path, summary: Result) -> NDArray[Any]:
     """S1's packets; what passed over both links adds up to what arrived, was lost, or is still under way."""
-    rows = np.load(out / "truth.npy")
+    rows: NDArray[Any] = np.load(out / "truth.npy")
     links = summary["uplinks"]["links"]
     assert [one["name"] for one in links] == ["first", "second"]
     gone = ~np.isnan(rows["one_way_us"]) | (rows["dropped"] == 1)
@@ -101,7 +101,7 @@ def truth_of(out: Path, summary: Result) -> NDArray[Any]:
 def propagation_ms(rows: NDArray[Any]) -> NDArray[np.float64]:
     """One-way delay without waiting in a link's disc, of what arrived."""
     some = rows[~np.isnan(rows["one_way_us"])]
-    return (some["one_way_us"] - some["queueing_us"]).astype(np.float64) * 1e-3
+    return np.asarray(some["one_way_us"] - some["queueing_us"], np.float64) * 1e-3
 
 
 def test_a_mark_is_routed_and_a_pinned_flow_stays(program: Path, tmp_path: Path) -> None:
