@@ -34,8 +34,9 @@ namespace {
 using engine::Artifact;
 using engine::Engine;
 
-constexpr std::int64_t kSmooth = 8;      // questions over which the time of one is averaged
-constexpr std::int64_t kMostSlower = 3;  // that counts of a question's time, beside the others'
+constexpr std::int64_t kSmooth = 8;  // questions over which the time of one is averaged
+constexpr std::int64_t kMostSlower =
+    3;  // a question's time counts as at most so many times the others'
 constexpr std::int64_t kLeastNs = 20'000;
 constexpr std::int64_t kTryNs = 20'000'000;
 constexpr std::int64_t kSpinNs = 60'000;    // a sleep may end this much too late
@@ -179,12 +180,12 @@ class LocalPredictor final : public Predictor {
     std::uint64_t number = 0;
     const EventRows* rows = nullptr;
     std::shared_ptr<engine::Session> session;       // the second engine's while it has jobs of it
-    std::shared_ptr<engine::Session> next_session;  // of the encoder that will be taken up
+    std::shared_ptr<engine::Session> next_session;  // session of the encoder that will be taken up
     int first = kNone;  // its questions that wait, as places in `waiting_`
     int last = kNone;
     int jobs = 0;               // those at the second engine
-    std::int64_t next = 0;      // of its jobs: number of the next event for the session
-    std::int64_t begun = 0;     // and of the first one since it was begun
+    std::int64_t next = 0;      // number of the next event for the session, in its jobs
+    std::int64_t begun = 0;     // number of the first event since it was begun
     std::int64_t spent_ns = 0;  // time of its answers; a new sender begins with the others' time
   };
 

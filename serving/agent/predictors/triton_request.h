@@ -133,7 +133,7 @@ class Parcel {
   inference::ModelInferRequest windows_;
   inference::ModelInferRequest* made_ = &talk_;
   std::vector<Part> parts_;
-  std::vector<std::int64_t> header_;  // of several sessions
+  std::vector<std::int64_t> header_;  // header of several sessions
   std::vector<float> x_QF_;
   std::vector<float> x_EF_;
   std::size_t events_ = 0;

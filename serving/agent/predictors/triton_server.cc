@@ -48,7 +48,8 @@ constexpr std::int64_t kProbeMs = 1'000;  // longest time of a probe
 constexpr int kLateInARow = 8;            // late answers after which a server counts as slow
 constexpr std::int64_t kSmooth = 64;      // answers over which times are averaged
 constexpr std::int64_t kSmoothTook = 8;
-constexpr std::int64_t kMostSlower = 4;  // that counts of a request's time, beside the others'
+constexpr std::int64_t kMostSlower =
+    4;  // a request's time counts as at most so many times the others'
 constexpr std::int64_t kTryNs = 20 * kMs;
 constexpr std::int64_t kTogetherShare = 2;  // a request may take this part of the time left
 constexpr std::int64_t kFirstRestNs = 1'000 * kMs;

@@ -29,7 +29,8 @@ constexpr std::int64_t kMostOfOne = 16;  // queries of a question
 constexpr std::int64_t kMostEvents = 2 * kMaxTokens;
 constexpr std::int64_t kMostQueries = 64 * kHorizon;  // as many windows as a request may have
 constexpr std::int64_t kMostSessions = kMostQueries / kHorizon;
-constexpr std::int64_t kSessionNumbers = 5;  // of a session among several, before its questions
+constexpr std::int64_t kSessionNumbers =
+    5;  // numbers of a session among several, before its questions
 constexpr std::int64_t kMostHeader = 1 + 2 * kMostQueries / kHorizon;
 constexpr std::int64_t kMostHeaderOfSeveral = kSessionNumbers * kMostSessions + kMostHeader - 1;
 constexpr std::int64_t kStart = 1;
