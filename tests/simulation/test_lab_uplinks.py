@@ -12,9 +12,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 from numpy.typing import NDArray
 from test_lab_program import Result, Run, refused, simulate
 
+from swiftqueue.laboratory.command import Request, run_lab
+from swiftqueue.laboratory.report.page import make_report
+from swiftqueue.laboratory.runs.experience import UPLINKS, load
 from swiftqueue.pipelines.simulators import build_simulator
 
 pytestmark = pytest.mark.slow  # ns-3 programs are compiled and run
@@ -290,3 +294,19 @@ def test_a_run_file_with_wrong_uplinks_is_one_line(
     run = over_two(group("copa", CALL))
     change(run)
     assert refused(program, run, tmp_path / "out").endswith(line)
+
+
+@pytest.mark.long
+def test_a_scenario_is_run_and_reported(ray_cluster: None, tmp_path: Path) -> None:
+    mine = tmp_path / "mine.yaml"
+    changes = {"seconds": 4, "warmup_s": 1, "seeds": [1], "controls": ["default", "least_mean"]}
+    mine.write_text(yaml.safe_dump({"extends": "uplinks-unequal", **changes}))
+    assert run_lab(Request([str(mine)], points=["0.6"]), tmp_path / "lab") == 0
+    rows = {row["control"]: row for row in load(tmp_path / "lab", UPLINKS).iter_rows(named=True)}
+    assert set(rows) == {"default", "least_mean"}
+    assert rows["default"]["moved_share"] == 0
+    assert rows["default"]["diverted"] == rows["default"]["unrouted"] == 0
+    assert rows["default"]["frame_p99_s"] > 0.03  # the delay of the second link
+    page, _ = make_report(tmp_path / "lab")
+    assert "Two uplinks" in page.read_text()
+    assert "mine: what it costs, against pinned" in (page.parent / "table.md").read_text()
