@@ -20,7 +20,7 @@ DVC: Final = "dvc."  # prefix of the tags that hold the DVC hash of an input
 
 @dataclass(frozen=True)
 class ModelCard:
-    """A model with its data, scores and lineage; `str()` gives it as Markdown."""
+    """A description of one model; `str()` gives it as Markdown."""
 
     title: str
     network: dict[str, Any]

@@ -22,7 +22,7 @@ STEPS: Final = (
     ("serving", "one version number,\nnever half a model", (0.02, 0.08)),
 )
 WIDTH, HEIGHT = 0.27, 0.27
-# The rules of each profile, a line for each.
+# The two profiles: title, L4S queue, classic queue, coupling, shares of the link.
 QUEUES: Final = (
     (
         "rfc9332: the standard's dual queue",
