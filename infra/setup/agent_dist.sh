@@ -2,6 +2,7 @@
 # The built agent as a Debian package and as a tar with the same files, in a folder (default: build/dist). Whoever
 # installs it needs neither this checkout nor Python. The tar is for other systems that have the libraries.
 set -euo pipefail
+umask 022 # whoever packs it may have a stricter one, which dpkg-deb refuses
 cd "$(dirname "$0")/../.."
 out=${1:-build/dist}
 agent=serving/agent/_build/swiftqueue-agent

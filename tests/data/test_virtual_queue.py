@@ -203,7 +203,7 @@ def test_the_fitted_rule_finds_late_packets_that_repeating_a_latency_does_not(tm
         precision[name] = scores["late"]["average_precision"]
         assert len(said) == (2 if name == "fitted" else 0)  # a line for each queue
         if name != "repeated":
-            with pytest.raises(ValueError, match=r"virtual-queue has no network, and Triton serves"):
+            with pytest.raises(ValueError, match=r"virtual-queue has no form that Triton serves"):
                 model.export(tmp_path)
     assert precision["fitted"] >= 0.95 * precision["online"]
     assert min(precision["fitted"], precision["online"]) > 1.5 * precision["repeated"], precision

@@ -627,4 +627,4 @@ def test_one_command_down_leaves_nothing(loop: FaultLoop, capsys: pytest.Capture
     assert not [name for name in EVERY_PART if processes.record_path(name).exists()]
     capsys.readouterr()
     stop_stack()
-    assert "not running: keeper, prometheus, scheduler" in capsys.readouterr().out
+    assert "not running: keeper, page, prometheus, scheduler" in capsys.readouterr().out

@@ -156,7 +156,7 @@ def test_provisioning_names_the_same_data_source_and_the_page_the_folder(project
     [provider] = yaml.safe_load((provisioning / "dashboards" / "swiftqueue.yaml").read_text())["providers"]
     assert provider["type"] == "file"
     page = (project / "docs/OPERATIONS.md").read_text()
-    assert f"SWIFTQUEUE_DASHBOARDS=$PWD/{FILE.parent.relative_to(project)}\n" in page
+    assert f"SWIFTQUEUE_DASHBOARDS=$PWD/{FILE.parent.resolve().relative_to(project)}\n" in page
 
 
 # promtool -------------------------------------------------------------------------------------------
