@@ -123,8 +123,9 @@ def browser() -> Iterator[Browser]:
             *(["--no-sandbox"] if os.geteuid() == 0 else []),
             "about:blank",
         ]
+        ours = os.environ | {"TMPDIR": str(profile)}  # what it leaves in its temporary folder goes with it
         process = stack.enter_context(
-            subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            subprocess.Popen(command, env=ours, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         )
         stack.callback(_end, process.pid)
         told = profile / "DevToolsActivePort"

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
-from limit_weights import weight_file
 from registered import served
 
+sys.path.append(str(Path(__file__).resolve().parents[1]))
 pytestmark = pytest.mark.slow
 # Little to judge by; what is judged is tests/simulation/test_lfq_disc.py's.
 SMALL = ["seconds=1", "limits=[5, 50]", "best_environments=6"]
@@ -17,6 +18,8 @@ SMALL = ["seconds=1", "limits=[5, 50]", "best_environments=6"]
 
 def weights(folder: Path, packets: float) -> Path:
     """A weight file whose network always answers so many packets."""
+    from limit_weights import weight_file
+
     return weight_file(folder / "x-10.safetensors", packets / 100)
 
 
