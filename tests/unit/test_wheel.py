@@ -80,15 +80,15 @@ def run(python: Path, code: str, folder: Path, *arguments: Path) -> list[str]:
 
 
 @pytest.mark.slow
-def test_it_holds_the_native_parts_and_both_licences_and_no_test(project: Path, wheel: Path) -> None:
+def test_it_holds_the_native_parts_and_the_licences_and_no_test(project: Path, wheel: Path) -> None:
     assert re.fullmatch(r"swiftqueue-[\d.]+-py3-none-linux_\w+\.whl", wheel.name)
     names = zipfile.ZipFile(wheel).namelist()
     for room, library in LIBRARIES.items():
         assert f"swiftqueue/{room}/_build/{library}" in names
     assert [name for name in names if "/tests/" in name or "asan" in name or "simulation/" in name[:20]] == []
     licences = [name for name in names if "/licenses/" in name]
-    assert len(licences) == 2
     about = tomllib.loads((project / "pyproject.toml").read_text())["project"]
+    assert len(licences) == len(about["license-files"]) > 1
     assert f"-{about['version']}-" in wheel.name
 
 
