@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from matplotlib.figure import Figure
 
+from swiftqueue.benchmarks.inference import BATCH
 from swiftqueue.benchmarks.results.tables import WORDS, Data
 from swiftqueue.benchmarks.rows import Row
 from swiftqueue.laboratory.report.plots import COLOURS
@@ -45,11 +46,10 @@ def _reference(label: str, row: str, reference: str = "") -> Bar:
     return Bar(label, row, reference, "reference")
 
 
-_ALL: Final = "full graph, avx512, p50"
+_BATCH: Final = f"{BATCH}, avx512, p50"
 _STREAM: Final = "event stream, p50"
-_EVERY: Final = "every candidate, p50"
 _ONNX: Final = "ONNX in the Python backend, Python client, p50"
-_RATE: Final = "highest rate with 99% in time, asked 5 ms ahead, 4 flows, W 64"
+_RATE: Final = "highest rate with 99% in time, asked 2 ms ahead, 4 flows"
 _TUNE: Final = (
     "fine-tune the head: 10 epochs, 500,000 packets = 62,500 windows of 128 tokens x 24 features, "
     "the one encoder pass included"
@@ -61,30 +61,24 @@ _EVENTS: Final = (
 # The benchmark's name: the axis, its bars from above.
 BARS: Final[Mapping[str, tuple[str, tuple[Bar, ...]]]] = {
     "inference": (
-        "µs for a window of 64 packets, full graph (p50)",
+        "µs for a batch: 16 new events, 8 packets in both queues (p50)",
         (
-            Bar("this engine", _ALL, "PyTorch full graph"),
-            _reference("OpenVINO", _ALL, "OpenVINO full graph"),
-            _reference("ONNX Runtime", _ALL, "ONNX Runtime full graph"),
-            _reference("PyTorch", _ALL, "PyTorch full graph"),
+            Bar("this engine", _BATCH, "PyTorch, both queues"),
+            _reference("ONNX Runtime", _BATCH, "ONNX Runtime, both queues"),
+            _reference("PyTorch", _BATCH, "PyTorch, both queues"),
         ),
     ),
     "serving": (
         "round trip, µs (p50)",
         (
-            _reference("a model that computes nothing", _STREAM, "identity, event windows, p50"),
-            Bar("event stream, native backend", _STREAM, "identity, event windows, p50"),
-            Bar("window model, native backend", _EVERY, _ONNX),
-            _reference("window model, Python backend and client", _EVERY, _ONNX),
+            _reference("a model that computes nothing", _STREAM, "identity, p50"),
+            Bar("native backend", _STREAM, "identity, p50"),
+            _reference("Python backend and client", _STREAM, _ONNX),
         ),
     ),
     "linerate": (
-        "highest rate with 99 % in time, asked 5 ms ahead, Mbit/s",
-        (
-            Bar("Triton, 4 flows, 64 packets", _RATE),
-            Bar("Triton, 4 flows, 128 packets", _RATE.replace("W 64", "W 128")),
-            _reference("in the agent's process, 64 packets", _RATE),
-        ),
+        "highest rate with 99 % in time, asked 2 ms ahead, Mbit/s",
+        (Bar("through Triton", _RATE), _reference("in the agent's process", _RATE)),
     ),
     "swap": (
         "round trip, µs (p99)",

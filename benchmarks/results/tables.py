@@ -13,6 +13,7 @@ from typing import Any, Final
 import polars as pl
 
 from swiftqueue.benchmarks import published
+from swiftqueue.benchmarks.inference import BATCH, WINDOW
 from swiftqueue.benchmarks.published import Published
 from swiftqueue.benchmarks.results import evaluations, forecasters, tuning
 from swiftqueue.benchmarks.rows import Row
@@ -49,15 +50,11 @@ LABORATORY: Final = Path("docs/laboratory")
 WIDEST: Final = 150  # characters of a table's line
 # Methods that a picture shows where it has room for a few.
 FEW: Final = (FINETUNED, PRETRAINED, TREES, VIRTUAL_QUEUE, VIRTUAL_QUEUE_ONLINE, "ewma", "last_flow")
-ALONE: Final = frozenset({"linerate"})  # benchmarks whose references only the text names
 # Rows that a benchmark's page draws, as patterns of `NAME | REFERENCE`; of other benchmarks all are drawn.
 SHOWN: Final[Mapping[str, Sequence[str]]] = {
-    "inference": (
-        *("full graph, avx512, p50 | *", "every candidate, avx512, p50 | OpenVINO*"),
-        *("last token, avx2, p50 | *", "head swap*"),
-    ),
-    "serving": ("event stream, p?? | identity*", "every candidate, p?? | ONNX*"),
-    "linerate": ("* 4 flows, W 64 | *", "*5 ms ahead, 4 flows, W 128 | *", "packets decided*"),
+    "inference": (f"{BATCH}, avx512, p?? | *", f"{WINDOW}, avx512, p50 | *", "share of*", "head swap*"),
+    "serving": ("event stream, p?? | *", "event stream, unix socket, p50 | identity*"),
+    "linerate": ("*asked 2 ms ahead, *", "packets decided*", "a sender pays*"),
     "live": ("trigger*", "step validate*", "step encode*", "step train*", "step shadow*", "questions*"),
     "marker": ("marked *", "plain*", "answer to *p99 | *", "packets with*"),
     "queues": ("*; flows: 100 | FqCoDel", "LFQ; flows: 1000 |*", "LFQ, no network; flows: 1000 |*"),
@@ -211,10 +208,7 @@ def _drawn(found: Sequence[tuple[str, Published]]) -> list[str]:
     for row in shown:
         ours, reference = _measured(row.ours, row), _measured(row.reference, row)
         lines.append(lab.row_of([row.name, ours, reference, row.reference_name, _ratio(row)]))
-    if {name for name, _ in found} <= ALONE:
-        cells = [[row.name, _measured(row.ours, row)] for row in shown]
-        lines = [*lab.head_of(["what", "measured"]), *map(lab.row_of, cells)]
-    elif max(map(len, lines)) > WIDEST:
+    if max(map(len, lines)) > WIDEST:
         lines = [
             line
             for row in shown
@@ -352,7 +346,7 @@ def _wait(data: Data, profile: str) -> str:
 
 
 def _answer(data: Data) -> str:
-    row = _row_named(data, "serving", "event stream, p50", "identity, event windows, p50")
+    row = _row_named(data, "serving", "event stream, p50", "identity, p50")
     return f"{row.ours:.0f} µs (p50); of a model that computes nothing {row.reference:.0f} µs"
 
 
