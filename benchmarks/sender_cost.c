@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What the calls of swiftqueue.h cost a sender at 200 Mbit/s, beside the send() of a packet's own
- * datagram: `swiftqueue bench linerate`. Prints medians over the batches, in ns a packet.
+ * Measures what the calls of swiftqueue.h cost a sender at 200 Mbit/s, beside the send() of a
+ * packet's own datagram: `swiftqueue bench linerate`. Prints medians over the batches, in ns a packet.
  *
  * sender_cost SOCKET BATCHES */
 #define _GNU_SOURCE

@@ -27,6 +27,7 @@ from swiftqueue.feature_store.telemetry.manifest import load_manifest
 from swiftqueue.infra.local import parts, processes, status
 from swiftqueue.infra.local.loop import start_loop
 from swiftqueue.infra.local.pages import answers
+from swiftqueue.infra.local.processes import free_ports
 from swiftqueue.infra.local.servers import start_mlflow
 from swiftqueue.models.registry.registry import CHAMPION, Registry
 from swiftqueue.pipelines.live.rounds_log import LOG_FILE, read
@@ -46,6 +47,10 @@ PORTS = (
     "SWIFTQUEUE_KEEPER_METRICS",
     "SWIFTQUEUE_PROMETHEUS_PORT",
     "SWIFTQUEUE_PAGE_PORT",
+)
+# A program that registers the artifact in the folder that it is given as the first champion.
+FIRST = (
+    "import sys; from pathlib import Path; import fault_loop; fault_loop.register_champion(Path(sys.argv[1]))"
 )
 EVERY_S = 3.0
 HEAL_S = 300.0  # Ray's head, then the ingest, then the workers: 40 to 90 s, 170 beside other work
@@ -321,6 +326,14 @@ class FaultLoop:
             return True
         variable, path = pages[part]
         return answers(f"http://127.0.0.1:{self.ports[variable]}/{path}", timeout_s=1)
+
+
+def environment_of(state: Path) -> dict[str, str]:
+    """Return the variables of a loop of its own: this process's without our settings, and free ports."""
+    ours = ("SWIFTQUEUE_", "RAY_", "MLFLOW_")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
+    environment |= {name: str(port) for name, port in zip(PORTS, free_ports(len(PORTS)), strict=True)}
+    return environment | {"SWIFTQUEUE_STATE": str(state)}
 
 
 def names_in_shared_memory() -> set[str]:

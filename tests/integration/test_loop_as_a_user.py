@@ -14,12 +14,11 @@ from pathlib import Path
 import mutants
 import pytest
 from conftest import PROJECT
-from fault_loop import ENDED_WELL, HEAL_S, PORTS
+from fault_loop import ENDED_WELL, FIRST, HEAL_S, environment_of
 from of_state import processes_of
 from toy_world import bottleneck_table, write_table
 from waiting import wait_until
 
-from swiftqueue.infra.local.processes import free_ports
 from swiftqueue.pipelines.live.rounds_log import LOG_FILE, read
 
 pytestmark = [
@@ -27,9 +26,6 @@ pytestmark = [
     pytest.mark.skipif(not mutants.ALL, reason="minutes: with SWIFTQUEUE_TEST_ALL=1"),
     pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user"),
 ]
-FIRST = (
-    "import sys; from pathlib import Path; import fault_loop; fault_loop.register_champion(Path(sys.argv[1]))"
-)
 
 
 def test_nothing_needs_root(make_artifact: Callable[..., Path]) -> None:
@@ -40,11 +36,9 @@ def test_nothing_needs_root(make_artifact: Callable[..., Path]) -> None:
         (folder / name).mkdir(mode=0o700)
         os.chown(folder / name, user.pw_uid, user.pw_gid)
     write_table(folder / "packets", bottleneck_table("live", seconds=20))
-    ours = ("SWIFTQUEUE_", "RAY_", "MLFLOW_")
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
-    environment |= {name: str(port) for name, port in zip(PORTS, free_ports(len(PORTS)), strict=True)}
+    environment = environment_of(folder / "state")
     environment |= {"HOME": str(folder / "home"), "TMPDIR": str(folder / "tmp")}
-    environment |= {"SWIFTQUEUE_STATE": str(folder / "state"), "PYTHONPATH": os.pathsep.join(sys.path)}
+    environment |= {"PYTHONPATH": os.pathsep.join(sys.path)}
     # All that is left of root's rights: to read what lies in root's own folders, as Python may here.
     become = ["setpriv", f"--reuid={user.pw_uid}", f"--regid={user.pw_gid}", "--clear-groups"]
     become += ["--inh-caps=-all,+dac_read_search", "--ambient-caps=-all,+dac_read_search"]

@@ -15,12 +15,11 @@ import mutants
 import psutil
 import pytest
 from conftest import PROJECT
-from fault_loop import ENDED_WELL, HEAL_S, PORTS
+from fault_loop import ENDED_WELL, FIRST, HEAL_S, environment_of
 from of_state import processes_of
 from toy_world import bottleneck_table, write_table
 from waiting import wait_until
 
-from swiftqueue.infra.local.processes import free_ports
 from swiftqueue.infra.local.units import NAME
 from swiftqueue.pipelines.live.rounds_log import LOG_FILE, read
 
@@ -43,9 +42,6 @@ done
 sed 's/^After=.*/DefaultDependencies=no/' "$1" > /etc/systemd/system/{NAME}
 container=lxc exec {SYSTEMD} --system --show-status=0
 """
-FIRST = (
-    "import sys; from pathlib import Path; import fault_loop; fault_loop.register_champion(Path(sys.argv[1]))"
-)
 
 
 class Machine:
@@ -92,10 +88,7 @@ def folder() -> Iterator[Path]:
 def test_systemd_keeps_the_loop(folder: Path, make_artifact: Callable[..., Path]) -> None:
     swiftqueue = Path(sys.executable).with_name("swiftqueue")
     write_table(folder / "packets", bottleneck_table("live", seconds=20))
-    ours = ("SWIFTQUEUE_", "RAY_", "MLFLOW_")
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
-    environment |= {name: str(port) for name, port in zip(PORTS, free_ports(len(PORTS)), strict=True)}
-    environment |= {"SWIFTQUEUE_STATE": str(folder / "state"), "XDG_CONFIG_HOME": str(folder)}
+    environment = environment_of(folder / "state") | {"XDG_CONFIG_HOME": str(folder)}
     options = ["--trace", str(folder / "packets"), "--every=3", "--learn=4", "--judge=2"]
     path = {"PYTHONPATH": os.pathsep.join(sys.path)}
     for command in (

@@ -21,7 +21,7 @@ extern "C" {
 #define SWIFTQUEUE_VERSION "0.1.0"
 #define SWIFTQUEUE_BATCH 8 /* packets */
 
-/* What a mark chooses between: the queues of one link, or two uplinks (`swiftqueue_set_dscp`). */
+/* A mark chooses a queue of one link, or one of two uplinks (`swiftqueue_set_dscp`). */
 enum swiftqueue_queue { SWIFTQUEUE_CLASSIC, SWIFTQUEUE_L4S };
 enum swiftqueue_ecn { SWIFTQUEUE_NOT_ECT, SWIFTQUEUE_ECT1, SWIFTQUEUE_ECT0 };
 enum swiftqueue_outcome {

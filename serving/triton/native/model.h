@@ -36,11 +36,11 @@ struct Tensor {
 
 // A message of a session, or of several: those of senders whose questions waited together.
 //
-// Of one session, `id` is its number and `header`, int64 [1, 1 + 2 n], has the number of the first
+// For one session, `id` is its number and `header`, int64 [1, 1 + 2 n], has the number of the first
 // of the events, then for each of n questions how many of them come before it since the last
 // question, and how many queries it has. Events after the last question are taken as well.
 //
-// Of several, `id` is 0, and `header` has for each session in turn its number, kStart + kEnd where
+// For several, `id` is 0, and `header` has for each session in turn its number, kStart + kEnd where
 // they hold, the number of its first event, how many events are its, n, and n times the two numbers
 // of a question. Events and queries follow each other in the same order.
 struct SessionMessage {
