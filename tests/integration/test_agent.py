@@ -325,7 +325,7 @@ def test_under_overload_what_it_can_do_is_done_in_time(make_artifact: Callable[.
     """Many times more batches than the engine can answer: those it answers are of use, not too late."""
     with AgentProgram("--synthetic-bps", 8e9, "--seconds", 1, "--local", make_artifact(1)) as agent:
         summary = agent.end(None)
-    assert summary["decided"] + summary["late"] == summary["batches"]
+    assert summary["decided"] + summary["late"] == summary["batches"], summary["problem"]
     assert summary["decided"] > summary["stale_answers"]
     assert summary["decided"] < summary["batches"] / 2
 

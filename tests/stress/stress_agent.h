@@ -97,6 +97,7 @@ void fuzz_reader(long rounds, Random& random);
 void fuzz_socket(long rounds, Random& random);
 void again(const std::string& artifact, Random& random);
 void beside(const std::string& artifact, Random& random);
+void crowded(const std::string& artifact);
 void swap_artifacts(const std::string& artifact, Random& random);
 
 }  // namespace swiftqueue::agent

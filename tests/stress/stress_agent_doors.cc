@@ -402,6 +402,24 @@ void beside(const std::string& artifact, Random& random) {
   std::printf("beside: %ld answers of two threads are those of one\n", static_cast<long>(ticket));
 }
 
+// Tests that questions which nobody answers in time do not keep new ones from being asked.
+void crowded(const std::string& artifact) {
+  const auto predictor = make_local_predictor(artifact);
+  const EventRows rows(predictor->model().reach);
+  const std::vector<float> x_QF(std::size_t{kMaxQueries} * kEventWindowFeatureCount);
+  std::uint64_t ticket = 0;
+  const auto ask = [&](std::int64_t due_ns) {
+    return predictor->ask({ticket++, 0, rows, x_QF.data(), 1, due_ns});
+  };
+  for (int i = 0; i < kMaxOutstanding; ++i) require(ask(monotonic_ns()), "not taken");
+  Answer answer;
+  const std::int64_t due_ns = monotonic_ns() + 60'000'000'000;
+  require(ask(due_ns), "questions that are late leave no room");
+  require(predictor->next(answer, due_ns) && answer.ok && answer.ticket == ticket - 1,
+          "the one that is in time has no answer");
+  std::printf("crowded: questions that nobody answered in time make room\n");
+}
+
 // Tests artifacts that come, go and break under a loop that asks all the while.
 void swap_artifacts(const std::string& artifact, Random& random) {
   namespace fs = std::filesystem;

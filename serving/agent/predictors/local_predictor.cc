@@ -108,6 +108,7 @@ class LocalPredictor final : public Predictor {
   std::string problem() const override { return problem_; }
 
   bool ask(const Enquiry& enquiry) override {
+    if (free_.empty()) remove_late(monotonic_ns());
     if (free_.empty()) {
       problem_ = "more questions wait than are ever answered";
       return false;
@@ -202,6 +203,17 @@ class LocalPredictor final : public Predictor {
     free_.push_back(seat.first);
     seat.first = waiting_[at(seat.first)].next;
     if (seat.first == kNone) std::erase(asking_, &seat);
+  }
+
+  // Removes questions that are due by now. They would be removed when their turn comes, but while
+  // the second engine has no core nobody's turn comes, and new questions need their places.
+  void remove_late(std::int64_t now_ns) {
+    for (std::size_t i = asking_.size(); i-- > 0;) {
+      Seat& seat = *asking_[i];  // leaves `asking_` with its last question
+      while (seat.first != kNone && waiting_[at(seat.first)].deadline_ns <= now_ns) {
+        remove_first(seat);
+      }
+    }
   }
 
   // Returns the sender to answer next. Of those that have not had more of the time than others it
