@@ -70,20 +70,29 @@ $(UV): infra/setup/uv.lock
 	@$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r infra/setup/uv.lock
 	@touch $@
 
+# Packages of a lock by name: `1` those named, `0` the others.
+LOCKED = awk '/^[^ ]/ { kept = /^($(1))==/ } kept == $(2)' $(3)
+
+# C++ is built with these, which are small, while the other packages come.
+$(VENV)/.native-packages: requirements.lock $(UV)
+	@mkdir -p build
+	@$(call LOCKED,ns3|tritonclient|protobuf|grpcio|ml-dtypes|numpy|packaging|python-rapidjson|typing-extensions,1,requirements.lock) > build/native.lock
+	VIRTUAL_ENV=$(VENV) $(UV) pip install --quiet --no-deps --require-hashes -r build/native.lock
+	@touch $@
+
 # uv shows its own progress; about 3 GB are fetched the first time. Bytecode is made here (a minute), not by whoever imports
 # first: Ray starts a dozen processes that all import the same, and some machines are set never to write it.
-$(VENV)/.synced: requirements.lock pyproject.toml $(UV)
+$(VENV)/.synced: requirements.lock pyproject.toml $(VENV)/.native-packages
 	VIRTUAL_ENV=$(VENV) $(UV) pip sync --require-hashes --compile-bytecode requirements.lock
 	VIRTUAL_ENV=$(VENV) $(UV) pip install --no-deps --no-build-isolation --quiet --editable .
 	@touch $@
 
 # Triton's Python backend needs NumPy 1, so it lives in an environment of its own. NumPy 1 has no wheel for Python 3.13:
 # there the environment has ours, and Triton serves the networks that the engine knows, no others.
-NUMPY = awk '/^[^ ]/ { kept = /^numpy==/ } kept == $(1)' $(2)
 .venv-triton/.synced: requirements-triton.lock $(VENV)/.synced
 	$(UV) venv --quiet --allow-existing --python $(BIN)/python .venv-triton
 	lock=requirements-triton.lock; if [ -x .venv-triton/bin/python3.13 ]; then mkdir -p build; lock=build/$$lock; \
-	  { $(call NUMPY,0,requirements-triton.lock); $(call NUMPY,1,requirements.lock); } > $$lock; fi; \
+	  { $(call LOCKED,numpy,0,requirements-triton.lock); $(call LOCKED,numpy,1,requirements.lock); } > $$lock; fi; \
 	  VIRTUAL_ENV=.venv-triton $(UV) pip sync --require-hashes --compile-bytecode $$lock
 	$(BIN)/python -m swiftqueue.infra.local.triton_environment
 	@touch $@
@@ -121,7 +130,7 @@ native-suites: native-simulation
 	+@$(call BUILD,simulation tests)
 native-serving/engine: native-feature_store
 $(ENGINE_USERS:%=native-%): native-serving/engine
-native-serving/agent native-simulation: $(VENV)/.synced  # the protocol's description, ns-3
+native-serving/agent native-simulation: $(VENV)/.native-packages  # the protocol's description, ns-3
 
 run: setup ## The main job: traces to a served prediction, replayed; ends with where to look next
 	swiftqueue run

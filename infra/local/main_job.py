@@ -69,15 +69,18 @@ def make_first_champion() -> None:
 
 def _make_and_serve(console: Console, root: Path, steps: int) -> int:
     """Run pipeline, server and deployment, which are the first three of `steps` steps."""
+    from swiftqueue.common.section import read
     from swiftqueue.infra.local.servers import start_stack
-    from swiftqueue.pipelines.experiments.dvc_command import run_dvc
+    from swiftqueue.pipelines.experiments.dvc_command import reproduce_side_by_side, run_dvc
+    from swiftqueue.pipelines.simulate import SimulateParams
     from swiftqueue.serving.deploy.deployment import deploy_version
 
     if not (root / "dvc.yaml").is_file():
         console.print(f"{root} holds no dvc.yaml: run this in the project's folder")
         return 2
     console.rule(f"1/{steps}  pipeline: traces to a registered model (DVC)")
-    if code := run_dvc(["repro"], root):
+    simulations = [f"simulate@{seed}" for seed in read(root / "params.yaml", SimulateParams).seeds]
+    if code := reproduce_side_by_side(simulations, root) or run_dvc(["repro"], root):
         console.print("The pipeline stopped at the stage named above; mend it and run this again.")
         return code
     console.rule(f"2/{steps}  local Triton server")

@@ -9,9 +9,12 @@ Shapes: B decisions, H horizon (8 packets).
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import product
 
 import numpy as np
 from numpy.typing import NDArray
@@ -142,15 +145,24 @@ def predict_trace(
     by_heads: dict[int, list[str]] = {}
     for method, (heads, _) in methods.items():
         by_heads.setdefault(id(heads), []).append(method)
-    for sharing in by_heads.values():
-        heads, forms = methods[sharing[0]][0], tuple(methods[method][1] for method in sharing)
-        queues = (AS_SENT, *range(len(QUEUES))) if trace.waits else (AS_SENT,)
-        said = [forecasts(heads, trace, round_s, queue, forms) for queue in queues]
-        for method, form in zip(sharing, forms, strict=True):
-            us[method] = said[0][form].us_BH
-            if trace.waits:
-                classic[method] = said[1][form].us_BH < said[2][form].us_BH
-        progress(f"{trace.name}: {', '.join(sharing)}")
+    queues = (AS_SENT, *range(len(QUEUES))) if trace.waits else (AS_SENT,)
+
+    def said_by(work: tuple[list[str], int]) -> dict[str, DecisionForecasts]:
+        sharing, queue = work
+        forms = tuple(methods[method][1] for method in sharing)
+        return forecasts(methods[sharing[0]][0], trace, round_s, queue, forms)
+
+    # Products and trees leave the interpreter to others, so threads keep all cores at work.
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        answers = pool.map(said_by, product(by_heads.values(), queues))
+        for sharing in by_heads.values():
+            said = [next(answers) for _ in queues]
+            for method in sharing:
+                form = methods[method][1]
+                us[method] = said[0][form].us_BH
+                if trace.waits:
+                    classic[method] = said[1][form].us_BH < said[2][form].us_BH
+            progress(f"{trace.name}: {', '.join(sharing)}")
     return TracePredictions(
         trace=trace.name,
         protocol=trace.slices.protocol,

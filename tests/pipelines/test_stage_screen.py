@@ -8,8 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
-from swiftqueue.pipelines.experiments.dvc_command import call_dvc, where_pushed
+from swiftqueue.pipelines.experiments.dvc_command import call_dvc, reproduce_side_by_side, where_pushed
 
 WARNING_STAGE = """
 import subprocess, sys, warnings
@@ -45,3 +46,16 @@ def test_what_is_pushed_where_is_said(tmp_path: Path) -> None:
     assert "the remote store, https://" in said
     assert "example.org/dvc" in said
     assert "secret" not in said
+
+
+@pytest.mark.slow
+def test_stages_that_need_nothing_of_each_other_run_side_by_side(tmp_path: Path) -> None:
+    """Each waits until the other one has begun; the third is of the shown half, and comes after the first."""
+    meet = "touch {0}.on; for i in $(seq 600); do [ -e {1}.on ] && break; sleep 0.1; done; cp {1}.on {0}"
+    commands = {"one": meet.format("one", "two"), "two": meet.format("two", "one"), "three": "cp one three"}
+    stages = {name: {"cmd": command, "outs": [name]} for name, command in commands.items()}
+    (tmp_path / "dvc.yaml").write_text(yaml.safe_dump({"stages": stages}))
+    call_dvc(["init", "--no-scm"], tmp_path)
+    assert reproduce_side_by_side(list(stages), tmp_path) == 0
+    assert all((tmp_path / name).is_file() for name in stages)
+    assert reproduce_side_by_side(["absent", "two"], tmp_path) != 0, "the shown half failed"
