@@ -228,6 +228,14 @@ class VirtualQueue {
     return row;
   }
 
+  // Forgets the oldest packet before its time, so that an ACK of it teaches nothing. False: there
+  // is none.
+  bool give_up_oldest() {
+    const std::int32_t oldest = outstanding_.front();
+    if (oldest != detail::kNone) forget(oldest);
+    return oldest != detail::kNone;
+  }
+
   // Returns the number of packets remembered because an ACK may come.
   std::int32_t remembered() const { return outstanding_.size(); }
 

@@ -34,6 +34,7 @@ OURS: Final[dict[str, dict[str, tuple[str, ...]]]] = {
         "swiftqueue_agent_model_refused": ("server",),
         "swiftqueue_agent_refused_models_total": ("server",),
         "swiftqueue_agent_resends_total": ("server",),
+        "swiftqueue_agent_rule_batches_total": (),
         "swiftqueue_agent_stale_answers_total": (),
         "swiftqueue_agent_moved_unacked": (),
         "swiftqueue_agent_guard_receivers": ("state",),

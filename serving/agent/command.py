@@ -121,6 +121,7 @@ def run_agent(
     guard_advantage: float | None = None,
     max_moved_unacked: int | None = None,
     max_moved_share: float | None = None,
+    rule_stands_in: bool = False,
 ) -> int:
     """Run the agent until it ends or is told to; return its exit code.
 
@@ -137,6 +138,7 @@ def run_agent(
         guard_advantage: most growth of a moved flow's rate beside that of a classic one, likewise.
         max_moved_unacked: most packets moved and not acknowledged yet; None is the agent's own.
         max_moved_share: or this share of the packets in flight, where that is more; None is the agent's own.
+        rule_stands_in: whether the virtual queue decides batches that have no answer.
 
     Raises:
         ValueError: options exclude each other or are out of range.
@@ -156,6 +158,8 @@ def run_agent(
     if metrics_port is not None:
         options["--metrics-address"] = str(settings().metrics_address)
     arguments = [f"{name}={value}" for name, value in options.items() if value is not None]
+    if rule_stands_in:
+        arguments.append("--rule-stands-in")
     champion = None
     if local:
         champion = LocalChampion(Registry(served_model(LATENCY).params().model_name), state_dir() / "agent")

@@ -112,6 +112,9 @@ void add_options(CLI::App& app, Options& o) {
                  "most of them, as a share of the packets in flight")
       ->check(CLI::Range(0.0, 1.0))
       ->capture_default_str();
+  app.add_flag("--rule-stands-in", o.controller.rule_stands_in,
+               "the virtual queue decides batches that have no answer, instead of their default "
+               "marking");
   app.add_option("--guard", o.guard,
                  "moving stops where it is not settled to help; by default on with --listen, since "
                  "what is replayed does not follow decisions")

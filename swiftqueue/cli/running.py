@@ -345,6 +345,10 @@ def agent(
         float | None,
         typer.Option(min=0, max=1, help="or this share of those in flight, if that is more (default: 0.75)"),
     ] = None,
+    rule_stands_in: Annotated[
+        bool,
+        typer.Option("--rule-stands-in", help="let the virtual queue decide batches that have no answer"),
+    ] = False,
 ) -> None:
     """Run the sender agent: programs ask it which alternative (queue or uplink) to mark each packet for.
 
@@ -365,5 +369,6 @@ def agent(
             guard_advantage=guard_advantage,
             max_moved_unacked=max_moved_unacked,
             max_moved_share=max_moved_share,
+            rule_stands_in=rule_stands_in,
         )
     )

@@ -27,8 +27,9 @@ from agent_program import (
 )
 from waiting import wait_until
 
+from swiftqueue.infra.local.processes import free_ports
 from swiftqueue.serving.agent import process as agent_process
-from swiftqueue.serving.agent.bindings.controller import L4S
+from swiftqueue.serving.agent.bindings.controller import CLASSIC, L4S
 from swiftqueue.serving.agent.io import frames
 
 pytestmark = [pytest.mark.slow, needs_agent]
@@ -95,11 +96,12 @@ def test_a_sender_gets_the_engines_decisions(
     assert not path.exists()
 
 
-class LaterInClassic(LiveSender):
-    """Packets in the classic queue are acknowledged 40 ms later than others."""
+class OneSlowQueue(LiveSender):
+    """Packets in one of the queues are acknowledged 40 ms later than others."""
 
-    def __init__(self, path: Path) -> None:
-        super().__init__(path, deadline_us=5_000_000)
+    def __init__(self, path: Path, slow: int | None, deadline_us: int = 5_000_000) -> None:
+        super().__init__(path, deadline_us=deadline_us)
+        self.slow = slow
         self.under_way: list[tuple[int, int, int]] = []  # acknowledged at, number, sent at
 
     def _send_packets(self, queues: Any) -> None:
@@ -109,7 +111,7 @@ class LaterInClassic(LiveSender):
         sent["size_bytes"], sent["flow_id"], sent["queue"] = self.size_bytes, FLOWS, queues
         self.now_ns += 2_000_000
         for packet, sent_ns, queue in zip(sent["packet"], sent["sent_ns"], queues, strict=True):
-            latency_ns = 20_000_000 if queue == L4S else 60_000_000
+            latency_ns = 60_000_000 if queue == self.slow else 20_000_000
             self.under_way.append((int(sent_ns) + latency_ns, int(packet), int(sent_ns)))
         came = sorted(each for each in self.under_way if each[0] <= self.now_ns)
         self.under_way = [each for each in self.under_way if each[0] > self.now_ns]
@@ -125,7 +127,7 @@ def test_the_guard_stops_what_does_not_help(published: Callable[..., Path], tmp_
     path = tmp_path / "agent.sock"
     arguments = ("--listen", path, "--local", published(1, 2), "--metrics-port", 0)
     with AgentProgram(*arguments, "--margin-us", 0, "--margin-share", 0) as agent:
-        with LaterInClassic(path) as sender:
+        with OneSlowQueue(path, CLASSIC) as sender:
 
             def stopped() -> bool:
                 for _ in range(50):
@@ -142,6 +144,31 @@ def test_the_guard_stops_what_does_not_help(published: Callable[..., Path], tmp_
             assert metrics["guard_stops_total"] == 0  # moving had not begun
         wait_until(lambda: agent.metrics()["senders"] == 0, "a sender that went is still counted")
         assert agent.metrics()['guard_receivers{state="stopped"}'] == 0
+
+
+@pytest.mark.parametrize("stands_in", [False, True])
+def test_the_rule_stands_in_for_a_server_that_is_away(tmp_path: Path, stands_in: bool) -> None:
+    """Packets leave the queue whose latencies have grown; the outcome says that no answer came."""
+    path, (nobody,) = tmp_path / "agent.sock", free_ports(1)
+    arguments = ("--listen", path, "--server", f"127.0.0.1:{nobody}", "--metrics-port", 0, "--guard", "off")
+    with AgentProgram(*arguments, *["--rule-stands-in"] * stands_in) as agent:
+        with OneSlowQueue(path, slow=None) as sender:
+            for _ in range(30):  # both queues are as quick: there is nothing to gain
+                assert tuple(sender.batch()["queues"]) == tuple(DEFAULTS)
+            sender.slow = L4S
+            for _ in range(30):
+                sender.batch()
+            chosen = [tuple(sender.batch()["queues"]) for _ in range(10)]
+            assert set(sender.outcomes) <= {"no_model", "error"}
+        metrics = agent.metrics()
+        if stands_in:
+            assert chosen == [(CLASSIC,) * 8] * 10
+            assert metrics["rule_batches_total"] > 0
+        else:
+            assert chosen == [tuple(DEFAULTS)] * 10
+            assert metrics["rule_batches_total"] == 0
+        assert metrics["prediction_error_seconds_count"] == 0
+        assert agent.end()["by_rule"] == metrics["rule_batches_total"]
 
 
 def bad_frames() -> dict[str, tuple[str, list[np.ndarray]]]:

@@ -83,6 +83,7 @@ struct ControllerParams {
   std::int32_t max_moved_unacked = 128;
   double max_moved_share = 0.75;
   GuardParams guard = {};
+  bool rule_stands_in = false;  // whether the virtual queue decides a batch that has no answer
 };
 
 // The choice about a batch: the queue of each packet, and its arm of the guard.

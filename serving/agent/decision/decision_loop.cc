@@ -159,7 +159,7 @@ bool DecisionLoop::acked(std::uint32_t sender, const AckedFrame& frame, const ch
     return false;
   }
   const DecidedBatch* const batch = stream.decided_about(frame.packet);
-  if (batch != nullptr && std::isfinite(frame.latency_us)) {
+  if (batch != nullptr && !batch->by_rule && std::isfinite(frame.latency_us)) {
     const auto i = static_cast<std::size_t>(frame.packet % kHorizon);
     const BatchLatencies& predicted = batch->predicted;
     const float us =
@@ -185,8 +185,7 @@ bool DecisionLoop::batch(std::uint32_t sender, const BatchFrame& frame, std::int
   stream.last_batch = frame.first_packet;
   const Batch batch = batch_of(frame);
   const auto keep = [&](Outcome outcome) {
-    deliver(stream, frame.now_ns, frame.first_packet, stream.sender.keep_default(batch, outcome),
-            -1, kNaN);
+    go_without(stream, frame.now_ns, frame.first_packet, batch, outcome);
     return true;
   };
   const Model model = predictor_.model();
@@ -255,12 +254,7 @@ void DecisionLoop::take_answer(std::int64_t now_ns) {
   }
   const std::int64_t round_trip_ns = now_ns - pending.asked_ns;
   statistics_.round_trip.observe(round_trip_ns);
-  const auto number = static_cast<std::size_t>(first_packet / kHorizon);
-  if (stream.decided.empty()) stream.decided.resize(kDecidedBatches);
-  DecidedBatch& decided = stream.decided[number % kDecidedBatches];
-  decided = {first_packet, decision.predicted, {}, decision.arms};
-  // A packet sent before its decision came went to its default queue, as far as is known.
-  for (std::size_t i = 0; i < kHorizon; ++i) decided.sent[i] = pending.question.batch[i].queue;
+  remember(stream, first_packet, pending.question.batch, decision);
   deliver(stream, pending.now_ns, first_packet, decision, answer_.version,
           static_cast<float>(round_trip_ns) / 1e3F);
 }
@@ -283,8 +277,30 @@ void DecisionLoop::end(PendingBatch& pending, Outcome outcome) {
   --outstanding_;
   Stream& stream = *pending.stream;
   --stream.outstanding;
-  deliver(stream, pending.now_ns, pending.question.first_packet,
-          stream.sender.keep_default(pending.question.batch, outcome), -1, kNaN);
+  go_without(stream, pending.now_ns, pending.question.first_packet, pending.question.batch,
+             outcome);
+}
+
+void DecisionLoop::go_without(Stream& stream, std::int64_t now_ns, std::int64_t first_packet,
+                              const Batch& batch, Outcome outcome) {
+  const Decision decision = counted(
+      stream, [&] { return stream.sender.go_without(first_packet, now_ns, batch, outcome); });
+  if (decision.by_rule) {
+    statistics_.by_rule.add();
+    remember(stream, first_packet, batch, decision);
+  }
+  deliver(stream, now_ns, first_packet, decision, -1, kNaN);
+}
+
+// Remembers a decision for the packets that follow it.
+void DecisionLoop::remember(Stream& stream, std::int64_t first_packet, const Batch& batch,
+                            const Decision& decision) {
+  if (stream.decided.empty()) stream.decided.resize(kDecidedBatches);
+  DecidedBatch& decided =
+      stream.decided[static_cast<std::size_t>(first_packet / kHorizon) % kDecidedBatches];
+  decided = {first_packet, decision.predicted, {}, decision.arms, decision.by_rule};
+  // A packet sent before its decision came went to its default queue, as far as is known.
+  for (std::size_t i = 0; i < kHorizon; ++i) decided.sent[i] = batch[i].queue;
 }
 
 void DecisionLoop::deliver(Stream& stream, std::int64_t now_ns, std::int64_t first_packet,

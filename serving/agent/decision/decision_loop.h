@@ -75,6 +75,7 @@ class DecisionLoop {
     BatchLatencies predicted;
     Queues sent{};  // the queue each packet really went to
     Arms arms{};
+    bool by_rule = false;
   };
   struct Stream {
     Stream(std::uint32_t number, std::string_view called, int reach, const ControllerParams& params,
@@ -116,6 +117,10 @@ class DecisionLoop {
   void take_answer(std::int64_t now_ns);
   void end_due(std::int64_t now_ns);
   void end(PendingBatch& pending, Outcome outcome);
+  void go_without(Stream& stream, std::int64_t now_ns, std::int64_t first_packet,
+                  const Batch& batch, Outcome outcome);
+  static void remember(Stream& stream, std::int64_t first_packet, const Batch& batch,
+                       const Decision& decision);
   void deliver(Stream& stream, std::int64_t now_ns, std::int64_t first_packet,
                const Decision& decision, std::int64_t version, float round_trip_us);
 

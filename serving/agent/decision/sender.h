@@ -6,9 +6,10 @@
 //
 //   const auto question = sender.ask(first_packet, now_ns, batch, x_QF);   // rows of candidates
 //   ... the answer may take its time; other batches may be asked about meanwhile ...
-//   sender.decide(*question, then_ns, y_BHL)   or    sender.keep_default(batch, Outcome::kLate)
+//   sender.decide(*question, then_ns, y_BHL)
+//   or sender.go_without(first_packet, now_ns, batch, Outcome::kLate)
 //
-// Each batch ends in exactly one of `decide` and `keep_default`: batches = decided + late + failed.
+// Each batch ends in exactly one of the two: batches = decided + late + failed.
 //
 // Shapes: B alternatives asked about (1 or 2), H horizon (8 packets), Q queries (8 for each
 // alternative), F features of a row, L levels of quantiles.
@@ -26,6 +27,7 @@
 #include <utility>
 
 #include "feature_store/events/event_stream.h"
+#include "feature_store/events/virtual_queue.h"
 #include "serving/agent/decision/controller.h"
 #include "serving/agent/decision/event_rows.h"
 
@@ -45,9 +47,10 @@ inline constexpr std::array kOutcomeNames{"decided", "late", "error", "no_model"
 
 struct Decision {
   Outcome outcome;
-  Queues queues;             // the chosen ones; unless decided, each packet's default
+  Queues queues;             // the chosen ones; unless decided, or by the rule, the default ones
   BatchLatencies predicted;  // valid if decided
   Arms arms{};               // arms of the guard, for `sent` of each packet that followed
+  bool by_rule = false;      // whether the virtual queue stood in for the answer
 };
 
 // Batches by outcome.
@@ -78,7 +81,9 @@ class Sender {
   // impossible parameters.
   explicit Sender(int reach, const ControllerParams& params = {},
                   EventStream::Pool pool = std::make_shared<swiftqueue::detail::EventPool>())
-      : rows_(reach), stream_(std::move(pool)), controller_(params) {}
+      : rows_(reach), stream_(std::move(pool)), controller_(params) {
+    if (params.rule_stands_in) rule_ = std::make_unique<VirtualQueue>();
+  }
 
   // Rows of its last events, for whoever answers.
   const EventRows& rows() const { return rows_; }
@@ -93,13 +98,17 @@ class Sender {
   // Number of packets given up before their time, for want of room.
   std::int64_t overflowed() const { return stream_.overflowed(); }
   // Gives up the oldest packet before its time. False: there is none.
-  bool give_up_oldest() { return stream_.give_up_oldest(); }
+  bool give_up_oldest() {
+    if (rule_ != nullptr) rule_->give_up_oldest();
+    return stream_.give_up_oldest();
+  }
 
   // Logs a packet as it is sent, in the queue it is marked for; `arm` belongs to the decision that
   // it followed. False: refused, nothing changed.
   bool sent(std::int64_t packet, std::int64_t sent_ns, const Candidate& what, Arm arm = 0) {
     if (!stream_.sent(packet, sent_ns, what, rows_.place())) return false;
     add(0);
+    if (rule_ != nullptr) rule_->sent(packet, sent_ns, what);
     controller_.sent(packet, sent_ns, what, arm);
     return true;
   }
@@ -107,6 +116,7 @@ class Sender {
   // Logs the first ACK that covers a packet; NaN where the latency is unknown (Karn).
   bool acked(std::int64_t packet, std::int64_t acked_ns, float latency_us) {
     controller_.acked(packet, acked_ns, std::isfinite(latency_us));
+    if (rule_ != nullptr) rule_->acked(packet, acked_ns, latency_us);
     if (!stream_.acked(packet, acked_ns, latency_us, rows_.place())) return false;
     add(1);
     return true;
@@ -152,6 +162,23 @@ class Sender {
     return decision;
   }
 
+  // Ends a batch that has no answer, for one of the reasons other than kDecided. The virtual queue
+  // decides it where it stands in and knows a latency; otherwise the default marking stays.
+  Decision go_without(std::int64_t first_packet, std::int64_t now_ns, const Batch& batch,
+                      Outcome why) {
+    BatchLatencies said;
+    std::array<float, kEventWindowFeatureCount> row;
+    if (rule_ == nullptr || !stream_.query(now_ns, batch[0], 0, row.data()) ||
+        !rule_says(now_ns, batch, said)) {
+      return keep_default(batch, why);
+    }
+    const BatchChoice chosen = controller_.choose(
+        first_packet, now_ns, batch, {{}, said.classic_us_H.data(), said.default_us_H.data()},
+        static_cast<std::int32_t>(row[event_input("in_flight")]));
+    ++counts_.by_outcome[static_cast<std::size_t>(why)];
+    return {why, chosen.queues, {}, chosen.arms, true};
+  }
+
   // Ends a batch with its default marking, for one of the reasons other than kDecided.
   Decision keep_default(const Batch& batch, Outcome why) {
     Decision decision{why, {}, {}, {}};
@@ -186,8 +213,31 @@ class Sender {
     return true;
   }
 
+  // Writes the rule's forecasts of a batch, all in the classic queue and each in its default one.
+  // False: no latency is known, or a queue is impossible.
+  bool rule_says(std::int64_t now_ns, const Batch& batch, BatchLatencies& said) const {
+    std::array<double, kQueues> ahead{};  // bytes of the batch by default queue
+    double all_ahead = 0;
+    for (std::size_t i = 0; i < batch.size(); ++i) {
+      const Candidate& packet = batch[i];
+      if (packet.queue >= kQueues) return false;
+      const auto us = [&](std::uint8_t queue, double ahead_bytes) {
+        return static_cast<float>(
+            virtual_queue_us(rule_->query(now_ns, packet.receiver_id, queue, ahead_bytes),
+                             VirtualQueueRule::online()));
+      };
+      said.classic_us_H[i] = us(kClassic, all_ahead);
+      said.default_us_H[i] = us(packet.queue, ahead[packet.queue]);
+      if (std::isnan(said.classic_us_H[i])) return false;  // then the other one is NaN, too
+      all_ahead += packet.size_bytes;
+      ahead[packet.queue] += packet.size_bytes;
+    }
+    return true;
+  }
+
   EventRows rows_;
   EventStream stream_;
+  std::unique_ptr<VirtualQueue> rule_;  // null unless it stands in
   QueueController controller_;
   Counts counts_;
 };

@@ -100,6 +100,7 @@ struct GuardStatistics {
 struct Statistics {
   std::array<Counter, kOutcomeNames.size()> batches;  // batches by outcome
   std::array<Counter, kQueues> packets;               // packets by chosen queue
+  Counter by_rule;                                    // batches that the virtual queue decided
   Counter stale;                                      // answers that came after their batch was due
   Counter moved_unacked;                              // moved packets without an ACK
   Counter senders;                                    // connected now

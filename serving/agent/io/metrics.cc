@@ -116,6 +116,8 @@ std::vector<MetricFamily> collect(const Statistics& s, const Predictor& predicto
              MetricType::Counter, std::move(refusals)),
       family("resends_total", "Times that the server had lost a sender's events.",
              MetricType::Counter, std::move(resends)),
+      family("rule_batches_total", "Batches without an answer that the virtual queue decided.",
+             MetricType::Counter, single(MetricType::Counter, s.by_rule)),
       family("stale_answers_total", "Answers that came after their batch was due.",
              MetricType::Counter, single(MetricType::Counter, s.stale)),
       family("moved_unacked", "Packets moved to alternative 0 and not acknowledged yet.",

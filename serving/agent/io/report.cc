@@ -55,6 +55,7 @@ std::string Report::counts() const {
   for (std::size_t i = 0; i < kOutcomeNames.size(); ++i) {
     add(kOutcomeNames[i], by_outcome[i]);
   }
+  add("by_rule", s.by_rule.get());
   add("stale_answers", s.stale.get());
   add("behind_schedule", s.behind.get());
   add("lateness_p99_ns", s.lateness.quantile_ns(0.99));
