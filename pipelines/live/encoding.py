@@ -35,7 +35,8 @@ from swiftqueue.models.forecasters.traces import TracePart
 from swiftqueue.models.networks.prediction import HeadInputs
 from swiftqueue.serving.engine import Engine
 
-CHUNK: Final = 256  # decisions that one thread encodes at once
+STRETCH: Final = 2048  # decisions that one thread encodes at once; each stretch begins with its own events
+CHUNK: Final = 256  # decisions whose windows are made at once
 ASIDE: Final = ".unreadable"  # suffix of a file of arrays that cannot be read, and is put aside
 # NumPy's errors for a file of arrays that is gone or damaged; RuntimeError where it seems encrypted.
 NOT_READ: Final = (OSError, ValueError, LookupError, EOFError, RuntimeError, BadZipFile)
@@ -141,13 +142,15 @@ class EngineEncoder:
 
     def of_log(self, log: EventReplay) -> HeadInputs:
         """Return what the head reads (B, H, D) of a replayed log's decisions, and the anchor (B, H)."""
-        tokens = self._model.rows
-        chunks = [slice(begin, begin + CHUNK) for begin in range(0, len(log.cut_D), CHUNK)]
+        chunks = [slice(begin, begin + STRETCH) for begin in range(0, len(log.cut_D), STRETCH)]
 
         def encode(chunk: slice) -> NDArray[np.float32]:
+            cut_D = log.cut_D[chunk]
             engine = self._engines.get()
             try:
-                return engine.features(_rows(log, tokens, chunk))
+                seen = slice(max(0, cut_D[0] - engine.reach), cut_D[-1])
+                x_EF = _with_kind(log.x_EF[seen], log.ack_E[seen])
+                return engine.features(x_EF, cut_D - seen.start, _with_kind(log.x_DHF[chunk], False))
             finally:
                 self._engines.put(engine)
 
@@ -156,6 +159,12 @@ class EngineEncoder:
             read_BHD = np.concatenate([empty, *pool.map(encode, chunks)])
         anchor_BH = self._model.anchor(torch.from_numpy(as_rows(log.x_DHF)))
         return HeadInputs(torch.from_numpy(read_BHD), anchor_BH)
+
+
+def _with_kind(x_NF: NDArray[np.float32], ack_N: NDArray[np.bool_] | bool) -> NDArray[np.float32]:
+    """Return the rows as a question carries them: the last value of an ACK's is 1."""
+    kind = np.broadcast_to(np.asarray(ack_N, np.float32), x_NF.shape[:-1])
+    return np.concatenate([x_NF, kind[..., None]], -1)
 
 
 def event_windows(

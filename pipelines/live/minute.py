@@ -43,6 +43,9 @@ from swiftqueue.pipelines.live.reservoir import EMPTY, PastWindows, Reservoir, s
 from swiftqueue.pipelines.live.rounds_log import DeclinedError
 from swiftqueue.pipelines.live.slices import JudgingSlice, due, encoder_of, usable
 
+MOST_STEPS: Final = (
+    500  # steps of a tuning; a fast sender's minute has enough windows for few passes over them
+)
 LEAD_IN_NS: Final = 5_000_000_000  # lead-in of a kept slice: more than the lead-in of docs/EVENTS.md
 
 
@@ -231,7 +234,9 @@ def _train(
     came = [y_BH, *past.labels] if past else [y_BH]
     lesson = Decisions.joined([taught, past.windows]) if past else taught
     starts = np.cumsum([len(one) for one in came])[:-1].tolist()
-    tuned = own.tuned_on(lesson.encoded, np.concatenate(came), minute.change, minute.params, starts)
+    steps = -(-len(lesson) // minute.params.batch_size)
+    how = minute.params.model_copy(update={"epochs": min(minute.params.epochs, max(1, MOST_STEPS // steps))})
+    tuned = own.tuned_on(lesson.encoded, np.concatenate(came), minute.change, how, starts)
     return _Lesson(tuned, tuned.tuning, float(np.median(known)), y_BH)
 
 

@@ -36,7 +36,7 @@ def _load() -> ctypes.CDLL:
         "destroy": (None, [pointer]),
         "forward": (
             ctypes.c_int,
-            [pointer, pointer, i64, i64, pointer, pointer, ctypes.POINTER(i64), *error],
+            [pointer, pointer, i64, i64, pointer, ctypes.POINTER(i64), *error],
         ),
         "swap_head": (ctypes.c_int, [pointer, text, i64, *error]),
         "version": (i64, [pointer]),
@@ -62,6 +62,10 @@ def _load() -> ctypes.CDLL:
         "answer": (
             ctypes.c_int,
             [pointer, pointer, pointer, i64, pointer, ctypes.POINTER(i64), *error],
+        ),
+        "features_of_log": (
+            ctypes.c_int,
+            [pointer, pointer, i64, pointer, i64, pointer, pointer, *error],
         ),
         "time_session": (
             ctypes.c_int,
@@ -179,23 +183,47 @@ class Engine:
         Raises:
             ValueError: the shape does not fit the artifact, or a value is NaN or infinite.
         """
-        return self._latencies(self._run(x_BWF, None)[0])
+        return self._latencies(self._run(x_BWF)[0])
 
     def quantiles(self, x_BWF: npt.NDArray[Any]) -> FloatArray:
         """Return the quantiles y_BHL in µs, ascending; without levels L is 1: the latency."""
-        return self._run(x_BWF, None)[0]
+        return self._run(x_BWF)[0]
 
-    def features(self, x_BWF: npt.NDArray[Any]) -> FloatArray:
-        """Return the encoder's output f_BHD, on which the head is fine-tuned."""
-        x_BWF = self._windows(x_BWF)
-        sizes = (NATIVE.swiftqueue_engine_horizon(self._handle), NATIVE.swiftqueue_engine_width(self._handle))
-        feature_BHD = np.empty((len(x_BWF), *sizes), np.float32)
-        self._run(x_BWF, feature_BHD)
-        return feature_BHD
+    def features(
+        self, x_EF: npt.NDArray[Any], cut_D: npt.NDArray[np.int64], x_DHF: npt.NDArray[Any]
+    ) -> FloatArray:
+        """Return the encoder's output f_DHD of decisions in a log, on which the head is fine-tuned.
+
+        Args:
+            x_EF: events from the log's first one on, or from `reach` before the first decision.
+            cut_D: number of these events before each decision, ascending.
+            x_DHF: queries of each decision.
+
+        Raises:
+            ValueError: the shapes do not fit, or a value is NaN or infinite.
+        """
+        x_EF, horizon = self._rows(x_EF), NATIVE.swiftqueue_engine_horizon(self._handle)
+        x_QF = self._rows(x_DHF.reshape(-1, x_DHF.shape[-1]))
+        cut_D = np.ascontiguousarray(cut_D, np.int64)
+        if x_DHF.shape[:-1] != (len(cut_D), horizon):
+            raise ValueError(f"{len(cut_D)} decisions, and queries of shape {x_DHF.shape}")
+        feature_DHD = np.empty((*x_DHF.shape[:2], NATIVE.swiftqueue_engine_width(self._handle)), np.float32)
+        arrays = (x_QF.ctypes.data, feature_DHD.ctypes.data)
+        with self._lock:
+            call(
+                "features_of_log",
+                self._handle,
+                x_EF.ctypes.data,
+                len(x_EF),
+                cut_D.ctypes.data,
+                len(cut_D),
+                *arrays,
+            )
+        return feature_DHD
 
     def forward_versioned(self, x_BWF: npt.NDArray[Any]) -> tuple[FloatArray, int]:
         """Return the latencies y_BH, and the version of the head that computed them."""
-        y_BHL, version = self._run(x_BWF, None)
+        y_BHL, version = self._run(x_BWF)
         return self._latencies(y_BHL), version
 
     @property
@@ -309,7 +337,7 @@ class Engine:
     def _latencies(self, y_BHL: FloatArray) -> FloatArray:
         return y_BHL[..., self.levels.index(0.5) if self.levels else 0]
 
-    def _run(self, x_BWF: npt.NDArray[Any], feature_BHD: FloatArray | None) -> tuple[FloatArray, int]:
+    def _run(self, x_BWF: npt.NDArray[Any]) -> tuple[FloatArray, int]:
         x_BWF = self._windows(x_BWF)
         horizon, outputs = NATIVE.swiftqueue_engine_horizon(self._handle), len(self.levels) or 1
         y_BHL = np.empty((len(x_BWF), horizon, outputs), np.float32)
@@ -321,7 +349,6 @@ class Engine:
                 x_BWF.ctypes.data,
                 *x_BWF.shape[:2],
                 y_BHL.ctypes.data,
-                None if feature_BHD is None else feature_BHD.ctypes.data,
                 ctypes.byref(version),
             )
         return y_BHL, version.value

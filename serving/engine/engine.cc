@@ -180,7 +180,7 @@ void Engine::answer_with(const Head& head, const Session& session, const float* 
 }
 
 std::int64_t Engine::forward(const float* x_BWF, std::int64_t windows, int tokens, float* y_BHL,
-                             float* feature_BHD, int outputs) {
+                             int outputs) {
   require_outputs(outputs);
   if (tokens < kHorizon || tokens > description_.tokens) {
     throw InvalidError("windows of " + std::to_string(tokens) + " tokens: this model takes " +
@@ -207,8 +207,7 @@ std::int64_t Engine::forward(const float* x_BWF, std::int64_t windows, int token
       }
     }
     answer_with(head->weights.view(), *windows_, x_WF + history, kHorizon,
-                y_BHL + window * kHorizon * outputs,
-                feature_BHD == nullptr ? nullptr : feature_BHD + window * kHorizon * kWidth, name);
+                y_BHL + window * kHorizon * outputs, nullptr, name);
   }
   return head->version;
 }

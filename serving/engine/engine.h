@@ -66,13 +66,12 @@ class Engine {
   int reach() const { return description_.layers * description_.band; }
 
   // Computes latencies in us of the next H packets, y_BHL, for event windows x_BWF of `tokens` (W,
-  // at most the artifact's; fewer means less history) rows each; the encoder's outputs too unless
-  // feature_BHD is null. For each latency y_BHL has room for `outputs` (L) values:
-  // description().outputs(), which ascend where they are quantiles. Returns the version of the head
-  // that answered all of them. Throws InvalidError, naming the window, if a value is NaN or
-  // infinite.
+  // at most the artifact's; fewer means less history) rows each. For each latency y_BHL has room
+  // for `outputs` (L) values: description().outputs(), which ascend where they are quantiles.
+  // Returns the version of the head that answered all of them. Throws InvalidError, naming the
+  // window, if a value is NaN or infinite.
   std::int64_t forward(const float* x_BWF, std::int64_t windows, int tokens, float* y_BHL,
-                       float* feature_BHD, int outputs = 1);
+                       int outputs = 1);
 
   // Puts another artifact's head in place, for all engines that share this one's; calls under way
   // end with the head they began with, and none waits. Any thread may call it. Throws, and leaves

@@ -60,12 +60,12 @@ int swiftqueue_engine_share(const swiftqueue_engine* engine, swiftqueue_engine**
 void swiftqueue_engine_destroy(swiftqueue_engine* engine) { delete engine; }
 
 int swiftqueue_engine_forward(swiftqueue_engine* engine, const float* x_BWF, int64_t windows,
-                              int64_t tokens, float* y_BHL, float* feature_BHD, int64_t* version,
-                              char* error, size_t error_size) {
+                              int64_t tokens, float* y_BHL, int64_t* version, char* error,
+                              size_t error_size) {
   return guarded(error, error_size, [&] {
     swiftqueue::engine::Engine& asked = *engine->engine;
-    const std::int64_t answered = asked.forward(x_BWF, windows, checked(tokens), y_BHL, feature_BHD,
-                                                asked.description().outputs());
+    const std::int64_t answered =
+        asked.forward(x_BWF, windows, checked(tokens), y_BHL, asked.description().outputs());
     if (version != nullptr) *version = answered;
   });
 }
@@ -151,6 +151,30 @@ int swiftqueue_engine_answer(swiftqueue_engine* engine, const swiftqueue_session
   });
 }
 
+int swiftqueue_engine_features_of_log(swiftqueue_engine* engine, const float* rows, int64_t events,
+                                      const int64_t* cuts, int64_t decisions,
+                                      const float* queries_DHF, float* feature_DHD, char* error,
+                                      size_t error_size) {
+  return guarded(error, error_size, [&] {
+    using swiftqueue::kHorizon;
+    swiftqueue::engine::Engine& asked = *engine->engine;
+    const auto session = asked.open_session();
+    const int outputs = asked.description().outputs();
+    const std::ptrdiff_t width = swiftqueue_engine_features(engine);
+    float y[kHorizon * swiftqueue::engine::kMaxLevels];
+    for (int64_t d = 0; d < decisions; ++d) {
+      const auto known = static_cast<int64_t>(session->next());
+      if (cuts[d] < known || cuts[d] > events) {
+        throw swiftqueue::engine::InvalidError("decision " + std::to_string(d) +
+                                               ": it sees other events than those before it");
+      }
+      asked.take(*session, session->next(), rows + known * width, checked(cuts[d] - known));
+      asked.answer(*session, queries_DHF + d * kHorizon * width, kHorizon, y,
+                   feature_DHD + d * kHorizon * swiftqueue::engine::kWidth, outputs);
+    }
+  });
+}
+
 int swiftqueue_engine_time_session(swiftqueue_engine* engine, swiftqueue_session* session,
                                    const float* rows, int64_t count, int64_t events,
                                    const float* queries, int64_t asked, int64_t repeats, double* us,
@@ -178,7 +202,7 @@ int swiftqueue_engine_time(swiftqueue_engine* engine, const float* x_BWF, int64_
     const int64_t stride = tokens * swiftqueue_engine_features(engine);
     for (int64_t i = 0; i < repeats; ++i) {
       us[i] = timed_us([&] {
-        engine->engine->forward(x_BWF + i % windows * stride, 1, checked(tokens), y_HL, nullptr,
+        engine->engine->forward(x_BWF + i % windows * stride, 1, checked(tokens), y_HL,
                                 engine->engine->description().outputs());
       });
     }

@@ -39,13 +39,11 @@ SWIFTQUEUE_API int swiftqueue_engine_share(const swiftqueue_engine* engine,
 SWIFTQUEUE_API void swiftqueue_engine_destroy(swiftqueue_engine* engine);
 
 /* Latencies in us, y_BHL, of event windows x_BWF (`windows` of `tokens` x features): as many values
- * of each as swiftqueue_engine_levels gives levels, or one. The encoder's output too unless
- * feature_BHD is null. *version (may be null) becomes that of the head that answered. One call at a
- * time per engine. */
+ * of each as swiftqueue_engine_levels gives levels, or one. *version (may be null) becomes that of
+ * the head that answered. One call at a time per engine. */
 SWIFTQUEUE_API int swiftqueue_engine_forward(swiftqueue_engine* engine, const float* x_BWF,
                                              int64_t windows, int64_t tokens, float* y_BHL,
-                                             float* feature_BHD, int64_t* version, char* error,
-                                             size_t error_size);
+                                             int64_t* version, char* error, size_t error_size);
 
 /* Puts the head of the artifact in `folder` in place, for every engine that shares it; any thread
  * may call it while others predict. On failure the old head stays. */
@@ -89,6 +87,16 @@ SWIFTQUEUE_API int swiftqueue_engine_answer(swiftqueue_engine* engine,
                                             const swiftqueue_session* session, const float* queries,
                                             int64_t count, float* y, int64_t* version, char* error,
                                             size_t error_size);
+
+/* Writes the encoder's outputs feature_DHD of `decisions` in a log: decision d comes after the
+ * first cuts[d] (ascending, at most `events`) of the events rows[events][F], and asks H of
+ * queries_DHF. The log begins with these events, or its last `reach` before the first decision are
+ * among them. */
+SWIFTQUEUE_API int swiftqueue_engine_features_of_log(swiftqueue_engine* engine, const float* rows,
+                                                     int64_t events, const int64_t* cuts,
+                                                     int64_t decisions, const float* queries_DHF,
+                                                     float* feature_DHD, char* error,
+                                                     size_t error_size);
 
 /* Times `repeats` calls that each take the next `events` of rows[count][F], in turn, and answer
  * queries[asked][F]: us[i] is call i's time. `events` must divide `count`. */

@@ -160,14 +160,17 @@ HARMS: dict[str, list[tuple[Damage, str]]] = {  # damage to the packet table, an
     "values": [
         (
             at([5, 9], acked_ns=pl.col("sent_ns") - 1),
-            "between of ack_after_send_ns failed in 2 rows: trace a packet 5 .*trace a packet 9",
+            "null of ack_after_send_ns below 0 failed in 2 rows: trace a packet 5 .*trace a packet 9",
         ),
         (
             at([7], queue=pl.lit("l4s"), ecn=pl.lit(0)),
             "to_be_equal of queue and queue_by_ecn failed in . rows: .*trace a packet 7",
         ),
         (at([8], ecn=pl.lit(4)), "to_be_in_set of ecn failed in 1 rows: trace a packet 8"),
-        (at([3], size_bytes=pl.lit(0)), "to_be_between of size_bytes failed in 1 rows: trace a packet 3"),
+        (
+            at([3], size_bytes=pl.lit(0)),
+            "to_be_null of size_bytes outside 1 to 1048576 failed in 1 rows: trace a packet 3",
+        ),
         (
             at(
                 [4],
@@ -175,7 +178,7 @@ HARMS: dict[str, list[tuple[Damage, str]]] = {  # damage to the packet table, an
                 acked_ns=pl.col("sent_ns") + 11 * 10**9,
                 retransmitted=pl.lit(False),
             ),
-            "to_be_between of latency_us failed in 1 rows: trace a packet 4",
+            r"to_be_null of latency_us outside 0 to \d+ failed in 1 rows: trace a packet 4",
         ),
         (
             at([6], retransmitted=pl.lit(True), latency_us=pl.lit(1e4), acked_ns=pl.col("sent_ns") + 10**7),
@@ -190,7 +193,7 @@ HARMS: dict[str, list[tuple[Damage, str]]] = {  # damage to the packet table, an
         ),
         (
             at([5], latency_us=pl.lit(np.nan), acked_ns=pl.col("sent_ns"), retransmitted=pl.lit(False)),
-            "to_be_between of latency_us failed in 1 rows: trace a packet 5",
+            r"to_be_null of latency_us outside 0 to \d+ failed in 1 rows: trace a packet 5",
         ),
         (
             lambda t: t.with_columns(latency_us=pl.when(pl.col("packet") % 4 > 0).then("latency_us")),
@@ -278,7 +281,9 @@ def test_the_data_docs_name_run_and_table_and_need_no_net(tmp_path: Path) -> Non
     assert "<h1>Validation of wide &amp; narrow</h1>" in page
     assert '<h2 id="packets-office&lt;1&gt;">packets-office&lt;1&gt;</h2>' in page
     assert "Failed expectations: 1." in page
-    too_late = r"min value 0, max value 30100</td><td>\d+ rows: trace a packet \d+ \(latency_us = "
+    too_late = (
+        r"outside 0 to 30100</td><td>column values to be null</td><td></td><td>\d+ rows: trace a packet \d+ "
+    )
     assert re.search(too_late, page)
     assert_offline(page)
 
@@ -317,14 +322,16 @@ def test_the_stage_stops_the_pipeline_and_writes_the_docs(sound: Path, tmp_path:
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
     assert "see var/validation/docs/index.html" in done.stderr
-    assert "packets-a: expect_column_values_to_be_between of latency_us failed in" in done.stderr
+    assert (
+        "packets-a: expect_column_values_to_be_null of latency_us outside 0 to 30000 failed in" in done.stderr
+    )
     assert "trace a packet" in done.stderr
     assert "max_shift_psi" not in done.stderr
     failed = json.loads((tmp_path / "var" / "validation" / "report.json").read_text())
     assert failed["success"] is False
     page = (tmp_path / "var" / "validation" / "docs" / "index.html").read_text()
     assert "Failed expectations: 1." in page
-    assert re.search(r'class="failed".*latency_us.*max value 30000.*rows: trace a packet', page, re.DOTALL)
+    assert re.search(r'class="failed".*latency_us outside 0 to 30000.*rows: trace a packet', page, re.DOTALL)
     assert_offline(page)
     # The failed validation does not overwrite the one that passed.
     assert json.loads((tmp_path / "validation" / "report.json").read_text())["success"] is True

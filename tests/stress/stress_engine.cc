@@ -115,7 +115,6 @@ void stress_windows(const std::string& folder, long rounds, Random& random) {
       // The window is exactly as large as it must be, so that one step too far is seen.
       std::vector<float> x_WF(tokens * features);
       std::vector<float> y_HL(horizon * static_cast<std::size_t>(model.outputs()));
-      std::vector<float> feature_HD(horizon * kWidth);
       const bool tame = i % 4 != 0;
       for (std::size_t at = padding * features; at < x_WF.size(); ++at) {
         x_WF[at] = tame ? static_cast<float>(below(random, 100'000)) : any_float(random);
@@ -133,8 +132,7 @@ void stress_windows(const std::string& folder, long rounds, Random& random) {
       if (tame) earlier = x_WF;
       const long before = allocations.load();
       try {
-        engine->forward(x_WF.data(), 1, static_cast<int>(tokens), y_HL.data(), feature_HD.data(),
-                        model.outputs());
+        engine->forward(x_WF.data(), 1, static_cast<int>(tokens), y_HL.data(), model.outputs());
         require(allocations.load() == before, "forward allocates memory");
         const auto sane = [](float y) { return y >= 0 && y <= 6.1e7F; };
         require(std::all_of(y_HL.begin(), y_HL.end(), sane), "a latency out of range");
@@ -235,9 +233,9 @@ void swap_under_load(const std::string& folder, long swaps) {
       while (!done) {
         engine->take(*session, session->next(), rows.data(), kHorizon);
         const std::int64_t version =
-            engine->answer(*session, rows.data(), kHorizon, y_HL.data(), nullptr, model.outputs());
+            engine->answer(*session, rows.data(), kHorizon, y_HL.data(), model.outputs());
         require(version >= last, "an older head comes back");
-        last = engine->forward(rows.data(), 1, kHorizon, y_HL.data(), nullptr, model.outputs());
+        last = engine->forward(rows.data(), 1, kHorizon, y_HL.data(), model.outputs());
         require(last >= version, "an older head comes back");
         ++predictions;
       }

@@ -229,7 +229,7 @@ std::span<const float> Worker::predict(const Tensor& windows) {
   const float* x_BWF = x_BWF_.of(windows.pieces);
   model_.limits().check(x_BWF, shape[0], tokens);
   y_BH_.resize(static_cast<std::size_t>(shape[0] * kHorizon));
-  engine_->forward(x_BWF, shape[0], tokens, y_BH_.data(), nullptr);
+  engine_->forward(x_BWF, shape[0], tokens, y_BH_.data());
   return y_BH_;
 }
 
