@@ -247,15 +247,20 @@ def _peak_rows(
 
 
 def _feature_rows(engine: Engine, model: EventPredictor, rounds: int) -> list[Row]:
-    """Return the encoder features of a batch of windows, as the fine-tuner caches them."""
-    import torch
+    """Return the encoder's outputs for decisions in a log, as the fine-tuner caches them."""
+    from swiftqueue.models.event_stream.log import EventLog, encode_log
+    from swiftqueue.models.event_stream.network import ACK
 
     x_BWF = make_windows(FEATURE_BATCH)
-    tensor_BWF = torch.from_numpy(x_BWF)
+    x_EF = x_BWF[:, -HORIZON - EVENTS : -HORIZON].reshape(-1, x_BWF.shape[-1])
+    x_DHF = x_BWF[:, -HORIZON:]
+    cut_D = np.arange(1, FEATURE_BATCH + 1) * EVENTS
+    columns = model.event_columns, model.query_columns
+    log = EventLog(x_EF[:, columns[0]], x_EF[:, ACK] > 0, cut_D, x_DHF[..., columns[1]])
     times_us: list[list[float]] = [[], []]
     encoders: tuple[Callable[[], object], ...] = (
-        lambda: engine.features(x_BWF),
-        lambda: model.encode(tensor_BWF),
+        lambda: engine.features(x_EF, cut_D, x_DHF),
+        lambda: encode_log(model, log),
     )
     for _ in range(rounds):
         for kept, encode in zip(times_us, encoders, strict=True):
@@ -263,8 +268,8 @@ def _feature_rows(engine: Engine, model: EventPredictor, rounds: int) -> list[Ro
             encode()
             kept.append((time.perf_counter_ns() - start_ns) / 1000 / FEATURE_BATCH)
     ours, reference = (statistics.median(kept) for kept in times_us)
-    name = f"PyTorch, batch {FEATURE_BATCH}"
-    return [_row("encoder features, per window", ours, reference, name, "us", rounds)]
+    name = f"PyTorch, {FEATURE_BATCH} decisions"
+    return [_row("encoder features, per decision of a log", ours, reference, name, "us", rounds)]
 
 
 def _swap_rows(engine: Engine, path: Path, rounds: int) -> list[Row]:
