@@ -233,6 +233,7 @@ def test_longer_messages_harm() -> None:
     assert "S1's messages" not in markdown(table(runs_of(controls)))
 
 
+@pytest.mark.slow
 def test_regret_has_a_column_where_it_was_scored(tmp_path: Path) -> None:
     rows = runs_of({"default": 1, "model": 0.6}, choice_right_share=0.625, choice_regret_mean_us=3_500.0)
     assert "| right, % | regret, ms |" in markdown(table(rows))
@@ -323,6 +324,7 @@ def test_a_figures_interval_is_within_what_is_possible() -> None:
     assert cell(table(rows), HERE, "default", QUEUEING_P99).interval.startswith("0.00…")
 
 
+@pytest.mark.slow
 def test_points_come_in_the_order_of_the_numbers_in_their_names_and_those_left_out_in_one_line(
     tmp_path: Path,
 ) -> None:
