@@ -18,7 +18,6 @@ import torch
 import toy_world
 import yaml
 from event_memory import ask, extend
-from sampled import some
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -59,7 +58,6 @@ NAMES = [
     *("xgboost", "virtual-queue", "virtual-queue-online"),
     *("expected", "ewma-flow", "last-flow", "last-queue", "last-sender"),
 ]
-TRIED = sorted({*some(NAMES, 6), "event-stream-2", "mlp", "xgboost", "window", "last-flow"}, key=NAMES.index)
 
 
 def trace(table: pl.DataFrame, name: str = "t") -> Trace:
@@ -82,21 +80,10 @@ def quick(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-class Fitted(dict[str, Forecaster]):
-    """The variants, each fitted when it is first asked for."""
-
-    def __init__(self, sections: Path, part: TracePart) -> None:
-        self.sections, self.part = sections, part
-
-    def __missing__(self, name: str) -> Forecaster:
-        [variant] = variants(self.sections, [name])
-        self[name] = variant.fit([self.part], seed=1)
-        return self[name]
-
-
 @pytest.fixture(scope="module")
 def fitted(quick: Path, toy: Trace) -> dict[str, Forecaster]:
-    return Fitted(quick, toy.to_learn(toy.slices.pretrain))
+    part = toy.to_learn(toy.slices.pretrain)
+    return {each.name: each.fit([part], seed=1) for each in variants(quick)}
 
 
 @pytest.fixture
@@ -146,7 +133,7 @@ def test_what_is_learned_from_ends_with_its_slice(toy: Trace) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", TRIED)
+@pytest.mark.parametrize("name", NAMES)
 def test_no_forecast_depends_on_what_comes_after_its_decision(model: Any, toy: Trace) -> None:
     """Cut through a trace at a decision: what was decided before is the same, for each queue."""
     last = 260
@@ -163,7 +150,7 @@ def test_no_forecast_depends_on_what_comes_after_its_decision(model: Any, toy: T
         np.testing.assert_array_equal(whole_BH, cut_BH)
 
 
-@pytest.mark.parametrize("name", TRIED)
+@pytest.mark.parametrize("name", NAMES)
 def test_no_forecast_depends_on_packets_of_its_batch_that_the_sender_did_not_tell_of(
     name: str, model: Any, toy: Trace
 ) -> None:
@@ -292,7 +279,7 @@ def test_queues_are_scored_where_their_waits_are_known(quick: Path, toy: Trace) 
     assert len(found["tuned"]["draws"]["regret_ms"]) == len(found["tuned"]["draws"]["mae_ms"])
 
 
-@pytest.mark.parametrize("name", TRIED)
+@pytest.mark.parametrize("name", NAMES)
 def test_saved_and_loaded_it_forecasts_the_same(name: str, model: Any, toy: Trace, tmp_path: Path) -> None:
     part = toy.to_predict(toy.slices.rounds[0].test)
     door.save(tmp_path / "kept", model)
