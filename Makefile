@@ -160,7 +160,7 @@ test-all: setup ## All of it: every fault at every step, a million mutants of ea
 	infra/setup/test.sh
 
 test-fast: setup ## The unit tests that need no service and no training (a minute)
-	pytest tests/unit -m "not slow and not long" -n 2 --dist worksteal
+	pytest tests/unit -m "not slow and not long" -n 3 --dist worksteal
 
 lint: setup ## ruff, mypy, clang-format, codespell, the locks
 	infra/setup/lint.sh

@@ -138,6 +138,7 @@ def test_a_choice_sees_the_training_slices_only(world: Path) -> None:
     assert 0 < summary(world)["n"] != tested
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_what_was_fitted_is_scored_anew_without_training(world: Path, project: Path) -> None:
     """Other scores of the same lessons; not where it was changed, or learned from other packets."""

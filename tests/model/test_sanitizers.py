@@ -1,7 +1,7 @@
 """The C++ parts pass the address and undefined-behaviour sanitizers, and their threads the thread sanitizer.
 
-`make test` tries one of the two parts that compile quickly, and the agent for seconds with each sanitizer;
-`make test-all` tries all five parts at length.
+`make test` tries one of the two parts that compile quickly, and the agent's threads for seconds;
+`make test-all` tries all five parts at length, with both sanitizers.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from swiftqueue.serving.triton.repository import ModelRepository
 
 pytestmark = pytest.mark.slow
 QUICK = ("window", "capture reader")
+SANITIZERS = ("thread", "address")
 minutes = pytest.mark.skipif(not mutants.ALL, reason="minutes of compilation: make test-all")
 
 
@@ -102,7 +103,9 @@ def test_native_backend(make_artifact: Callable[..., Path], tmp_path: Path) -> N
 
 
 @pytest.mark.skipif(agent_process.why_not_built() is not None, reason=str(agent_process.why_not_built()))
-@pytest.mark.parametrize("sanitizer", ["address", "thread"])
+@pytest.mark.parametrize(
+    "sanitizer", [pytest.param(name, marks=tried(name, SANITIZERS, 1)) for name in SANITIZERS]
+)
 def test_agent_for_seconds(make_artifact: Callable[..., Path], sanitizer: str) -> None:
     """A few of all that `test_agent` tries: the decision loop, the socket, both engine threads, swaps."""
     said = run_make(
@@ -130,7 +133,7 @@ def test_agent(make_artifact: Callable[..., Path]) -> None:
     ):
         assert said.count(line) == 2, said
     program = "../../tests/stress/stress_agent.cc"
-    for sanitizer in ("address", "thread"):
+    for sanitizer in SANITIZERS:
         linked = subprocess.run(
             ["make", "--no-print-directory", "-n", "-W", program, f"_build/stress_{sanitizer}"],
             cwd=sources,

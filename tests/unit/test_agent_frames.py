@@ -121,10 +121,12 @@ def compile_claims(project: Path, claims: list[str]) -> str:
     return subprocess.run(command, input=source, capture_output=True, text=True, check=False).stderr
 
 
+@pytest.mark.slow
 def test_python_and_cpp_have_one_layout_of_every_frame(project: Path) -> None:
     assert compile_claims(project, layout_claims() + constant_claims()) == ""
 
 
+@pytest.mark.slow
 def test_the_compiler_sees_each_layout_that_has_drifted(project: Path) -> None:
     claims = layout_claims()
     drifted = (

@@ -50,6 +50,7 @@ def test_a_folder_is_replaced_whole_and_kept_after_an_error(
     assert [p.name for p in target.parent.iterdir()] == ["result"]
 
 
+@pytest.mark.slow
 def test_a_reader_never_misses_a_folder_that_is_replaced(tmp_path: Path) -> None:
     target, missing, done = tmp_path / "result", [], threading.Event()
     with new_folder(target):

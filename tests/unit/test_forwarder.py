@@ -172,13 +172,6 @@ def test_what_waited_for_long_goes_in_batches_that_the_ingest_takes(step_ns: int
     assert (senders.counts.events, senders.counts.of_nobody) == (100, 0)
 
 
-def test_frames_of_nobody_are_counted() -> None:
-    forwarder = Forwarder(senders := Store().senders())
-    forwarder.take(sent(7, 0, 3) + bye(7, 3))
-    forwarder.ship()
-    assert senders.counts.of_nobody == 3
-
-
 def test_names_that_look_alike_at_the_ingest_are_two_senders() -> None:
     store = Store()
     forwarder = Forwarder(store.senders())
@@ -674,15 +667,3 @@ def test_options_that_cannot_be_are_one_line(folder: Path, options: list[str], l
     assert line in said
     assert "user" not in said
     assert not (folder / "t.sock").exists()
-
-
-@pytest.mark.slow
-def test_the_program_says_what_is_wrong_in_one_line(folder: Path) -> None:
-    (folder / "t.sock").write_text("kept")
-    command = [SWIFTQUEUE, "part", "forwarder", folder / "t.sock", "http://127.0.0.1:1"]
-    environment = os.environ | {"SWIFTQUEUE_STATE": str(folder / "state")}
-    ended = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300, check=False)
-    assert ended.returncode == 1
-    (line,) = ended.stderr.splitlines()
-    assert line.startswith(f"swiftqueue: {folder}/t.sock: is there and is no socket of this user; ")
-    assert (folder / "t.sock").read_text() == "kept"

@@ -387,6 +387,7 @@ def test_moved_flows_that_gain_on_classic_ones_stop_moving() -> None:
     assert (np.flatnonzero(last)[-1] - began) * 2 * MS < 5_000 * MS
 
 
+@pytest.mark.slow
 def test_after_an_advantage_the_pause_is_long_and_doubles() -> None:
     """With growth not watched, too."""
     last: list[bool] = []

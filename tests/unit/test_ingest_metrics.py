@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 EXPOSE = "from swiftqueue.serving.ingest import metrics; print(metrics.exposition().decode())"
@@ -50,6 +51,7 @@ def test_every_series_is_there_at_zero_and_keeps_its_count(tmp_path: Path) -> No
     assert counts(tmp_path)["swiftqueue_ingest_batches_total", "failed"] == 1  # of a process that is gone
 
 
+@pytest.mark.slow
 def test_of_the_dead_on_whichever_node_the_counts_stay_in_one_file_of_each_kind(tmp_path: Path) -> None:
     """As on Kubernetes, where each start has another node's name; who lives loses nothing."""
     environment = {**os.environ, "PROMETHEUS_MULTIPROC_DIR": str(tmp_path)}

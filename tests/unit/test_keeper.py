@@ -342,6 +342,7 @@ def test_a_heartbeat_goes_on_where_no_file_can_be_written(
     assert heart.file.stat().st_mtime > 0
 
 
+@pytest.mark.slow
 def test_what_strangers_hold_or_a_full_disk_silences_is_not_ended_but_what_is_paused_is(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

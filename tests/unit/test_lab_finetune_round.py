@@ -88,6 +88,7 @@ def test_the_forecaster_answers_as_its_artifact_is_served(
     np.testing.assert_allclose(said_BH, came_BH, rtol=1e-3)
 
 
+@pytest.mark.slow
 def test_a_round_tunes_the_head_alone_and_forecasts_the_span_better(
     event_stream: Callable[..., Path], tmp_path: Path
 ) -> None:

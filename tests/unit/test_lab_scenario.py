@@ -291,11 +291,6 @@ def test_points_are_the_product_of_parts(small: dict[str, Any], tmp_path: Path) 
         refuses(tmp_path, put(small, "axis", wrong), f".*{re.escape(line)}")
 
 
-def test_flows_are_told_apart_only_where_each_has_its_sender(tmp_path: Path) -> None:
-    line = r"environment\.senders\.s1: 10 flows; with `flows: true` a"
-    refuses(tmp_path, {"extends": "figure8", "flows": True}, line)
-
-
 def test_a_name_means_one_file(tmp_path: Path) -> None:
     """Results are kept by the scenario's name: another file's must not take the place of the project's."""
     (tmp_path / "figure8.yaml").write_text("extends: figure8\n")
@@ -385,19 +380,15 @@ S1 = "environment.senders.s1.groups"
 CBR = {"kind": "cbr", "mbps": 1, "packet_bytes": 1200}
 VIDEO = {"kind": "video", "mbps": 1, "frames_per_s": 60}
 UDP = {"flows": 2000, "tcp": "udp", "ecn": "not_ect", "receiver": "r1", "traffic": CBR}
+# One of each kind: the numbers of the other bounds are on the reference page, which is held above.
 BAD_GROUPS: list[tuple[str, object, str]] = [
     ("traffic", {**CBR, "packet_bytes": 1449}, "traffic.packet_bytes: input should be less than or equal"),
-    ("traffic", {**CBR, "mbps": 1e6}, "traffic.mbps: input should be less than or equal to 100000"),
     ("traffic", {**VIDEO, "frames_per_s": 0.01}, "traffic.frames_per_s: input should be greater than"),
-    ("traffic", {**VIDEO, "frames_per_s": 1001}, "traffic.frames_per_s: input should be less than or equal"),
-    ("flows", 2001, "flows: input should be less than or equal to 2000"),
     ("start_s", [2, 1], "start_s: 2 is after 1"),
     ("dupack_threshold", 20_000, "dupack_threshold"),
 ]
 BAD_ENVIRONMENTS: list[tuple[str, object, str]] = [
     ("rtt_ms", 0.3, "rtt_ms: input should be greater than or equal to 0.4 (is 0.3)"),
-    ("rtt_ms", 1e5, "rtt_ms: input should be less than or equal to 20000"),
-    ("receivers.r1", {"extra_rtt_ms": 1e5}, "receivers.r1.extra_rtt_ms: input should be less than or equal"),
     ("receivers.r 2", {}, "receivers.r 2: string should match pattern"),
     ("senders.s/2", {"groups": {}}, "senders.s/2: string should match pattern"),
     (
@@ -418,14 +409,7 @@ BAD_ENVIRONMENTS: list[tuple[str, object, str]] = [
     ("bottlenecks", [{"mbps": 100, "buffer_bdp": 2}] * 9, "bottlenecks: list should have at most 8 items"),
     ("bottlenecks.0.mbps", 0.001, "bottlenecks.0.mbps: input should be greater than or equal to 0.01"),
     ("bottlenecks.0.buffer_bdp", 1e5, "bottlenecks.0.buffer_bdp: 100000 is a queue of 50000000000 bytes, "),
-    ("controls.random.burst_packets", 0, "controls.random.burst_packets: input should be greater than"),
-    ("controls.oracle.rate_us", 1e10, "controls.oracle.rate_us: input should be less than or equal to"),
-    ("controls.last_latency.stale_ms", 1e7, "controls.last_latency.stale_ms: input should be less than or"),
-    ("controls.model.inference_us", -1, "controls.model.inference_us: input should be greater than or"),
-    ("controls.model.margin_share", 1e7, "controls.model.margin_share: input should be less than or"),
     ("controls.model.max_moved_unacked", 2**40, "controls.model.max_moved_unacked: input should be less"),
-    ("controls.model.finetune_every_s", 0.01, "controls.model.finetune_every_s: input should be greater"),
-    ("controls.model.finetune_apply_after_s", 1e6, "controls.model.finetune_apply_after_s: input should be"),
 ]
 
 
@@ -449,13 +433,10 @@ BAD_ENVIRONMENTS: list[tuple[str, object, str]] = [
         ("seeds", [1, 1], "seeds: a value is given twice"),
         ("seeds", [], "seeds: "),
         ("seeds", [1001], "seeds.0: input should be less than 1000 (is 1001)"),
-        ("seeds", [0], "seeds.0: input should be greater than or equal to 1 (is 0)"),
         ("explore.seeds", [1], "explore.seeds.0: input should be greater than or equal to 1000 (is 1)"),
-        ("explore.seeds", [2_000_000], "explore.seeds.0: input should be less than or equal to 1000000"),
         ("explore.burst_packets", [0], "explore.burst_packets.0: input should be greater than or equal to 1"),
         ("explore.seconds", 5, "explore.seconds: 5 s are too few: warm-up and starts of flows take 5"),
         ("explore.points", True, "explore.points: needs an axis whose points have no models of their own"),
-        ("seconds", 1e6, "seconds: input should be less than or equal to 100000"),
         ("seconds", float("nan"), "seconds: "),
         ("warmup_s", 60, "warmup_s: 60 s leave nothing of 60 s"),
         ("train", {"tokens": 64}, "mine.yaml: train.tokens: not of the form SECTION.KEY"),

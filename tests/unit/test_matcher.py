@@ -92,7 +92,7 @@ def test_matcher_follows_its_rules(events: list[Event], latency: str) -> None:
 
 @pytest.mark.long
 @pytest.mark.slow
-@settings(max_examples=20_000 if ALL else 400)
+@settings(max_examples=20_000 if ALL else 200)
 @given(conversations(), AT_SENDER)
 def test_matcher_follows_its_rules_in_many_conversations(events: list[Event], latency: str) -> None:
     assert matched(events, 3, latency)[0] == expected(events, latency)

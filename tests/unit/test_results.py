@@ -18,7 +18,6 @@ from lab_rows import table as table_of
 
 from swiftqueue.benchmarks import published
 from swiftqueue.benchmarks.results import bars, evaluations, forecasters, replayed
-from swiftqueue.benchmarks.results.diagrams import QUEUES
 from swiftqueue.benchmarks.results.pages import END, FOLDER, STUDIES, filled, rewrite
 from swiftqueue.benchmarks.results.pictures import PICTURES
 from swiftqueue.benchmarks.results.tables import TABLES, Data, many_places
@@ -111,14 +110,6 @@ def contrast(colour: str, ground: str) -> float:
 
     darker, lighter = sorted([luminance(colour), luminance(ground)])
     return (lighter + 0.05) / (darker + 0.05)
-
-
-def test_the_diagram_of_the_queues_says_what_the_scenarios_set(project: Path) -> None:
-    """Its two panels are the two profiles; the reviewer's table has the same attributes."""
-    assert [title.partition(":")[0] for title, *_ in QUEUES] == list(PROFILES)
-    table = (project / "docs/REVIEWER.md").read_text()
-    for said in ("ramp of 0.8 to 1.2 ms", "weights 15 to 1", "yes, k = 2", "half each", "from 20 ms on"):
-        assert said in table
 
 
 def test_a_rounds_timeline_is_as_long_as_the_round(data: Data) -> None:

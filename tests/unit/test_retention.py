@@ -110,6 +110,7 @@ def test_the_scratch_folder_looks_used_to_who_cleans_the_system(
     assert min(path.stat().st_mtime for path in (tmp_path / "scratch").rglob("*")) > time.time() - 3600
 
 
+@pytest.mark.slow
 def test_ray_serve_writes_no_line_for_each_request() -> None:
     from swiftqueue.serving.ingest.app import application
     from swiftqueue.serving.ingest.bounds import Limits

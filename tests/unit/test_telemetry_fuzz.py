@@ -113,6 +113,7 @@ def test_damaged_batches() -> None:
     assert min(taken, refused) > mutants.COUNT // 100  # it comes behind the checksum
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_damaged_segments() -> None:
     mutants.survive("test_telemetry_fuzz:segment", [frames(*BATCHES)], mutants.COUNT // 4)

@@ -109,6 +109,7 @@ def test_a_pair_that_no_flow_has_is_named(tmp_path: Path) -> None:
         scores_alone(replace(divided, held_out=never), {(5, 2000): network}, 1)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_study_goes_on_where_it_was_stopped(tmp_path: Path, project: Path) -> None:
     flows, models = tmp_path / "flows", tmp_path / "models"

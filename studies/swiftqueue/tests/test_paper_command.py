@@ -29,7 +29,7 @@ QUICK = {"epochs": 1, "width": 16}
 EXHIBITS = ["table-1", "figure-3", "figure-14", "figure-16", "figure-17"]
 
 
-pytestmark = pytest.mark.slow  # three forecasters are trained on a simulated trace
+pytestmark = [pytest.mark.slow, pytest.mark.long("paper")]  # three forecasters learn from a simulated trace
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +67,6 @@ def test_the_rows_are_there_with_what_the_exhibits_draw(folder: Path) -> None:
             assert row["tuned"] == row["pretrained"]
 
 
-@pytest.mark.long
 def test_a_second_run_keeps_the_rows_and_a_changed_forecaster_is_computed_again(
     folder: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

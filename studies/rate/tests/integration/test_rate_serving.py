@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import socket
 import sys
 import threading
@@ -291,39 +290,3 @@ def test_a_round_ends_in_a_served_version(
         finally:
             assert release(KIND)
         assert triton.served_version(MODEL) == first
-
-
-@pytest.mark.long
-def test_what_cannot_be_served_is_one_line_and_the_champion_goes_on(
-    champion: int, network: Callable[[int], Path], tmp_path: Path
-) -> None:
-    """A definition of other samples, a network that failed the gate, one of another model."""
-    import shutil
-
-    from swiftqueue.serving.deploy.checks import DeployError
-    from swiftqueue.serving.deploy.deployment import deploy_version
-    from swiftqueue.serving.triton.endpoint import Triton
-    from swiftqueue.studies.rate.commands import KIND, MODEL
-
-    good = register(network(2))
-    deploy_version(good, kind=KIND)
-
-    def spoilt(name: str, **changed: object) -> int:
-        folder = Path(shutil.copytree(network(4), tmp_path / name))
-        about = json.loads((folder / "model.json").read_text())
-        (folder / "model.json").write_text(json.dumps(about | changed))
-        return register(folder)
-
-    for version, line in (
-        (spoilt("hash", schema_hash="0" * 64), r"made for samples 0{64}, not [0-9a-f]{64}; train again"),
-        (spoilt("format", format="swiftqueue-artifact/2"), "format 'swiftqueue-artifact/2' is not"),
-    ):
-        with pytest.raises(DeployError, match=line) as failure:
-            deploy_version(version, kind=KIND)
-        assert "\n" not in str(failure.value)
-    failed = register(network(5), gate="failed")
-    with pytest.raises(ValueError, match=f"version {failed} did not pass the gate"):
-        deploy_version(failed, kind=KIND)
-    with Triton() as triton:
-        assert triton.served_version(MODEL) == good
-    assert served() == champion
