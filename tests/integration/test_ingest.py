@@ -626,6 +626,12 @@ def test_a_flood_of_one_sender_does_not_starve_another(ingest: Ingest) -> None:
     check_store(ingest, "honest", 20)
 
 
+def test_sessions_come_at_a_rate(ingest: Ingest) -> None:
+    answers = [ingest.answer("/v1/senders/opener/sessions", b"") for _ in range(150)]
+    assert {status for status, _, _ in answers} == {201, 429}
+    assert {headers["Retry-After"] for status, _, headers in answers if status == 429} == {"1"}
+
+
 def test_what_came_before_a_session_reaches_the_store(ingest: Ingest) -> None:
     """A forwarder that was killed held 100 events."""
     lost = ingest.metric("swiftqueue_ingest_missing_events_total")
