@@ -13,7 +13,7 @@ from swiftqueue.studies.drift.weights import HEAD
 
 NEAR: Final = 1.10  # error over the new state's model's, up to which a change counts as repaired
 UNGATED: Final = "tuned, without the gate"
-MINUTES: Final = 5  # of the loop, for which a round of the walk stands
+MINUTES: Final = 5  # minutes of the loop for which a round of the walk stands
 WEIGHTS: Final = "weights: "  # begins the model's name in rows of a set of weights
 
 

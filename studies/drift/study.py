@@ -48,7 +48,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Setup:
-    """What all courses share."""
+    """The models, parameters and lengths that all courses share."""
 
     variant: Variant
     how: FinetuneParams
@@ -200,15 +200,16 @@ def _of_captures(setup: Setup, captures: Sequence[Path], seed: int) -> list[Row]
     base = Trained.on([between(trace.known_at(train_ns), 0, train_ns).to_learn()], setup.variant, seed)
     states_ = {policy.name: LoopState(base.files, base.files, base) for policy in POLICIES}
     rows: list[Row] = []
-    last_ns = train_ns
+    last_ns, done = train_ns, 0  # rounds that were run
     for place, (begin_ns, end_ns) in enumerate(zip(trace.begins_ns, trace.ends_ns, strict=True)):
         models = _halves(trace, begin_ns, end_ns, setup.variant, seed) if place else None
         at_ns, number = (begin_ns, 0) if place else (train_ns, 0)
         while end_ns - at_ns > LEAST_SHARE * every_ns:
             records: Mapping[str, Row] = {}
             if at_ns > last_ns:
-                step = walked(walk, states_, POLICIES, [last_ns, at_ns], len(rows) + 1)
+                step = walked(walk, states_, POLICIES, [last_ns, at_ns], done)
                 _, states_, records = next(step)
+                done += 1
             window = at_ns, min(at_ns + every_ns, end_ns + 1)
             fixed: dict[str, Files] = {NEVER: base.files}
             if models:

@@ -102,10 +102,10 @@ class Trained:
 
 @dataclass(frozen=True)
 class LoopState:
-    """What a loop keeps from round to round."""
+    """The state that a loop keeps from round to round."""
 
     served: Files
-    before: Files  # what was served before the last round
+    before: Files  # the version that was served before the last round
     trained: Trained  # the model that brought the served encoder: the gate's reference
     slices: tuple[JudgingSlice, ...] = ()
     reservoir: Reservoir = EMPTY
