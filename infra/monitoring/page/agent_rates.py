@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Final
 
-from prometheus_client.parser import text_string_to_metric_families
+from swiftqueue.infra.local.pages import samples
 
 SECONDS: Final = 300  # seconds of history
 LEAST_S: Final = 0.5  # seconds between two looks below which their difference says little
@@ -48,7 +48,7 @@ class AgentRates:
         Raises:
             ValueError: the text is no page of metrics.
         """
-        now, now_s = _samples(text), time.monotonic()
+        now, now_s = samples(text), time.monotonic()
         before, before_s = self._before, self._before_s
         if before and now_s - before_s < LEAST_S:
             return
@@ -83,16 +83,6 @@ class AgentRates:
         while self._points and self._points[0].at_s < time.time() - SECONDS:
             self._points.popleft()
         return {one.name: [getattr(p, one.name) for p in self._points] for one in fields(Rates)}
-
-
-def _samples(text: str) -> dict[str, float]:
-    """Return the agent's samples by their name and labels, as the page writes them."""
-    found = {}
-    for family in text_string_to_metric_families(text):
-        for sample in family.samples if family.name.startswith(AGENT) else ():
-            labels = ",".join(f'{name}="{value}"' for name, value in sample.labels.items())
-            found[f"{sample.name}{{{labels}}}" if labels else sample.name] = float(sample.value)
-    return found
 
 
 def _quantile_ms(grown: Mapping[str, float], histogram: str, share: float) -> float | None:
