@@ -325,12 +325,13 @@ def test_up_mlflow_starts_it_alone_and_its_pages_show_the_runs(
 
 def look_at_runs(client: MlflowClient, links: Mapping[str, str]) -> None:
     """Open the lists of runs and the comparison of two variants in a browser."""
-    login = f"//{USER}:{secret(PASSWORD)}@"
     with browser.browser() as shown:
+        login = with_login("http://localhost", USER, secret(PASSWORD)).headers
+        shown.call("Network.setExtraHTTPHeaders", headers=login)
 
         def look(url: str, picture: str, *wanted: str) -> None:
             shown.open("about:blank")
-            shown.open(url.replace("//", login, 1))
+            shown.open(url)
             wait_until(
                 lambda: all(one in shown.text() for one in wanted),
                 lambda: f"{url} shows {shown.text()!r}, without one of {wanted}",

@@ -195,7 +195,7 @@ def test_the_page_asks_answers_and_draws_before_its_tables(page: Path) -> None:
     assert places == sorted(places)
     assert re.search(r"<h1>[^<]+\?</h1>", text)
     assert "<table" not in text[: text.index("<h2>Late packets and error</h2>")]
-    figures = re.findall(r"<figcaption><h3>[^<]+</h3><p>([^<]+)</p><p class="note">", text)
+    figures = re.findall(r'<figcaption><h3>[^<]+</h3><p>([^<]+)</p><p class="note">', text)
     assert len(figures) == text.count("<figure>") == 5
     assert all(re.search(r"\d.*\.$", sentence) for sentence in figures), figures  # a figure, in a sentence
 

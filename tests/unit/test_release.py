@@ -53,4 +53,4 @@ def test_the_lists_tool_is_pinned_with_hashes_and_no_part_of_the_loop(project: P
     lock = (project / "requirements-release.lock").read_text()
     assert re.search(rf"^{re.escape(wanted)} \\\n    --hash=sha256:", lock, re.M)
     for name in ENVIRONMENTS:
-        assert "cyclonedx" not in (project / name).read_text()
+        assert "cyclonedx-bom" not in (project / name).read_text()

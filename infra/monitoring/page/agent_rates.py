@@ -13,6 +13,7 @@ from swiftqueue.infra.local.pages import samples
 SECONDS: Final = 300  # seconds of history
 LEAST_S: Final = 0.5  # seconds between two looks below which their difference says little
 AGENT: Final = "swiftqueue_agent_"
+PREDICTED: Final = f"{AGENT}predicted_latency_seconds"
 ERROR: Final = f"{AGENT}prediction_error_seconds"
 ROUND_TRIP: Final = f"{AGENT}round_trip_seconds"
 OUTCOMES: Final = ("decided", "late", "error", "no_model")
@@ -27,6 +28,8 @@ class Rates:
     batches_per_s: float
     in_time: float | None  # share of batches that were decided by a prediction before their deadline
     moved: float | None  # share of packets given to the classic queue
+    predicted_median_ms: float | None  # latency predicted for the packets acknowledged meanwhile
+    predicted_p99_ms: float | None
     error_median_ms: float | None  # |predicted - measured latency|
     error_p90_ms: float | None
     round_trip_p99_ms: float | None
@@ -68,6 +71,8 @@ class AgentRates:
                 batches_per_s=sum(batches) / max(now_s - before_s, 1e-3),
                 in_time=batches[0] / sum(batches) if sum(batches) else None,
                 moved=packets[0] / sum(packets) if sum(packets) else None,
+                predicted_median_ms=_quantile_ms(grown, PREDICTED, 0.5),
+                predicted_p99_ms=_quantile_ms(grown, PREDICTED, 0.99),
                 error_median_ms=_quantile_ms(grown, ERROR, 0.5),
                 error_p90_ms=_quantile_ms(grown, ERROR, 0.9),
                 round_trip_p99_ms=_quantile_ms(grown, ROUND_TRIP, 0.99),
