@@ -39,7 +39,7 @@ SMALL: Final = 3.4, 2.5  # inches of one of many panels
 
 
 @dataclass
-class Plot:
+class EvaluationPlot:
     """A plot of the report: its title, what it shows, and the names of its panels' files."""
 
     title: str
@@ -56,15 +56,15 @@ def draw(
     rounds: Mapping[str, Sequence[Mapping[str, Any]]],
     changes: Sequence[SharpChange],
     sentences: PlotSentences,
-) -> list[Plot]:
+) -> list[EvaluationPlot]:
     """Draw all plots into `folder`; return them in the order of the page."""
-    late = Plot("Late packets: precision at each recall", sentences.late)
-    around = Plot("Mean latency around sharp changes", sentences.changes)
-    time = Plot("Over time", sentences.rounds)
-    place = Plot("Error by the packet's place in its batch", sentences.horizon)
-    single = Plot("The largest sharp changes, packet by packet", sentences.examples, small=True)
+    late = EvaluationPlot("Late packets: precision at each recall", sentences.late)
+    around = EvaluationPlot("Mean latency around sharp changes", sentences.changes)
+    time = EvaluationPlot("Over time", sentences.rounds)
+    place = EvaluationPlot("Error by the packet's place in its batch", sentences.horizon)
+    single = EvaluationPlot("The largest sharp changes, packet by packet", sentences.examples, small=True)
 
-    def panel(plot: Plot, name: str, words: str, fill: Callable[[Axes], None]) -> None:
+    def panel(plot: EvaluationPlot, name: str, words: str, fill: Callable[[Axes], None]) -> None:
         def drawn() -> Figure:
             figure, [[axes]] = plot_style.grid(1, 1, *(SMALL if plot.small else PANEL))
             fill(axes)

@@ -10,7 +10,7 @@ from typing import Any, Final
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from swiftqueue.models.scoring.evaluation import SHARP, VARIANTS
-from swiftqueue.models.scoring.plots import Plot
+from swiftqueue.models.scoring.plots import EvaluationPlot
 from swiftqueue.models.scoring.predictions import METHODS, SEND_GAP
 from swiftqueue.models.scoring.verdict import CHOICE, ERROR, LATE, HeadlineFigure, verdict, verdict_by_trace
 from swiftqueue.models.sharp import Change
@@ -20,7 +20,7 @@ BEFORE: Final = {"sharp": "sender", "sharp_by_flow": "flow"}  # owner of the pac
 SIGNS: Final = {"prediction_change": "p(x) − p(x−1)", "truth_change": "p(x) − t(x−1)"}
 
 
-def render(metrics: Mapping[str, Any], plots: Sequence[Plot], folder: Path, command: str) -> str:
+def render(metrics: Mapping[str, Any], plots: Sequence[EvaluationPlot], folder: Path, command: str) -> str:
     """Render the page; the panels of `plots` are files in `folder`."""
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),

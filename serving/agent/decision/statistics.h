@@ -111,7 +111,7 @@ struct Statistics {
   Counter overflowed;   // packets given up before their time, for want of room
   GuardStatistics guard;
   DurationHistogram round_trip;
-  DurationHistogram predicted_latency;  // of each acknowledged packet, in the queue that it took
+  DurationHistogram predicted_latency;  // predictions for acknowledged packets, in their queue
   DurationHistogram prediction_error;   // |predicted - came|
   DurationHistogram lateness;           // from a batch's time to the question about it
 
