@@ -207,9 +207,9 @@ DIST := build/dist
 VERSION := $(shell sed -n 's/^version = "\(.*\)"$$/\1/p' pyproject.toml)
 sbom: .venv-release/.synced $(VENV)/.synced .venv-triton/.synced
 	@mkdir -p $(DIST)
-	.venv-release/bin/cyclonedx-py environment --output-reproducible --pyproject pyproject.toml \
+	.venv-release/bin/cyclonedx-py environment $(SBOM_FLAGS) --output-reproducible --pyproject pyproject.toml \
 	  -o $(DIST)/swiftqueue-$(VERSION).cdx.json $(VENV)
-	.venv-release/bin/cyclonedx-py environment --output-reproducible \
+	.venv-release/bin/cyclonedx-py environment $(SBOM_FLAGS) --output-reproducible \
 	  -o $(DIST)/swiftqueue-triton-$(VERSION).cdx.json .venv-triton
 
 release: setup ## Build what a release hands out in build/dist: wheel, agent, lists of packages (SBOM), checksums

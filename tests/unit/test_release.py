@@ -17,6 +17,7 @@ from packaging.utils import canonicalize_name
 ROOT = Path(sys.executable).parents[2]
 TOOL = ROOT / ".venv-release" / "bin" / "cyclonedx-py"
 ENVIRONMENTS = {"requirements.lock": ".venv", "requirements-triton.lock": ".venv-triton"}
+UNSAID = {"nvidia-pytriton"}  # its metadata name no licence; it is Apache-2.0
 needs_tool = pytest.mark.skipif(not TOOL.exists(), reason="no .venv-release: run `make setup-tests`")
 
 
@@ -31,7 +32,9 @@ def locked(file: Path) -> set[tuple[str, str]]:
 @pytest.mark.long
 def test_each_package_of_the_locks_is_listed_with_its_version(project: Path, tmp_path: Path) -> None:
     have = [f"--assume-old={folder}/.synced" for folder in (*ENVIRONMENTS.values(), ".venv-release")]
-    subprocess.run(["make", *have, f"DIST={tmp_path}", "sbom"], cwd=project, check=True, capture_output=True)
+    # The check against the format takes half a minute of a core, and is a release's own.
+    make = ["make", *have, f"DIST={tmp_path}", "SBOM_FLAGS=--no-validate", "sbom"]
+    subprocess.run(make, cwd=project, check=True, capture_output=True)
     number = version("swiftqueue")
     made = [f"swiftqueue-{number}.cdx.json", f"swiftqueue-triton-{number}.cdx.json"]
     assert sorted(path.name for path in tmp_path.iterdir()) == made
@@ -41,7 +44,7 @@ def test_each_package_of_the_locks_is_listed_with_its_version(project: Path, tmp
         bom: dict[str, Any] = json.loads(text)
         listed = {(canonicalize_name(one["name"]), one["version"]) for one in bom["components"]}
         assert locked(project / lock) <= listed
-        without = [one["name"] for one in bom["components"] if not one.get("licenses")]
+        without = {one["name"] for one in bom["components"] if not one.get("licenses")} - UNSAID
         assert len(without) < len(listed) / 10, without
     assert json.loads((tmp_path / made[0]).read_text())["metadata"]["component"]["name"] == "swiftqueue"
 
