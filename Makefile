@@ -12,7 +12,7 @@ export PATH := $(CURDIR)/$(BIN):$(CURDIR)/$(TOOLS):$(PATH)
 # Small models train 2-4 times faster on one thread each (docs/LOG.md); Ray gives each worker its own core.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help setup native native-all compiler setup-tests kustomize kuberay podsecurity apiserver debian debian-marker run lab long-traces lab-full docs wheel agent-dist test test-all test-fast lint format bench up down status logs lock audit clean
+.PHONY: help setup native native-all compiler setup-tests kustomize kuberay podsecurity apiserver debian debian-marker run lab long-traces lab-full docs wheel agent-dist sbom release test test-all test-fast lint format bench up down status logs lock audit clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -31,7 +31,7 @@ debian-marker:
 	@infra/setup/debian.sh "marking TCP packets (swiftqueue mark)" "UDP packets are marked without it" clang libbpf-dev libelf-dev iproute2
 
 # Apart from `setup`: with an init system Debian starts both servers, Prometheus on every interface.
-setup-tests: setup .venv-docs/.synced kustomize kuberay podsecurity debian-marker ## Install and build what tests need besides: marker, test bed, simulator's tests, Prometheus, PostgreSQL, Chromium, kustomize
+setup-tests: setup .venv-docs/.synced .venv-release/.synced kustomize kuberay podsecurity debian-marker ## Install and build what tests need besides: marker, test bed, simulator's tests, Prometheus, PostgreSQL, Chromium, kustomize
 	@infra/setup/debian.sh "the tests with Prometheus and PostgreSQL" "those tests are left out" prometheus prometheus-alertmanager postgresql
 	@infra/setup/debian.sh "the tests of the live page in a browser" "those tests are left out" chromium
 	@$(MAKE) --no-print-directory --silent -j$(JOBS) native-all
@@ -103,6 +103,11 @@ $(VENV)/.synced: requirements.lock pyproject.toml $(VENV)/.native-packages
 	VIRTUAL_ENV=.venv-docs $(UV) pip sync --require-hashes requirements-docs.lock
 	echo "import site; site.addsitedir('$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')')" \
 	  > "$$(.venv-docs/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/swiftqueue.pth"
+	@touch $@
+
+.venv-release/.synced: requirements-release.lock $(VENV)/.synced
+	$(UV) venv --quiet --allow-existing --python $(BIN)/python .venv-release
+	VIRTUAL_ENV=.venv-release $(UV) pip sync --quiet --require-hashes requirements-release.lock
 	@touch $@
 
 docs: setup .venv-docs/.synced ## Build the documents' site in build/site; every link and anchor is checked
@@ -206,7 +211,21 @@ wheel: setup ## Build the library as a wheel, its native parts inside, in build/
 agent-dist: setup ## Build the agent as a Debian package and as a tar with a systemd unit, in build/dist
 	@infra/setup/agent_dist.sh
 
-lock: ## Resolve infra/setup/requirements*.in into the three locks
+# Packages of both environments with their licences and what each needs; each list is checked against the format.
+DIST := build/dist
+VERSION := $(shell sed -n 's/^version = "\(.*\)"$$/\1/p' pyproject.toml)
+sbom: .venv-release/.synced $(VENV)/.synced .venv-triton/.synced
+	@mkdir -p $(DIST)
+	.venv-release/bin/cyclonedx-py environment $(SBOM_FLAGS) --output-reproducible --pyproject pyproject.toml \
+	  -o $(DIST)/swiftqueue-$(VERSION).cdx.json $(VENV)
+	.venv-release/bin/cyclonedx-py environment $(SBOM_FLAGS) --output-reproducible \
+	  -o $(DIST)/swiftqueue-triton-$(VERSION).cdx.json .venv-triton
+
+release: setup ## Build what a release hands out in build/dist: wheel, agent, lists of packages (SBOM), checksums
+	@for part in wheel agent-dist sbom; do $(MAKE) --no-print-directory $$part || exit 1; done
+	@cd $(DIST) && sha256sum -- *.* > SHA256SUMS && cat SHA256SUMS
+
+lock: ## Resolve infra/setup/requirements*.in into the four locks
 	$(UV) pip compile infra/setup/requirements.in --override infra/setup/overrides.txt --python-version 3.11 \
 	  --python-platform x86_64-manylinux_2_28 --generate-hashes --no-header --no-annotate -o requirements.lock
 	$(UV) pip compile infra/setup/requirements-triton.in --no-deps --python-version 3.11 \
@@ -214,9 +233,11 @@ lock: ## Resolve infra/setup/requirements*.in into the three locks
 	@mkdir -p build && sed 's/ \\$$//; /^ *--hash/d' requirements.lock > build/locked.txt
 	$(UV) pip compile infra/setup/requirements-docs.in --constraint build/locked.txt --python-version 3.11 \
 	  --python-platform x86_64-manylinux_2_28 --generate-hashes --no-header --no-annotate -o requirements-docs.lock
+	$(UV) pip compile infra/setup/requirements-release.in --python-version 3.11 \
+	  --python-platform x86_64-manylinux_2_28 --generate-hashes --no-header --no-annotate -o requirements-release.lock
 
 audit: ## Ask PyPI for known vulnerabilities of all that the locks name (needs the net)
-	for lock in requirements.lock requirements-triton.lock requirements-docs.lock infra/setup/uv.lock; do \
+	for lock in requirements.lock requirements-triton.lock requirements-docs.lock requirements-release.lock infra/setup/uv.lock; do \
 	  pip-audit --disable-pip --require-hashes --progress-spinner=off -r $$lock || exit 1; done
 
 clean: ## Remove what was built (environments, DVC data and var/ stay)

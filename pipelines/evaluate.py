@@ -140,6 +140,7 @@ def heads_of(base: Forecaster, finetuned: Path, trace: Trace) -> dict[int, Forec
 def write(output: Path, metrics: dict[str, Any], predictions: list[TracePredictions], command: str) -> None:
     """Write metrics.json, plots/*.csv and report/, with all scores, under `output`, each atomically."""
     from swiftqueue.models.scoring import plots, report
+    from swiftqueue.models.scoring.plot_sentences import sentences
 
     over_time = {p.trace: plot_tables.score_over_time_table(p) for p in predictions}
     tables = {
@@ -154,13 +155,15 @@ def write(output: Path, metrics: dict[str, Any], predictions: list[TracePredicti
             # The plots are committed: machines differ beyond these digits.
             table.with_columns(cs.float().round_sig_figs(DIGITS)).write_csv(folder / f"{name}.csv")
     with new_folder(output / "report") as folder:
+        changes = [change for p in predictions for change in plot_tables.change_examples(p)]
         drawn = plots.draw(
             folder,
             report.caption(metrics),
             tables,
             {trace: plot_tables.mean_over_time([table]) for trace, table in over_time.items()},
             metrics["rounds"],
-            [change for p in predictions for change in plot_tables.change_examples(p)],
+            changes,
+            sentences(metrics, tables, changes),
         )
         (folder / "report.html").write_text(report.render(metrics, drawn, folder, command))
         write_file(folder / "scores.json", json.dumps(stable(metrics), indent=1, allow_nan=False) + "\n")

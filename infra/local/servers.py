@@ -23,7 +23,7 @@ from swiftqueue.infra.local.pages import answers, page
 from swiftqueue.infra.local.parts import MLFLOW, TRITON
 from swiftqueue.infra.local.triton_environment import TritonEnvironment, check_front, find_environment
 from swiftqueue.infra.local.triton_tls import tls_flags
-from swiftqueue.models.registry.store import PASSWORD, TRAINING, USER, local_store, tracking_uri
+from swiftqueue.models.registry.store import LIVE_ROUNDS, PASSWORD, TRAINING, USER, local_store, tracking_uri
 from swiftqueue.serving.deploy import log as deploy_log
 from swiftqueue.serving.triton.config import Backend
 from swiftqueue.serving.triton.endpoint import (
@@ -240,15 +240,22 @@ def pages_of(url: str) -> str:
 
     MLflow opens an experiment in its view of generative models, which shows no runs; the address avoids that.
     """
-    lines = []
-    asking = f"{url}/api/2.0/mlflow/experiments/get-by-name?{urlencode({'experiment_name': TRAINING})}"
+    shown = {TRAINING: "runs of the stages", LIVE_ROUNDS: "live rounds"}
+    lines = [f"{what}: {url}/{where}" for name, what in shown.items() if (where := _runs_page(url, name))]
+    if not lines:
+        lines = ["there are no runs of the stages yet; `dvc repro` logs them"]
+    return "\n".join([*lines, f"registered versions: {url}/#/models"])
+
+
+def _runs_page(url: str, experiment: str) -> str:
+    """Return the path of an experiment's page at an MLflow server; empty if there is no such experiment."""
+    asking = f"{url}/api/2.0/mlflow/experiments/get-by-name?{urlencode({'experiment_name': experiment})}"
     try:
         found = json.loads(page(with_login(asking, USER, secret(PASSWORD)), PAGE_TIMEOUT_S) or "")
         number = quote(str(found["experiment"]["experiment_id"]), safe="")
-        lines.append(f"runs of the stages: {url}/#/experiments/{number}?workflowType=machine_learning")
+        return f"#/experiments/{number}?workflowType=machine_learning"
     except (OSError, ValueError, KeyError, TypeError):
-        lines.append("there are no runs of the stages yet; `dvc repro` logs them")
-    return "\n".join([*lines, f"registered versions: {url}/#/models"])
+        return ""
 
 
 def with_login(url: str, user: str, password: str) -> Request:

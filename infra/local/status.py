@@ -18,7 +18,7 @@ from swiftqueue.common.state import state_dir
 from swiftqueue.infra.local import live_options, parts, processes, prometheus, ray_head, under_way
 from swiftqueue.infra.local.disk import disk
 from swiftqueue.infra.local.judgement import BOUND_S, Judgement, duration
-from swiftqueue.infra.local.pages import answers, page
+from swiftqueue.infra.local.pages import answers, metrics, sample
 from swiftqueue.infra.local.parts import KEEPER, MLFLOW, PAGE, PARTS, TRITON
 from swiftqueue.infra.local.prometheus_query import QueryError, ask
 from swiftqueue.infra.local.served import judge_alias, judge_mlflow, judge_tritons
@@ -214,15 +214,7 @@ def _in_time(judges: Mapping[str, Callable[[], Judgement]]) -> dict[str, Judgeme
 
 def number(url: str, series: str) -> float | None:
     """Return a series' value on a page of metrics; None where page or series is missing."""
-    return _value(page(url) or "", series)
-
-
-def _value(text: str, series: str) -> float | None:
-    for line in text.splitlines():
-        name, _, value = line.rpartition(" ")
-        if name == series or (name.startswith(f"{series}{{") and "{" not in series):
-            return float(value)
-    return None
+    return sample(metrics(url) or {}, series)
 
 
 def last_round() -> dict[str, Any] | None:
@@ -269,10 +261,10 @@ def _ingest(server: processes.ServerProcess) -> Judgement:
 
 def _scheduler(server: processes.ServerProcess) -> Judgement:
     url = f"http://{LOOPBACK}:{server.ports['metrics']}/metrics"
-    told = page(url)
-    if told is None or _value(told, "swiftqueue_served_version") is None:
+    told = metrics(url)
+    if told is None or sample(told, "swiftqueue_served_version") is None:
         return Judgement(False, f"no answer at {url} (log {server.log})")
-    ended = sum(_value(told, f'swiftqueue_rounds_total{{outcome="{outcome}"}}') or 0 for outcome in OUTCOMES)
+    ended = sum(sample(told, f'swiftqueue_rounds_total{{outcome="{outcome}"}}') or 0 for outcome in OUTCOMES)
     last = last_round() if ended else None  # otherwise the last round belongs to an earlier scheduler
     live = live_options.read()
     if last is None or last.get("ended_boot_s") is None:
@@ -309,10 +301,10 @@ def _prometheus(server: processes.ServerProcess) -> Judgement:
 def _keeper(server: processes.ServerProcess) -> Judgement:
     url = f"http://{LOOPBACK}:{server.ports['metrics']}/metrics"
     series = [f'swiftqueue_part_restarts_total{{part="{name}"}}' for name in parts.wanted()]
-    told = page(url)
+    told = metrics(url)
     if told is None:
         return Judgement(False, f"no answer at {url} (log {server.log})")
-    restarts = sum(_value(told, one) or 0 for one in series)
+    restarts = sum(sample(told, one) or 0 for one in series)
     return Judgement(True, f"{restarts:.0f} parts started again so far (log {server.log})")
 
 
@@ -337,8 +329,8 @@ class _Growth:
 
     def look(self) -> None:
         """Read the page once more; a smaller count belongs to a restarted process."""
-        told = page(self._url, BOUND_S) or ""
-        found = [value for one in self._series if (value := _value(told, one)) is not None]
+        told = metrics(self._url, BOUND_S) or {}
+        found = [value for one in self._series if (value := sample(told, one)) is not None]
         now = time.monotonic()
         if not found or not math.isnan(self.per_s):
             return

@@ -43,6 +43,7 @@ OURS: Final[dict[str, dict[str, tuple[str, ...]]]] = {
         "swiftqueue_agent_guard_grown_total": (),
         "swiftqueue_agent_guard_advantage_total": (),
         "swiftqueue_agent_guard_pairs_total": (),
+        "swiftqueue_agent_predicted_latency_seconds": (),
         "swiftqueue_agent_prediction_error_seconds": (),
         "swiftqueue_agent_senders": (),
         "swiftqueue_agent_refused_senders_total": (),

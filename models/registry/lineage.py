@@ -8,9 +8,12 @@ import subprocess
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import yaml
+
+if TYPE_CHECKING:
+    import polars as pl
 
 UNKNOWN: Final = "unknown"
 # Tracked files that the stages write, as paths for `git status`; a version's tags have their hashes.
@@ -70,6 +73,16 @@ def packet_sets(packets: Path, traces: Iterable[str], lock: Path, use: str = "tr
 def folder_set(folder: Path, lock: Path) -> DataSet:
     """Describe a folder as one data set, for a stage without packet tables."""
     return DataSet(folder.name, *_where_and_what(folder, lock), "training", None, {})
+
+
+def telemetry_set(packets: pl.DataFrame) -> DataSet:
+    """Describe the packets of a sender that a round learned from.
+
+    Columns are left out: MLflow keeps a row for each data set for ever, and each round has one of its own.
+    """
+    sender, begin_ns, end_ns = packets["trace"][0], packets["sent_ns"][0], packets["sent_ns"][-1]
+    digest = hashlib.sha256(f"{sender} {begin_ns} {end_ns}".encode()).hexdigest()[:32]
+    return DataSet(str(sender), f"telemetry/{sender}", digest, "training", packets.height, {})
 
 
 def _where_and_what(folder: Path, lock: Path) -> tuple[str, str]:

@@ -22,8 +22,10 @@ from swiftqueue.common.redaction import redacted
 from swiftqueue.models.registry import decision
 from swiftqueue.models.registry.decision import CONTENT_TAG, FILES_TAG, REFERENCE_TAG
 from swiftqueue.models.registry.lineage import DataSet, origin
+from swiftqueue.models.registry.live_runs import day_run
 from swiftqueue.models.registry.saving import hashes, save_model, sha256
 from swiftqueue.models.registry.store import (
+    PARENT_TAG,
     RegistryError,
     clear_errors,
     connect,
@@ -291,6 +293,8 @@ class Registry:
     ) -> int:
         """Log an artifact (with its `model.onnx`) in a run of its own and register it as a new version.
 
+        The run of a live round's version is nested under its day's run (models/registry/live_runs.py).
+
         Args:
             artifact: folder holding the ARTIFACT_FILES and, if it is known, INPUTS_FILE.
             judged: the gate's decision, which is signed.
@@ -305,12 +309,16 @@ class Registry:
         from mlflow.entities import LoggedModelOutput, Metric
 
         tags = {**tags, **judged.tags(), **hashes(artifact)}
+        run_tags = {**(run_tags or {}), **tags}
+        with clear_errors("registration"):
+            if tags.get("protocol") == LIVE:
+                where, run_tags[PARENT_TAG] = day_run(self._client, self.model)
+            else:
+                where = experiment(self._client, EXPERIMENT)
         with (
             clear_errors("registration"),
             # The tags go in the call that makes the run, since each call waits for the disk.
-            mlflow.start_run(
-                experiment_id=experiment(self._client, EXPERIMENT), tags={**(run_tags or {}), **tags}
-            ) as run,
+            mlflow.start_run(experiment_id=where, tags=run_tags) as run,
             tempfile.TemporaryDirectory() as temporary,
         ):
             run_id = run.info.run_id

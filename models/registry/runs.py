@@ -20,6 +20,7 @@ from swiftqueue.common.state import experiment_name
 from swiftqueue.models.forecasters.forecaster import sections_of_choice
 from swiftqueue.models.registry.lineage import DataSet, git_commit
 from swiftqueue.models.registry.store import (
+    PARENT_TAG,
     TRAINING,
     clear_errors,
     connect,
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
 
 MOST_NAMED: Final = 3  # traces named in a run's name
 WORKSPACE: Final = "workspace"  # the working folder's variant, as DVC calls it
-PARENT_TAG: Final = "mlflow.parentRunId"  # tag by which MLflow nests runs
 VARIANT_TAG: Final = "variant_key"  # tag of the stages' parent run: a hash of name and parameters
 DATA_SECTIONS: Final = ("extract", "split", "change")  # sections of every run
 STAGE_SECTIONS: Final = ("finetune", "evaluate", "register")  # in the order of the stages that read them

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 PARAMS_BATCH: Final = 100  # parameters in one call, MLflow's limit
 TRAINING: Final = "swiftqueue-training"  # the experiment of the stages' runs
+LIVE_ROUNDS: Final = "swiftqueue-live"  # the experiment of the live rounds
+PARENT_TAG: Final = "mlflow.parentRunId"  # tag by which MLflow nests runs
 USER: Final = "swiftqueue"  # user name at the MLflow server that `up` starts
 DATABASE: Final = "mlflow.db"
 PASSWORD: Final = "mlflow"  # noqa: S105 - the name of its file under `var/secrets`

@@ -1,8 +1,12 @@
-"""Draw the report's plots as PNG files, each with protocol, visibility, seed and packets in its title."""
+"""Draw the report's plots as SVG files, each with the sentence that it supports.
+
+A plot of several panels is a file for each, so that a page lays them beside each other where it is wide.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -10,25 +14,38 @@ import polars as pl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from swiftqueue.models.scoring.plot_style import DPI, grid
+from swiftqueue.models.scoring import plot_style
+from swiftqueue.models.scoring.plot_sentences import PlotSentences
 from swiftqueue.models.scoring.plot_tables import AROUND, SHOWN, SharpChange
 from swiftqueue.models.scoring.predictions import FINETUNED, METHODS
 
-COLOURS: Final = {
-    "finetuned": "#c2255c",
+COLOURS: Final = {  # middle tones, which are readable on light and dark pages
+    "finetuned": "#d6336c",
     "finetuned_at_once": "#f06595",
     "pretrained": "#e599b5",
     "xgboost": "#1c7ed6",
     "xgboost_continued": "#74c0fc",
-    "virtual_queue": "#0b7285",
+    "virtual_queue": "#0c8599",
     "virtual_queue_online": "#3bc9db",
     "ewma": "#2f9e44",
     "last_flow": "#e67700",
     "last_queue": "#fab005",
     "last_sender": "#868e96",
-    "true": "#212529",
+    "true": plot_style.INK,
     "base_rate": "#adb5bd",
 }
+PANEL: Final = 5.2, 3.5  # inches of a panel; its words can be read at the width of a phone
+SMALL: Final = 3.4, 2.5  # inches of one of many panels
+
+
+@dataclass
+class EvaluationPlot:
+    """A plot of the report: its title, what it shows, and the names of its panels' files."""
+
+    title: str
+    sentence: str
+    panels: dict[str, str] = field(default_factory=dict)  # description by file
+    small: bool = False
 
 
 def draw(
@@ -38,26 +55,37 @@ def draw(
     over_time: Mapping[str, pl.DataFrame],
     rounds: Mapping[str, Sequence[Mapping[str, Any]]],
     changes: Sequence[SharpChange],
-) -> dict[str, str]:
-    """Draw all plots into `folder`; return each file's name and a description."""
-    drawn = {
-        "precision_recall.png": _precision_recall(tables["precision_recall"]),
-        "error_by_horizon.png": _error_by_horizon(tables["error_by_horizon"]),
-        "score_over_time.png": _score_over_time(over_time, rounds),
-        "sharp_changes.png": _sharp_changes(tables["sharp_changes"]),
-        "sharp_change_examples.png": _examples(changes),
-    }
-    for name, figure in drawn.items():
-        figure.suptitle(caption, x=0.995, ha="right", fontsize=7, color="#868e96")
-        figure.savefig(folder / name, dpi=DPI)
-    return {
-        "precision_recall.png": "Late packets: precision at each recall; dotted, the base rate",
-        "error_by_horizon.png": "Error by the packet's place in its batch of 8",
-        "score_over_time.png": "Score over time: error per second with each fine-tuning marked (left), "
-        "average precision of late packets in each round's test slice (right)",
-        "sharp_changes.png": "Around sharp changes: mean true and predicted latency, aligned at the change",
-        "sharp_change_examples.png": "The largest sharp changes of each trace, packet by packet",
-    }
+    sentences: PlotSentences,
+) -> list[EvaluationPlot]:
+    """Draw all plots into `folder`; return them in the order of the page."""
+    late = EvaluationPlot("Late packets: precision at each recall", sentences.late)
+    around = EvaluationPlot("Mean latency around sharp changes", sentences.changes)
+    time = EvaluationPlot("Over time", sentences.rounds)
+    place = EvaluationPlot("Error by the packet's place in its batch", sentences.horizon)
+    single = EvaluationPlot("The largest sharp changes, packet by packet", sentences.examples, small=True)
+
+    def panel(plot: EvaluationPlot, name: str, words: str, fill: Callable[[Axes], None]) -> None:
+        def drawn() -> Figure:
+            figure, [[axes]] = plot_style.grid(1, 1, *(SMALL if plot.small else PANEL))
+            fill(axes)
+            figure.suptitle(caption, x=0.995, ha="right", fontsize=6)
+            return figure
+
+        (folder / f"{name}.svg").write_bytes(plot_style.svg(drawn))
+        plot.panels[f"{name}.svg"] = words
+
+    panel(late, "precision_recall", late.title, lambda axes: _precision_recall(axes, tables))
+    for word in ("rise", "drop"):
+        panel(around, f"sharp_{word}s", f"Sharp {word}s", lambda axes, word=word: _around(axes, tables, word))  # type: ignore[misc]
+    for trace, table in over_time.items():
+        panel(time, f"error_{trace}", f"{trace}: error", lambda axes, t=trace, of=table: _error(axes, t, of))  # type: ignore[misc]
+        words = f"{trace}: average precision by round"
+        panel(time, f"rounds_{trace}", words, lambda axes, t=trace: _rounds(axes, t, rounds[t]))  # type: ignore[misc]
+    panel(place, "error_by_horizon", place.title, lambda axes: _horizon(axes, tables["error_by_horizon"]))
+    for number, change in enumerate(changes):
+        words = f"{change.trace}: {'rise' if change.rise else 'drop'}"
+        panel(single, f"change_{number}", words, lambda axes, n=number, of=change: _example(axes, n, of))  # type: ignore[misc]
+    return [late, around, time, place, single]
 
 
 def _line(axes: Axes, x: Any, y: Any, name: str, **more: Any) -> None:
@@ -66,77 +94,68 @@ def _line(axes: Axes, x: Any, y: Any, name: str, **more: Any) -> None:
     axes.plot(list(x), list(y), **style)
 
 
-def _precision_recall(table: pl.DataFrame) -> Figure:
-    figure, [[axes]] = grid(1, 1, 7, 4.2)
+def _legend(axes: Axes, columns: int = 3, below: float = 0.2) -> None:
+    """Put the names of the lines below the panel, where they hide none; `below` is a share of its height."""
+    axes.legend(fontsize=7.5, frameon=False, ncols=columns, loc="upper center", bbox_to_anchor=(0.5, -below))
+
+
+def _precision_recall(axes: Axes, tables: Mapping[str, pl.DataFrame]) -> None:
+    table = tables["precision_recall"]
     if table.is_empty():
         axes.text(0.5, 0.5, "no late packet in the test slices", ha="center", transform=axes.transAxes)
     for method in METHODS:
         _line(axes, table["recall"], table[method], method)
     _line(axes, table["recall"], table["base_rate"], "base_rate", linestyle=":")
-    axes.set(xlabel="recall", ylabel="precision", xlim=(0, 1), ylim=(0, 1.02), title="Late packets")
-    axes.legend(fontsize=8, frameon=False)
-    return figure
+    axes.set(xlabel="recall", ylabel="precision", xlim=(0, 1), ylim=(0, 1.02))
+    _legend(axes)
 
 
-def _error_by_horizon(table: pl.DataFrame) -> Figure:
-    figure, [[axes]] = grid(1, 1, 7, 3.8)
+def _horizon(axes: Axes, table: pl.DataFrame) -> None:
     for method in METHODS:
         _line(axes, table["place"], table[method], method, marker="o", markersize=3)
-    axes.set(xlabel="place in the batch", ylabel="mean absolute error, ms", title="Error by horizon")
+    axes.set(xlabel="place in the batch", ylabel="mean absolute error, ms")
     axes.set_ylim(bottom=0)
-    axes.legend(fontsize=8, frameon=False, ncols=2)
-    return figure
+    _legend(axes)
 
 
-def _score_over_time(
-    over_time: Mapping[str, pl.DataFrame], rounds: Mapping[str, Sequence[Mapping[str, Any]]]
-) -> Figure:
-    figure, pairs = grid(len(over_time), 2, 11, 2.9 * len(over_time) + 0.2)
-    for (trace, table), (left, right) in zip(over_time.items(), pairs, strict=True):
-        marks = table.filter(pl.col("fine_tuned").is_not_null())["time_s"].to_list()
-        for i, second in enumerate(marks):
-            label = "fine-tuned" if i == 0 else None
-            left.axvline(second, color="#495057", linewidth=0.9, linestyle="--", label=label)
-        for method in (*SHOWN, "pretrained"):
-            _line(left, table["time_s"], table[method], method)
-            points = [(r["round"], r[method]["average_precision"]) for r in rounds[trace]]
-            shown = [(k, ap) for k, ap in points if ap is not None]
-            _line(right, [k for k, _ in shown], [ap for _, ap in shown], method, marker="o", markersize=4)
-        left.set(title=trace, xlabel="time since the first test, s", ylabel="MAE, ms")
-        left.set_ylim(bottom=0)
-        right.set(title=f"{trace}, by round", xlabel="round", ylabel="average precision, late")
-        right.set_xticks(range(len(rounds[trace])))
-        right.set_ylim(0, None)
-        left.legend(fontsize=7, frameon=False, ncols=2)
-    return figure
+def _error(axes: Axes, trace: str, table: pl.DataFrame) -> None:
+    marks = table.filter(pl.col("fine_tuned").is_not_null())["time_s"].to_list()
+    for i, second in enumerate(marks):
+        label = "fine-tuned here" if i == 0 else None
+        axes.axvline(second, color=plot_style.INK, linewidth=0.9, linestyle="--", label=label)
+    for method in (*SHOWN, "pretrained"):
+        _line(axes, table["time_s"], table[method], method)
+    axes.set(title=trace, xlabel="time since the first test, s", ylabel="mean absolute error, ms")
+    axes.set_ylim(bottom=0)
+    _legend(axes)
 
 
-def _sharp_changes(table: pl.DataFrame) -> Figure:
-    figure, [both] = grid(1, 2, 11, 3.6)
-    for word, axes in zip(("rise", "drop"), both, strict=True):
-        axes.axvline(0, color="#ced4da", linewidth=0.9)
-        if table[f"{word}_true"].null_count() == 0:
-            for name in ("true", *SHOWN):
-                _line(axes, table["offset"], table[f"{word}_{name}"], name)
-            axes.legend(fontsize=8, frameon=False)
-        axes.set(xlabel="packets from the change", ylabel="mean latency, ms", title=f"Sharp {word}s")
-    return figure
+def _rounds(axes: Axes, trace: str, rounds: Sequence[Mapping[str, Any]]) -> None:
+    for method in (*SHOWN, "pretrained"):
+        points = [(one["round"], one[method]["average_precision"]) for one in rounds]
+        shown = [(number, ap) for number, ap in points if ap is not None]
+        _line(axes, [n for n, _ in shown], [ap for _, ap in shown], method, marker="o", markersize=4)
+    axes.set(title=f"{trace}, by round", xlabel="round", ylabel="average precision, late packets")
+    axes.set_xticks(range(len(rounds)))
+    axes.set_ylim(0, None)
+    _legend(axes)
 
 
-def _examples(changes: Sequence[SharpChange]) -> Figure:
-    columns = 3
-    rows = max(1, -(-len(changes) // columns))
-    figure, by_row = grid(rows, columns, 11, 2.4 * rows + 0.2)
-    places = [axes for row in by_row for axes in row]
-    for axes in places[len(changes) :]:
-        axes.set_visible(False)
-    for i, (change, axes) in enumerate(zip(changes, places, strict=False)):
-        for name, line in change.lines.items():
-            # Packets of two queues alternate, and a line between them would show only the zigzag.
-            _line(axes, range(-AROUND, AROUND + 1), line, name, linestyle="none", marker="o", markersize=2.5)
-        axes.set_title(f"{change.trace}: {'rise' if change.rise else 'drop'}", fontsize=9)
-        if i == 0:
-            axes.legend(fontsize=7, frameon=False)
-    figure.supxlabel("packets from the change", fontsize=9)
-    figure.supylabel("latency, ms", fontsize=9)
-    return figure
+def _around(axes: Axes, tables: Mapping[str, pl.DataFrame], word: str) -> None:
+    table = tables["sharp_changes"]
+    axes.axvline(0, color=plot_style.INK, linewidth=0.9)
+    if table[f"{word}_true"].null_count() == 0:
+        for name in ("true", *SHOWN):
+            _line(axes, table["offset"], table[f"{word}_{name}"], name)
+        _legend(axes)
+    axes.set(xlabel="packets from the change", ylabel="mean latency, ms", title=f"Sharp {word}s")
+
+
+def _example(axes: Axes, number: int, change: SharpChange) -> None:
+    for name, line in change.lines.items():
+        # Packets of two queues alternate, and a line between them would show only the zigzag.
+        _line(axes, range(-AROUND, AROUND + 1), line, name, linestyle="none", marker="o", markersize=2.5)
+    axes.set(xlabel="packets from the change", ylabel="latency, ms")
+    axes.set_title(f"{change.trace}: {'rise' if change.rise else 'drop'}", fontsize=9)
+    if number == 0:
+        _legend(axes, 2, 0.35)

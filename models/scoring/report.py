@@ -1,4 +1,4 @@
-"""Render the evaluation as one self-contained HTML page: a verdict in words, tables, plots."""
+"""Render the evaluation as one self-contained HTML page: a verdict in words, plots, tables."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any, Final
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from swiftqueue.models.scoring.evaluation import SHARP, VARIANTS
+from swiftqueue.models.scoring.plots import EvaluationPlot
 from swiftqueue.models.scoring.predictions import METHODS, SEND_GAP
 from swiftqueue.models.scoring.verdict import CHOICE, ERROR, LATE, HeadlineFigure, verdict, verdict_by_trace
 from swiftqueue.models.sharp import Change
@@ -19,8 +20,8 @@ BEFORE: Final = {"sharp": "sender", "sharp_by_flow": "flow"}  # owner of the pac
 SIGNS: Final = {"prediction_change": "p(x) − p(x−1)", "truth_change": "p(x) − t(x−1)"}
 
 
-def render(metrics: Mapping[str, Any], plots: Mapping[str, str], folder: Path, command: str) -> str:
-    """Render the page; `plots` has the PNG names in `folder` and a description of each."""
+def render(metrics: Mapping[str, Any], plots: Sequence[EvaluationPlot], folder: Path, command: str) -> str:
+    """Render the page; the panels of `plots` are files in `folder`."""
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=True,
@@ -36,10 +37,12 @@ def render(metrics: Mapping[str, Any], plots: Mapping[str, str], folder: Path, c
         by_trace=verdict_by_trace(metrics) if len(metrics["traces"]) > 1 else [],
         headline=[_headline(title, scores, metrics["about"]) for title, scores in _scopes(metrics)],
         sharp=[_sharp(title, scores, metrics["about"]) for title, scores in _scopes(metrics)],
-        plots=[
-            {"title": title, "base64": base64.b64encode((folder / name).read_bytes()).decode()}
-            for name, title in plots.items()
-        ],
+        plots=plots,
+        encoded={
+            name: base64.b64encode((folder / name).read_bytes()).decode()
+            for plot in plots
+            for name in plot.panels
+        },
     )
 
 

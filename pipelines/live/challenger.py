@@ -10,7 +10,7 @@ import polars as pl
 from swiftqueue.models.networks import artifact, onnx_head
 from swiftqueue.models.registry.decision import REFERENCE_TAG
 from swiftqueue.models.registry.entering import inherited
-from swiftqueue.models.registry.lineage import content_hash, git_commit
+from swiftqueue.models.registry.lineage import content_hash, git_commit, telemetry_set
 from swiftqueue.models.registry.registry import CHALLENGER, ITSELF, LIVE, GateDecision, Registry
 from swiftqueue.models.registry.saving import INPUTS_FILE
 from swiftqueue.models.training.head import FinetuneParams
@@ -79,6 +79,8 @@ def register(
         if value is not None
     }
     params = {f"finetune.{name}": str(value) for name, value in finetune.model_dump().items()}
-    version = registry.add(folder, judged=judged, tags=tags, params=params, metrics=metrics)
+    version = registry.add(
+        folder, judged=judged, tags=tags, params=params, metrics=metrics, data=[telemetry_set(packets)]
+    )
     registry.set_alias(CHALLENGER, version)
     return version

@@ -48,6 +48,19 @@ class RoundRecord:
         """Return the round's input, in words."""
         return f"{self.packets} packets"
 
+    def points(self) -> dict[str, Any]:
+        """Return the numbers of the round that are compared with those of other rounds."""
+        before, after = self.loss or (None, None)
+        return {
+            "version": self.version,
+            "pushed": int(self.outcome == "pushed"),
+            "packets": self.packets,
+            "loss": {"before": before, "after": after},
+            "drift_psi": max(self.psi.values(), default=None),
+            "gate": self.figures,
+            "seconds": self.seconds,
+        }
+
 
 def read(log: Path) -> list[dict[str, Any]]:
     """Return every round of a log, oldest first, without damaged lines, as a full disk leaves them."""

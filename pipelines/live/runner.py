@@ -15,6 +15,7 @@ from swiftqueue.common import json_lines, lock
 from swiftqueue.common.say import say
 from swiftqueue.common.settings import settings
 from swiftqueue.common.state import private_dir, state_dir
+from swiftqueue.models.registry.live_runs import log_round
 from swiftqueue.models.registry.registry import Registry
 from swiftqueue.models.registry.retention import collect_garbage
 from swiftqueue.pipelines.live.rounds_log import DeclinedError, RoundRecord, newest_first, read
@@ -75,6 +76,7 @@ class Runner(ABC, Generic[Record]):
             json_lines.append(self.log, asdict(record))
         except OSError as error:  # the disk is full; metrics and the scheduler's own log have the round
             record.reason = f"{record.reason}; {self.log}: {error.strerror}"
+        self._log(record)
         self._prune(record)
         return record
 
@@ -105,6 +107,15 @@ class Runner(ABC, Generic[Record]):
         if kept := held(self._kind):
             raise DeclinedError(str(kept))
         return champion
+
+    def _log(self, record: Record) -> None:
+        """Log a round that made a version in MLflow; a failure is only printed."""
+        if record.version is None:
+            return
+        try:
+            log_round(self._model, record.number, record.points())
+        except OSError as error:
+            say(f"round {record.number}: not logged in MLflow: {first_line(str(error))}")
 
     def _prune(self, record: Record) -> None:
         """Remove the versions that nobody needs after a round; a failure is only printed."""

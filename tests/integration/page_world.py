@@ -35,6 +35,7 @@ batches = Counter(agent + "batches", "", ["outcome"], registry=page)
 packets = Counter(agent + "packets", "", ["queue"], registry=page)
 bounds = [100e-6, 250e-6, 500e-6, 1e-3, 2e-3, 5e-3, 10e-3, 20e-3, 50e-3, 100e-3, 200e-3, 1.0]
 error = Histogram(agent + "prediction_error_seconds", "", buckets=bounds, registry=page)
+predicted = Histogram(agent + "predicted_latency_seconds", "", buckets=bounds, registry=page)
 Histogram(agent + "round_trip_seconds", "", buckets=bounds, registry=page)
 Gauge(agent + "server_version", "", ["server"], registry=page).labels("127.0.0.1:8001").set(7)
 Gauge(agent + "senders", "", registry=page).set(1)
@@ -51,6 +52,7 @@ while True:
     packets.labels("l4s").inc(60)
     for _ in range(8):
         error.observe(1.5e-3)
+        predicted.observe(15e-3)
     time.sleep(0.05)
 """
 

@@ -86,6 +86,8 @@ def test_a_sender_gets_the_engines_decisions(
         assert metrics['connected{server="local"}'] == 1
         assert metrics['server_version{server="local"}'] == 1
         assert metrics["prediction_error_seconds_count"] > 0
+        assert metrics["predicted_latency_seconds_count"] == metrics["prediction_error_seconds_count"]
+        assert 0 < metrics["predicted_latency_seconds_sum"] < 10 * metrics["predicted_latency_seconds_count"]
         by_outcome = sum(metrics[f'batches_total{{outcome="{outcome}"}}'] for outcome in frames.OUTCOMES)
         assert (
             by_outcome * 8

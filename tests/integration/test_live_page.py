@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import re
 import socket
 import stat
 import sys
@@ -79,6 +80,7 @@ def test_it_tells_what_the_loop_does(world: Path) -> None:
     assert rates["in_time"][-1] == pytest.approx(0.9, abs=0.02)
     assert rates["moved"][-1] == pytest.approx(0.25, abs=0.02)
     assert 1 < rates["error_median_ms"][-1] < 2  # the bucket of what is counted
+    assert 10 < rates["predicted_median_ms"][-1] <= rates["predicted_p99_ms"][-1] < 20
     assert rates["batches_per_s"][-1] > 0
     assert found["versions"] == [7]
     assert found["served"]["version"] == 7
@@ -339,7 +341,9 @@ def test_a_browser_shows_it(shown: Browser) -> None:
     assert "wait" in shown.text("#todo") or "start" in shown.text("#todo")
     parts_told = shown.text("#parts")
     assert all(name in parts_told for name in ("triton", "agent", "scheduler", "keeper", "page"))
-    assert "median" in shown.run("document.querySelector('#latency').getAttribute('aria-label')")
+    drawn = shown.run("document.querySelector('#latency').getAttribute('aria-label')")
+    measured = r"median 8\.00 ms, 99th percentile 40\.0 ms"
+    assert re.search(rf" {measured}, predicted median 1\d\.\d ms, predicted 99th percentile 1", drawn)
     cut = """[...document.querySelectorAll(".chart")].filter((one) => {
       const [legend, card] = [one.querySelector(".u-legend"), one.closest("section")];
       const [inner, outer] = [legend.getBoundingClientRect(), card.getBoundingClientRect()];

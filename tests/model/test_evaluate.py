@@ -5,19 +5,21 @@ from __future__ import annotations
 import csv
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import browser
 import numpy as np
 import polars as pl
 import pytest
 import toy_world
 
 from swiftqueue.feature_store.packets.truth import Waits
-from swiftqueue.models.scoring import evaluation, plot_tables, verdict
+from swiftqueue.models.scoring import evaluation, plot_sentences, plot_tables, verdict
 from swiftqueue.models.scoring.predictions import BASELINES, FINETUNED, METHODS, PRETRAINED, TracePredictions
 from swiftqueue.models.sharp import Change
 from swiftqueue.models.training.protocol import SMALL, EvaluationProtocol
@@ -169,6 +171,93 @@ def test_edges_give_null_and_never_nan(what: dict[str, Any], tmp_path: Path) -> 
     for table in (tmp_path / "plots").glob("*.csv"):
         assert "NaN" not in table.read_text()
     assert "<h2>Verdict</h2>" in (tmp_path / "report" / "report.html").read_text()
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The page of two traces."""
+    folder = tmp_path_factory.mktemp("page")
+    parts = [predictions("a-long-name-of-a-trace", seed=1, noise=0.6), predictions("b", seed=2, noise=0.6)]
+    stage.write(folder, evaluate(*parts), parts, f"python -m module --packets {'very/long/path/' * 12}")
+    return folder / "report" / "report.html"
+
+
+def test_the_page_asks_answers_and_draws_before_its_tables(page: Path) -> None:
+    text = page.read_text()
+    order = [
+        "<h1>",
+        "<h2>Verdict</h2>",
+        "<h2>Plots</h2>",
+        "<h2>Late packets and error</h2>",
+        "<h2>How it was made</h2>",
+    ]
+    places = [text.index(one) for one in order]
+    assert places == sorted(places)
+    assert re.search(r"<h1>[^<]+\?</h1>", text)
+    assert "<table" not in text[: text.index("<h2>Late packets and error</h2>")]
+    figures = re.findall(r'<figcaption><h3>[^<]+</h3><p>([^<]+)</p><p class="note">', text)
+    assert len(figures) == text.count("<figure>") == 5
+    assert all(re.search(r"\d.*\.$", sentence) for sentence in figures), figures  # a figure, in a sentence
+
+
+def test_the_plots_sentences_say_what_is_drawn() -> None:
+    part = predictions()
+    part.us_BH[FINETUNED] = np.where(np.isfinite(part.y_BH), part.y_BH, 20e3) * 1.5
+    part.us_BH[FINETUNED][:, 7] /= 1.5
+    metrics = evaluate(part)
+    tables = {
+        "error_by_horizon": plot_tables.error_by_horizon_table([part]),
+        "sharp_changes": plot_tables.sharp_changes_table([part]),
+    }
+    said = plot_sentences.sentences(metrics, tables, plot_tables.change_examples(part))
+    error_ms = np.nanmean(part.y_BH[:, 0]) / 2e3
+    assert (
+        f"error is {error_ms:.2f} ms for a batch's first packet and 0.00 ms for its eighth (-100%)"
+        in said.horizon
+    )
+    ap = metrics["all"][FINETUNED]["acked"]["late"]["average_precision"]
+    assert f"curve is {ap:.3f}" in said.late
+    assert said.rounds.endswith("in 2 of 2 rounds with late packets it exceeds the untuned head's.")
+    assert said.examples.startswith("In 6 of these 6 changes")
+    true, ours = re.findall(r"([+-][\d.]+) ms", said.changes)[:2]
+    assert 0 < float(true) < 70
+    assert float(ours) > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_page_is_right_on_a_phone_and_printed(page: Path, scheme: str) -> None:
+    with browser.browser() as shown:
+        shown.scheme(scheme)
+        shown.size(390, 844, phone=True)
+        shown.open(page.as_uri())
+        assert shown.run("document.documentElement.scrollWidth") == 390  # nothing sticks out
+        outside = "[...document.images].filter(i => i.getBoundingClientRect().right > 390).length"
+        assert shown.run(outside) == 0
+        assert shown.run("[...document.images].every(i => i.complete && i.naturalWidth)")
+        colours = "['body', 'h1'].map(s => getComputedStyle(document.querySelector(s))"
+        colours = f"{colours}[s == 'body' ? 'backgroundColor' : 'color'].match(/\\d+/g).map(Number))"
+        ground, ink = (sum(channels[:3]) / 765 for channels in shown.run(colours))
+        assert (ground > 0.9 and ink < 0.2) if scheme == "light" else (ground < 0.2 and ink > 0.8)
+        shown.press("Tab", 9)
+        assert shown.run("document.activeElement !== document.body")
+        browser.keep(shown, f"report-phone-{scheme}")
+        shown.size(1280, 900)
+        browser.keep(shown, f"report-{scheme}")
+        assert shown.complaints == []
+        assert [url for url in shown.requests if not url.startswith(("file:", "data:"))] == []
+        # On paper, whatever the screen's scheme: dark words on white, and no table is cut off.
+        shown.call(
+            "Emulation.setEmulatedMedia",
+            media="print",
+            features=[{"name": "prefers-color-scheme", "value": scheme}],
+        )
+        shown.size(718, 1000)  # A4 within its margins
+        ground, ink = (sum(channels[:3]) / 765 for channels in shown.run(colours))
+        assert ground > 0.9
+        assert ink < 0.2
+        assert shown.run("document.documentElement.scrollWidth") <= 718
+        browser.keep(shown, f"report-print-{scheme}")
 
 
 def test_the_verdict_says_loses_by_name_with_both_figures() -> None:
@@ -393,7 +482,8 @@ def test_the_stage_scores_every_method(evaluated: Path) -> None:
 def test_the_page_is_self_contained_and_names_its_conditions(evaluated: Path) -> None:
     report = evaluated / "evaluation" / "report"
     page = (report / "report.html").read_text()
-    assert page.count("data:image/png;base64,") == len(list(report.glob("*.png"))) == 5
+    pictures = len(list(report.glob("*.svg")))
+    assert page.count("data:image/svg+xml;base64,") == pictures >= 6
     assert 'src="http' not in page
     assert "<link" not in page
     assert "loses to xgboost" in page

@@ -249,6 +249,10 @@ void early() {
   require(
       statistics.prediction_error.count() == kHorizon && statistics.prediction_error.sum_s() < 1e-6,
       "a packet is held against the other queue's prediction");
+  const double predicted_s = kHorizon * OnDemandPredictor::kDefaultUs / 1e6;
+  require(statistics.predicted_latency.count() == kHorizon &&
+              std::fabs(statistics.predicted_latency.sum_s() - predicted_s) < 1e-6,
+          "the exported prediction is the other queue's");
   loop.close(sender);
   std::printf("early: packets before their decision are held against their own queue\n");
 }

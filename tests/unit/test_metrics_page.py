@@ -9,8 +9,10 @@ from collections.abc import Iterator
 
 import pytest
 from crowd import DEAF, IDLE, MANY, SLOW, check_a_crowd_costs_only_its_places
+from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
 from swiftqueue.common.page_server import MOST_CLIENTS
+from swiftqueue.infra.local import pages
 
 PROGRAM = """
 import sys, time
@@ -63,3 +65,22 @@ def test_what_is_no_scrape_is_refused(served: tuple[int, int], request_line: byt
             assert client.recv(12) == answer
         except ConnectionResetError:
             assert answer == b""
+
+
+def test_what_is_served_is_read_back_by_name_and_labels() -> None:
+    registry = CollectorRegistry()
+    gauge = Gauge("swiftqueue_x", "Some", ["file", "part"], registry=registry)
+    gauge.labels("a b", "one").set(5)
+    gauge.labels('"{c}"', "two").set(6)
+    found = pages.samples(generate_latest(registry).decode())
+    assert pages.sample(found, 'swiftqueue_x{file="a b",part="one"}') == 5
+    assert pages.sample(found, "swiftqueue_x") == 5  # the first, whatever its labels
+    assert sorted(found.values()) == [5, 6]
+    assert pages.sample(found, 'swiftqueue_x{file="a"}') is None
+    assert pages.sample(found, "swiftqueue") is None
+
+
+def test_commands_that_read_no_metrics_start_without_the_parser() -> None:
+    line = "import sys, swiftqueue.infra.local.status; print('prometheus_client' in sys.modules)"
+    ran = subprocess.run([sys.executable, "-c", line], capture_output=True, text=True, check=True)
+    assert ran.stdout == "False\n"

@@ -24,7 +24,7 @@ def _no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def metrics(decided: int, late: int, classic: int, l4s: int, errors: list[int]) -> str:
-    """An agent's metrics page; `errors` are the counts of the histogram's buckets."""
+    """An agent's metrics page; `errors` are the counts of both histograms' buckets."""
     name = "swiftqueue_agent"
     counts = {'batches_total{outcome="decided"}': decided, 'batches_total{outcome="late"}': late}
     counts |= {'packets_total{queue="classic"}': classic, 'packets_total{queue="l4s"}': l4s}
@@ -33,6 +33,7 @@ def metrics(decided: int, late: int, classic: int, l4s: int, errors: list[int]) 
     for bound, count in zip((*BOUNDS_S, "+Inf"), errors, strict=True):
         below += count
         lines.append(f'{name}_prediction_error_seconds_bucket{{le="{bound}"}} {below}')
+        lines.append(f'{name}_predicted_latency_seconds_bucket{{le="{bound}"}} {below}')
     lines.append(f'{name}_server_version{{server="127.0.0.1:8001"}} 12')
     return "\n".join(lines) + "\n"
 
@@ -47,6 +48,8 @@ def test_rates_are_those_between_two_looks() -> None:
     assert columns["moved"] == [0.25]
     assert columns["error_median_ms"] == [pytest.approx(5.5)]  # half of the bucket from 1 to 10 ms
     assert columns["error_p90_ms"] == [pytest.approx(9.1)]
+    assert columns["predicted_median_ms"] == columns["error_median_ms"]
+    assert columns["predicted_p99_ms"] == [pytest.approx(9.91)]
     assert columns["round_trip_p99_ms"] == [None]
     assert rates.versions == [12]
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
 from swiftqueue.infra.local import status
-from swiftqueue.infra.local.pages import answers
+from swiftqueue.infra.local.pages import answers, metrics
 from swiftqueue.infra.local.processes import ServerProcess
 from swiftqueue.infra.local.prometheus_query import QueryError, ask
 
@@ -59,8 +60,10 @@ def test_a_stranger_is_no_prometheus(stranger: int) -> None:
     assert not status._prometheus(ServerProcess("prometheus", 1, 0.0, {"http": stranger}, "", 0)).well
 
 
-@pytest.mark.parametrize("body", [b"<html>", b"[1]", b"{}"])
-def test_another_server_that_says_yes_is_no_prometheus(body: bytes) -> None:
+@contextmanager
+def says_yes(body: bytes) -> Iterator[int]:
+    """The port of a server that answers each request with these bytes."""
+
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             self.send_response(200)
@@ -73,7 +76,19 @@ def test_another_server_that_says_yes_is_no_prometheus(body: bytes) -> None:
     with HTTPServer(("127.0.0.1", 0), Handler) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
-        with pytest.raises(QueryError, match="is no Prometheus"):
-            ask(f"http://127.0.0.1:{server.server_port}", "query", query="up")
+        yield server.server_port
         server.shutdown()
         thread.join()
+
+
+@pytest.mark.parametrize("body", [b"<html>", b"[1]", b"{}"])
+def test_another_server_that_says_yes_is_no_prometheus(body: bytes) -> None:
+    with says_yes(body) as port, pytest.raises(QueryError, match="is no Prometheus"):
+        ask(f"http://127.0.0.1:{port}", "query", query="up")
+
+
+@pytest.mark.parametrize("body", [b"<html> <p>5", b"swiftqueue_x five\n", b'swiftqueue_x{part="a} 5\n'])
+def test_another_server_that_says_yes_has_no_metrics(body: bytes) -> None:
+    with says_yes(body) as port:
+        assert metrics(f"http://127.0.0.1:{port}") is None
+        assert status.number(f"http://127.0.0.1:{port}", "swiftqueue_x") is None

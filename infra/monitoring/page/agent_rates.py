@@ -8,11 +8,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Final
 
-from prometheus_client.parser import text_string_to_metric_families
+from swiftqueue.infra.local.pages import samples
 
 SECONDS: Final = 300  # seconds of history
 LEAST_S: Final = 0.5  # seconds between two looks below which their difference says little
 AGENT: Final = "swiftqueue_agent_"
+PREDICTED: Final = f"{AGENT}predicted_latency_seconds"
 ERROR: Final = f"{AGENT}prediction_error_seconds"
 ROUND_TRIP: Final = f"{AGENT}round_trip_seconds"
 OUTCOMES: Final = ("decided", "late", "error", "no_model")
@@ -27,6 +28,8 @@ class Rates:
     batches_per_s: float
     in_time: float | None  # share of batches that were decided by a prediction before their deadline
     moved: float | None  # share of packets given to the classic queue
+    predicted_median_ms: float | None  # latency predicted for the packets acknowledged meanwhile
+    predicted_p99_ms: float | None
     error_median_ms: float | None  # |predicted - measured latency|
     error_p90_ms: float | None
     round_trip_p99_ms: float | None
@@ -48,7 +51,7 @@ class AgentRates:
         Raises:
             ValueError: the text is no page of metrics.
         """
-        now, now_s = _samples(text), time.monotonic()
+        now, now_s = samples(text), time.monotonic()
         before, before_s = self._before, self._before_s
         if before and now_s - before_s < LEAST_S:
             return
@@ -68,6 +71,8 @@ class AgentRates:
                 batches_per_s=sum(batches) / max(now_s - before_s, 1e-3),
                 in_time=batches[0] / sum(batches) if sum(batches) else None,
                 moved=packets[0] / sum(packets) if sum(packets) else None,
+                predicted_median_ms=_quantile_ms(grown, PREDICTED, 0.5),
+                predicted_p99_ms=_quantile_ms(grown, PREDICTED, 0.99),
                 error_median_ms=_quantile_ms(grown, ERROR, 0.5),
                 error_p90_ms=_quantile_ms(grown, ERROR, 0.9),
                 round_trip_p99_ms=_quantile_ms(grown, ROUND_TRIP, 0.99),
@@ -83,16 +88,6 @@ class AgentRates:
         while self._points and self._points[0].at_s < time.time() - SECONDS:
             self._points.popleft()
         return {one.name: [getattr(p, one.name) for p in self._points] for one in fields(Rates)}
-
-
-def _samples(text: str) -> dict[str, float]:
-    """Return the agent's samples by their name and labels, as the page writes them."""
-    found = {}
-    for family in text_string_to_metric_families(text):
-        for sample in family.samples if family.name.startswith(AGENT) else ():
-            labels = ",".join(f'{name}="{value}"' for name, value in sample.labels.items())
-            found[f"{sample.name}{{{labels}}}" if labels else sample.name] = float(sample.value)
-    return found
 
 
 def _quantile_ms(grown: Mapping[str, float], histogram: str, share: float) -> float | None:

@@ -18,8 +18,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
-from prometheus_client.parser import text_string_to_metric_families
-
 from swiftqueue.common.program import SWIFTQUEUE
 from swiftqueue.common.redaction import redacted
 from swiftqueue.common.say import say
@@ -28,7 +26,7 @@ from swiftqueue.feature_store.telemetry.manifest import FILE as MANIFEST
 from swiftqueue.feature_store.telemetry.manifest import load_manifest, sender_dir
 from swiftqueue.feature_store.telemetry.recent import senders
 from swiftqueue.infra.local import live_options, parts, processes, status
-from swiftqueue.infra.local.pages import page
+from swiftqueue.infra.local.pages import page, sample, samples
 from swiftqueue.infra.monitoring.page.agent_rates import AgentRates
 from swiftqueue.infra.monitoring.page.latency import LatencySeries
 from swiftqueue.pipelines.live import rounds_log
@@ -167,16 +165,14 @@ class LiveView:
         """Add what the keeper says of each part: whether it answers, and how often it was started again."""
         server = running.get(parts.KEEPER)
         text = page(f"http://{LOOPBACK}:{server.ports['metrics']}/metrics", PAGE_S) if server else None
-        by_name = {one["name"]: one for one in shown}
-        for family in text_string_to_metric_families(text or ""):
-            for sample in family.samples:
-                part = by_name.get(sample.labels.get("part", ""))
-                if part is None or part["name"] == parts.KEEPER:
-                    continue
-                if sample.name == "swiftqueue_part_up":
-                    part["up"] = part["up"] and sample.value == 1
-                elif sample.name == "swiftqueue_part_restarts_total":
-                    part["restarts"] = int(sample.value)
+        found = samples(text or "")
+        for part in shown:
+            if part["name"] == parts.KEEPER:
+                continue
+            up = sample(found, f'swiftqueue_part_up{{part="{part["name"]}"}}')
+            restarts = sample(found, f'swiftqueue_part_restarts_total{{part="{part["name"]}"}}')
+            part["up"] = part["up"] and up in (None, 1)
+            part["restarts"] = None if restarts is None else int(restarts)
 
     def _read_latency(self) -> None:
         """Follow the sender that was stored last, and stay with it while it is stored."""

@@ -164,6 +164,8 @@ bool DecisionLoop::acked(std::uint32_t sender, const AckedFrame& frame, const ch
     const BatchLatencies& predicted = batch->predicted;
     const float us =
         batch->sent[i] == kClassic ? predicted.classic_us_H[i] : predicted.default_us_H[i];
+    statistics_.predicted_latency.observe(
+        static_cast<std::int64_t>(std::min(us, kMaxErrorUs) * 1e3F));
     statistics_.prediction_error.observe(
         static_cast<std::int64_t>(std::min(std::fabs(us - frame.latency_us), kMaxErrorUs) * 1e3F));
   }

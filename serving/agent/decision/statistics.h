@@ -112,8 +112,9 @@ struct Statistics {
   Counter overflowed;   // packets given up before their time, for want of room
   GuardStatistics guard;
   DurationHistogram round_trip;
-  DurationHistogram prediction_error;  // |predicted - came|
-  DurationHistogram lateness;          // from a batch's time to the question about it
+  DurationHistogram predicted_latency;  // predictions for acknowledged packets, in their queue
+  DurationHistogram prediction_error;   // |predicted - came|
+  DurationHistogram lateness;           // from a batch's time to the question about it
 
   std::int64_t of(Outcome outcome) const {
     return batches[static_cast<std::size_t>(outcome)].get();

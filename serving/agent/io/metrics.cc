@@ -23,6 +23,13 @@ using prometheus::MetricType;
 constexpr std::array kRoundTripBuckets{25e-6,  50e-6,  100e-6, 150e-6, 200e-6, 300e-6,
                                        400e-6, 600e-6, 1e-3,   1.5e-3, 2e-3,   3e-3,
                                        5e-3,   10e-3,  20e-3,  50e-3};
+// Twelve for each power of ten (IEC 60063's E12), so that a quantile between two is 20 % wide at
+// most.
+constexpr std::array kLatencyBuckets{
+    0.5e-3, 0.6e-3, 0.7e-3, 0.8e-3, 1e-3,   1.2e-3, 1.5e-3, 1.8e-3, 2.2e-3, 2.7e-3, 3.3e-3,
+    3.9e-3, 4.7e-3, 5.6e-3, 6.8e-3, 8.2e-3, 10e-3,  12e-3,  15e-3,  18e-3,  22e-3,  27e-3,
+    33e-3,  39e-3,  47e-3,  56e-3,  68e-3,  82e-3,  100e-3, 120e-3, 150e-3, 180e-3, 220e-3,
+    270e-3, 330e-3, 390e-3, 470e-3, 560e-3, 680e-3, 820e-3, 1.0,    2.0};
 constexpr std::array kErrorBuckets{100e-6, 250e-6, 500e-6, 1e-3,   2e-3,   5e-3,
                                    10e-3,  20e-3,  50e-3,  100e-3, 200e-3, 1.0};
 
@@ -134,6 +141,9 @@ std::vector<MetricFamily> collect(const Statistics& s, const Predictor& predicto
              MetricType::Counter, single(MetricType::Counter, s.guard.advantage)),
       family("guard_pairs_total", "Moved batches compared with batches that were not.",
              MetricType::Counter, single(MetricType::Counter, s.guard.pairs)),
+      family("predicted_latency_seconds",
+             "Latency predicted for each acknowledged packet in the queue it took, seconds.",
+             MetricType::Histogram, {histogram(s.predicted_latency, kLatencyBuckets)}),
       family("prediction_error_seconds",
              "|predicted - measured latency| of each acknowledged packet, seconds.",
              MetricType::Histogram, {histogram(s.prediction_error, kErrorBuckets)}),

@@ -65,17 +65,25 @@ const newest = (values) => (values || []).findLast(known);
 
 // Charts --------------------------------------------------------------------------------------------------
 
+const DASH = [6, 3];
 const CHARTS = {
   latency: {
-    series: [["median", "--first"], ["99th percentile", "--second"]], show: milliseconds, unit: " ms",
-    data: (s) => [s.latency.at_s, s.latency.median_ms, s.latency.p99_ms],
+    series: [
+      ["median", "--first"], ["99th percentile", "--first", DASH],
+      ["predicted median", "--second"], ["predicted 99th percentile", "--second", DASH],
+    ],
+    show: milliseconds, unit: " ms",
+    data: (s) => uPlot.join([ // the telemetry's seconds are not those of the looks at the agent's metrics
+      [s.latency.at_s, s.latency.median_ms, s.latency.p99_ms],
+      [s.rates.at_s, s.rates.predicted_median_ms, s.rates.predicted_p99_ms],
+    ]),
   },
   error: {
-    series: [["median", "--first"], ["90th percentile", "--second"]], show: milliseconds, unit: " ms",
+    series: [["median", "--first"], ["90th percentile", "--second", DASH]], show: milliseconds, unit: " ms",
     data: (s) => [s.rates.at_s, s.rates.error_median_ms, s.rates.error_p90_ms],
   },
   shares: {
-    series: [["moved", "--second"], ["in time", "--first"]], show: percent, unit: " %", times: 100, range: [0, 1],
+    series: [["moved", "--second"], ["in time", "--first", DASH]], show: percent, unit: " %", times: 100, range: [0, 1],
     data: (s) => [s.rates.at_s, s.rates.moved, s.rates.in_time],
   },
   batches: {
@@ -101,8 +109,8 @@ function chart(id) {
     ],
     series: [
       { label: "time", value: (_, at) => clock(at) },
-      ...series.map(([label, stroke], n) => ({
-        label, stroke: colour(stroke), width: 2, dash: n ? [6, 3] : undefined, value, points: { show: false },
+      ...series.map(([label, stroke, dash]) => ({
+        label, stroke: colour(stroke), width: 2, dash, value, points: { show: false },
       })),
     ],
   }, [[], ...series.map(() => [])], place);
@@ -139,6 +147,7 @@ function drawNow(state) {
     ["Its age", served ? duration(served.age_s) : "–"],
     ["Latency, median", milliseconds(newest(state.latency.median_ms))],
     ["Latency, 99th percentile", milliseconds(newest(state.latency.p99_ms))],
+    ["Predicted, median", milliseconds(newest(rates.predicted_median_ms))],
     ["Prediction off by, median", milliseconds(newest(rates.error_median_ms))],
     ["Packets moved", percent(newest(rates.moved))],
     ["Batches in time", percent(newest(rates.in_time))],
