@@ -10,6 +10,7 @@ from typing import Final
 
 from swiftqueue.laboratory.learning.champion import MODELS, champion_folder
 from swiftqueue.laboratory.runs.resolve import Model
+from swiftqueue.laboratory.scenarios.controls import TREES
 from swiftqueue.laboratory.scenarios.files import environment_at
 from swiftqueue.laboratory.scenarios.schema import FORMER_PROFILES, PROFILES, Scenario
 from swiftqueue.models.registry.registry import CHAMPION
@@ -85,13 +86,14 @@ def check_acks(models: Mapping[str, Model], scenarios: Mapping[str, Scenario]) -
 
 
 def _model(folder: Path) -> Model:
-    from swiftqueue.models.networks.artifact import load
+    from swiftqueue.models.networks.artifact import architecture_in, load
     from swiftqueue.models.registry.lineage import content_hash
     from swiftqueue.serving.engine import Engine
 
     load(folder)
     try:
-        Engine(folder)  # it is in the senders of a simulation
+        if architecture_in(folder) != TREES:  # which the simulation reads itself
+            Engine(folder)  # it is in the senders of a simulation
     except ValueError as error:
         raise ValueError(f"{folder}: {str(error).removeprefix(f'{folder}/')}") from None
     return Model(folder.resolve(), content_hash(folder), said_acks(folder / ORIGIN))

@@ -194,8 +194,9 @@ def test_a_scenario_says_how_its_model_is_trained(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"^architecture\.name is 'lstm'; it must be one of"):
         settings(load(path), path, "small", ["architecture.name=lstm"])
     for name in ("mlp", "window"):
-        with pytest.raises(ValueError, match=rf"^architecture\.name is {name}; .* but event-stream$"):
+        with pytest.raises(ValueError, match=rf"^architecture\.name is {name}; .* but event-stream and trees$"):
             settings(load(path), path, "small", [f"architecture.name={name}"])
+    assert settings(load(path), path, "small", ["architecture.name=trees"])[1]["set"][-1].endswith("trees")
     assert "train" not in json.dumps(run_of("figure8"))
 
 

@@ -9,7 +9,13 @@ import polars as pl
 import pytest
 import yaml
 
-from swiftqueue.laboratory.report.uplinks import judge, tables
+from swiftqueue.laboratory.report.uplinks import (
+    frames_in_brief,
+    harm_in_brief,
+    judge,
+    tables,
+    verdicts_in_brief,
+)
 from swiftqueue.laboratory.runs.experience import UPLINKS_SCHEMA
 from swiftqueue.laboratory.runs.resolve import cells, control_of, resolve
 from swiftqueue.laboratory.scenarios.files import environment_at, load, path_of
@@ -198,11 +204,33 @@ def test_the_report_pairs_seeds_and_names_settled_harm() -> None:
         "model": "cross messages, cross goodput, spurious retransmissions",
     }
     verdicts = {one.figure: one.verdict for one in judge(found)}
-    assert verdicts["frame P99 at load 0.6, model over pinned"] == "held"
-    assert verdicts["frame P99 at load 0.8, model over last latency"] == "held"
-    assert verdicts["frame P99 at load 0.8, model over virtual queue"] == "not settled"  # not run
+    assert verdicts["frame P99 at load 0.6, network over pinned"] == "held"
+    assert verdicts["frame P99 at load 0.8, network over last latency"] == "held"
+    assert verdicts["frame P99 at load 0.8, network over virtual queue"] == "not settled"  # not run
     assert len(wanted.rows) == len(verdicts)
     assert all(line.startswith("|") for line in gains.markdown()[3:])
+
+
+def test_the_page_says_in_a_line_for_each_place_what_holds_and_who_harms() -> None:
+    found = results(
+        default={},
+        always={"frame_p99_s": 0.12},
+        least_latency={"frame_p99_s": 0.06, "cross_message_p99_s": 2.4},
+        model={"frame_p99_s": 0.05},
+        trees={"frame_p99_s": 0.059, "cross_mbps": 9.0},
+    ).with_columns(scenario=pl.lit("uplinks-mine"))
+    frames, harm, verdicts = (table(found)[2:] for table in (frames_in_brief, harm_in_brief, verdicts_in_brief))
+    changes = "+20 % * | -40 % * | -50 % * | -41 % *"
+    assert [line.split(" | ")[3:] for line in frames] == [[*changes.split(" | ")[:3], "-41 % * |"]] * 2
+    assert harm == [f"| mine {at} | +0 % | +20 % (messages) | +0 % | +0 % (goodput) |" for at in ("0.6", "0.8")]
+    assert verdicts[:4] == [
+        "| network at most 0.7 of pinned | 0.50, held | 0.50, held |",
+        "| network at most 1 of 1 s averages | – | – |",
+        "| network at most 0.95 of last latency | 0.83, held | 0.83, held |",
+        "| network at most 1.02 of virtual queue | – | – |",
+    ]
+    assert verdicts[6] == "| trees at most 0.95 of last latency | 0.98, not held | 0.98, not held |"
+    assert len(verdicts) == 8
 
 
 def test_few_seeds_settle_nothing() -> None:
