@@ -11,7 +11,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from swiftqueue.common.local_ray import ray_cluster
-from swiftqueue.laboratory.learning.judged_models import anchor_of, check_acks, model_at, models_by_profile
+from swiftqueue.laboratory.learning.judged_models import (
+    anchor_of,
+    check_acks,
+    model_at,
+    models_by_profile,
+    trees_at,
+)
 from swiftqueue.laboratory.report import looks
 from swiftqueue.laboratory.report.comparison import Place
 from swiftqueue.laboratory.runs import execution, experience, programs, results, rows
@@ -296,9 +302,9 @@ class _Laboratory:
     def _model(self, cell: Cell) -> Model | None:
         """Return the model that drives a cell's control, or None."""
         if cell.control == TREES:
-            return self.models.get(f"{TREES}/{cell.profile}")
+            return trees_at(self.models, cell.profile, cell.scenario)
         asks = cell.control in ("model", "anchor")
-        model = model_at(self.models, cell.point, cell.profile) if asks else None
+        model = model_at(self.models, cell.point, cell.profile, cell.scenario) if asks else None
         if model is None or cell.control == "model":
             return model
         if model.content not in self.anchors:
@@ -308,7 +314,7 @@ class _Laboratory:
     def _why_no_model(self, cell: Cell) -> str:
         if cell.control == TREES:
             return f"--artifact has no {TREES}/{cell.profile}/" if self.models else NO_MODEL
-        if model_at(self.models, cell.point, cell.profile):
+        if model_at(self.models, cell.point, cell.profile, cell.scenario):
             return "the model has no anchor"
         return f"--artifact has no {cell.profile}/" if self.models else NO_MODEL
 

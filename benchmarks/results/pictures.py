@@ -93,7 +93,9 @@ def steered_calls(runs: pl.DataFrame) -> Figure:
         axes.set_ylim(len(shown) - 0.5, -0.5)
         axes.set_xlim(-100, 100)
         axes.set_title(scenario.removeprefix("uplinks-"), fontsize=9)
-    figure.supxlabel("frame P99 against pinned, % (95 % intervals); hollow: load 0.6, filled: 0.8", fontsize=8)
+    figure.supxlabel(
+        "frame P99 against pinned, % (95 % intervals); hollow: load 0.6, filled: 0.8", fontsize=8
+    )
     return figure
 
 

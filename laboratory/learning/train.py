@@ -78,7 +78,7 @@ def train(
             for point in of_points:
                 given, origin = wanted[point]
                 said = {"scenario": stem, "profile": profile, **origin, "traces": list(runs)}
-                if model := model_at(followed, point, profile):
+                if model := model_at(followed, point, profile, stem):
                     said["followed"] = model.content
                 kind = TREES if params["architecture"]["name"] == TREES else ""
                 with new_folder(output.resolve() / MODELS / stem / point / kind / profile) as partial:
@@ -153,7 +153,7 @@ def explore(
         environment = environment_at(scenario, point, f"{name}.yaml")
         exploring = {"share": wanted.share, "burst_packets": burst, "seed": seed}
         of_point = f"-point{number}" if point else ""
-        model = model_at(followed, point, profile)
+        model = model_at(followed, point, profile, name)
         for follows in [None, model] if model else [None]:
             kind = "model" if follows else "default"
             control = control_of(environment, kind, model=follows, share=0.0)

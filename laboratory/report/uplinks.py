@@ -114,7 +114,7 @@ def _costs(name: str, here: pl.DataFrame) -> UplinkTable:
 
 
 def judge(runs: pl.DataFrame) -> list[Verdict]:
-    """Judge the frame P99 of what learned at the loads that count, against each control that it is held to."""
+    """Judge the frame P99 of what learned at the loads that count, against the controls it is held to."""
     return [
         ratio(
             f"frame P99 at load {point}, {said} over {AGAINST[base]}",
@@ -177,7 +177,7 @@ def change_of_frames(here: pl.DataFrame, point: str, control: str) -> Estimate |
 
 
 def _places(runs: pl.DataFrame) -> list[tuple[str, str, pl.DataFrame]]:
-    """Return the scenario's short name with the load, the load, and the scenario's runs, of each that counts."""
+    """Return each place that counts: scenario and load in short, the load, and the scenario's runs."""
     found = []
     for (key,), here in sorted(runs.group_by("scenario"), key=lambda one: str(one[0][0])):
         points = sorted(set(here["point"]) & set(JUDGED_AT), key=by_numbers)

@@ -153,7 +153,7 @@ def collect(output: Path, scenarios: Mapping[str, Scenario]) -> None:
 
 
 def publish(source: Path, scenario: str, output: Path) -> None:
-    """Put what users noticed in a scenario's runs beside its published results, in the place of what was there."""
+    """Put what users noticed in a scenario's runs beside its published results, replacing what was there."""
     for file in SCHEMAS:
         rows = load(source, file).filter(pl.col("scenario") == scenario)
         if not rows.is_empty():

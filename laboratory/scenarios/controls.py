@@ -42,7 +42,7 @@ LADDER: Final = (
 FOR_UPLINKS: Final = ("least_mean", "least_latency", "least_srtt")
 """Controls that compare both uplinks by the latencies of S1's packets over them."""
 TREES: Final = "trees"
-"""Control of a second model, boosted trees, whose artifacts lie in a folder of this name beside the model's."""
+"""Control of a second model, boosted trees; a folder of this name beside the model has them."""
 ALL_CONTROLS: Final = (*CONTROLS, *LADDER, *FOR_UPLINKS, TREES)
 AGENTS: Final = ("model", TREES, *(name for name in LADDER if name != "flow_split"))  # set up like `model`
 MATCHED: Final = ("model", "oracle")  # controls whose moved share `random` takes, the first that was run

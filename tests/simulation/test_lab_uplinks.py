@@ -305,7 +305,9 @@ def trees(folder: Path, below: dict[str, float], leaves: Sequence[float]) -> Pat
     from swiftqueue.models.trees.network import QueryTrees, TreesForm
 
     units = {"queue_l4s": "flag", "size_bytes": "bytes"}
-    made = QueryTrees((), [ScaledFeature(n, units[n]) for n in below], TargetScaling("log"), TreesForm(1, 5, 2))
+    made = QueryTrees(
+        (), [ScaledFeature(n, units[n]) for n in below], TargetScaling("log"), TreesForm(1, 5, 2)
+    )
     first, second = below.values()
     places = {"input_TN": [0, 1, 0, 0, 0], "left_TN": [2, 3, 2, 3, 4], "right_TN": [1, 4, 2, 3, 4]}
     values = {"below_TN": [first, second, 0, 0, 0], "leaf_TN": [0, 0, *np.log(leaves)]}
@@ -322,7 +324,7 @@ def by_trees(artifact: Path) -> Run:
 
 
 def test_trees_choose_the_link_that_they_forecast_less_for(program: Path, tmp_path: Path) -> None:
-    """A tree that asks for the queue alone, one that means the opposite, and one that asks for the size too."""
+    """One tree asks for the queue alone, one means the opposite, and one asks for the size too."""
     shares = {}
     for name, below, leaves in (
         ("all", {"queue_l4s": 0.5, "size_bytes": 0}, (1e3, 1e9, 2e3)),  # queue 0 takes 1 ms, queue 1 takes 2

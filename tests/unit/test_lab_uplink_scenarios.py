@@ -219,10 +219,14 @@ def test_the_page_says_in_a_line_for_each_place_what_holds_and_who_harms() -> No
         model={"frame_p99_s": 0.05},
         trees={"frame_p99_s": 0.059, "cross_mbps": 9.0},
     ).with_columns(scenario=pl.lit("uplinks-mine"))
-    frames, harm, verdicts = (table(found)[2:] for table in (frames_in_brief, harm_in_brief, verdicts_in_brief))
+    frames, harm, verdicts = (
+        table(found)[2:] for table in (frames_in_brief, harm_in_brief, verdicts_in_brief)
+    )
     changes = "+20 % * | -40 % * | -50 % * | -41 % *"
     assert [line.split(" | ")[3:] for line in frames] == [[*changes.split(" | ")[:3], "-41 % * |"]] * 2
-    assert harm == [f"| mine {at} | +0 % | +20 % (messages) | +0 % | +0 % (goodput) |" for at in ("0.6", "0.8")]
+    assert harm == [
+        f"| mine {at} | +0 % | +20 % (messages) | +0 % | +0 % (goodput) |" for at in ("0.6", "0.8")
+    ]
     assert verdicts[:4] == [
         "| network at most 0.7 of pinned | 0.50, held | 0.50, held |",
         "| network at most 1 of 1 s averages | – | – |",
