@@ -11,7 +11,7 @@ import polars as pl
 import pytest
 
 from swiftqueue.common.json_file import read_object
-from swiftqueue.laboratory.learning.judged_models import models_by_profile
+from swiftqueue.laboratory.learning.judged_models import model_at, models_by_profile, trees_at
 from swiftqueue.laboratory.learning.train import settings
 from swiftqueue.laboratory.runs import experience
 from swiftqueue.laboratory.runs.canary import INSTEAD, ROUTERS, RUNGS, SCENARIO, canaries
@@ -136,9 +136,24 @@ def test_rows_of_models_are_of_the_networks_over_windows_or_of_what_is_served(
     judged = load(published).filter(pl.col("status") == COMPLETE, pl.col("control") == "model")
     models = models_by_profile(str(published / "models" / "figure8"), tmp_path)
     served = {profile: model.content for profile, model in models.items()}
-    for row in judged.select("scenario", "profile", "artifact").unique().iter_rows(named=True):
+    over_uplinks = pl.col("scenario").str.starts_with("uplinks-")
+    for row in judged.filter(~over_uplinks).select("scenario", "profile", "artifact").unique().to_dicts():
         of_it = served if row["scenario"].startswith("fresh-") else WINDOW_MODELS
         assert row["artifact"] == of_it[row["profile"]], row["scenario"]
+
+
+def test_rows_over_uplinks_are_of_the_models_beside_them(published: Path, tmp_path: Path) -> None:
+    models = models_by_profile(str(published / "models" / "uplinks"), tmp_path)
+    judged = load(published).filter(status=COMPLETE).filter(pl.col("scenario").str.starts_with("uplinks-"))
+    learned = judged.drop_nulls("artifact").select("scenario", "control", "profile", "artifact").unique()
+    for row in learned.to_dicts():
+        found = {
+            "model": model_at(models, "", row["profile"], row["scenario"]),
+            "trees": trees_at(models, row["profile"], row["scenario"]),
+        }
+        assert (model := found[row["control"]]) is not None
+        assert model.content == row["artifact"], row
+    assert {row["control"] for row in learned.to_dicts()} == {"model", "trees"}
 
 
 def test_training_makes_the_kind_of_model_that_was_judged(published: Path) -> None:

@@ -16,6 +16,7 @@ from swiftqueue.laboratory.report.uplinks import (
     tables,
     verdicts_in_brief,
 )
+from swiftqueue.laboratory.runs import experience
 from swiftqueue.laboratory.runs.experience import UPLINKS_SCHEMA
 from swiftqueue.laboratory.runs.resolve import cells, control_of, resolve
 from swiftqueue.laboratory.scenarios.files import environment_at, load, path_of
@@ -235,6 +236,24 @@ def test_the_page_says_in_a_line_for_each_place_what_holds_and_who_harms() -> No
     ]
     assert verdicts[6] == "| trees at most 0.95 of last latency | 0.98, not held | 0.98, not held |"
     assert len(verdicts) == 8
+
+
+def test_publishing_replaces_a_scenarios_rows_and_leaves_others(tmp_path: Path) -> None:
+    rows = results(default={}).with_columns(run=pl.lit("r"), program=pl.lit("p"))
+    rows = rows.with_columns(unrouted=pl.lit(0, pl.Int64), diverted=pl.lit(0, pl.Int64))
+    for folder, name, less in (("ours", "mine", 1.0), ("theirs", "mine", 2.0), ("theirs", "other", 3.0)):
+        (tmp_path / folder).mkdir(exist_ok=True)
+        made = rows.with_columns(pl.col("frame_p99_s") / less, scenario=pl.lit(name)).select(*UPLINKS_SCHEMA)
+        before = experience.load(tmp_path / folder, experience.UPLINKS)
+        pl.concat([before, made]).write_parquet(tmp_path / folder / experience.UPLINKS)
+    experience.publish(tmp_path / "ours", "mine", tmp_path / "theirs")
+    found = experience.load(tmp_path / "theirs", experience.UPLINKS)
+    by_name = {str(name): own.drop("scenario") for (name,), own in found.group_by("scenario")}
+    ours = experience.load(tmp_path / "ours", experience.UPLINKS).drop("scenario")
+    assert set(by_name) == {"mine", "other"}
+    assert by_name["mine"].equals(ours)
+    assert by_name["other"]["frame_p99_s"].to_list() == pytest.approx((ours["frame_p99_s"] / 3).to_list())
+    assert not (tmp_path / "theirs" / experience.FILE).exists()  # nothing of it was there to publish
 
 
 def test_few_seeds_settle_nothing() -> None:
