@@ -196,7 +196,7 @@ def test_the_rule_takes_the_uplink_whose_last_latency_is_less(tmp_path: Path) ->
                 sender.batch()
             assert sender.uplinks[20:].count(1) > 0.9 * len(sender.uplinks[20:])
         assert agent.metrics()['connected{server="rule"}'] == 1
-    assert agent.end()["batches"] == 500
+        assert agent.end()["batches"] == 500
 
 
 def bad_frames() -> dict[str, tuple[str, list[np.ndarray]]]:
