@@ -160,14 +160,14 @@ def verdicts_in_brief(runs: pl.DataFrame) -> list[str]:
     """Return a line for each figure to reach: what came of it at each place."""
     places = _places(runs)
     lines = head_of(["frame P99", *(place for place, _, _ in places)])
-    for control, said in LEARNED.items():
+    for control in (each for each in LEARNED if each in runs["control"]):
         for base, most in MOST_OF.items():
             cells = []
             for _, point, here in places:
                 pair = (_by_seed(here, point, one, FRAME) for one in (control, base))
                 one = ratio("", *pair, most)
                 cells.append(NONE if one.measured is None else f"{one.measured:.2f}, {one.verdict}")
-            lines.append(row_of([f"{said} at most {most:g} of {AGAINST[base]}", *cells]))
+            lines.append(row_of([f"{LEARNED[control]} at most {most:g} of {AGAINST[base]}", *cells]))
     return lines
 
 

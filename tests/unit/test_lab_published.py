@@ -30,6 +30,9 @@ WINDOW_MODELS = {  # content of those of docs/laboratory/models/figure8 in commi
 }
 
 
+UPLINKS = tuple(f"uplinks-{name}" for name in ("equal", "periodic", "unequal", "varying"))
+
+
 @cache
 def scenario_of(name: str) -> Scenario:
     return load_scenario(path_of(name))
@@ -153,7 +156,7 @@ def test_rows_over_uplinks_are_of_the_models_beside_them(published: Path, tmp_pa
         }
         assert (model := found[row["control"]]) is not None
         assert model.content == row["artifact"], row
-    assert {row["control"] for row in learned.to_dicts()} == {"model", "trees"}
+    assert set(learned.filter(control="model")["scenario"]) == {*UPLINKS}
 
 
 def test_training_makes_the_kind_of_model_that_was_judged(published: Path) -> None:
