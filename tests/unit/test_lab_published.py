@@ -65,7 +65,8 @@ def test_published_runs_are_known_by_their_hashes(published: Path) -> None:
             share=ran["control"].get("share", 0),
             record=ran["control"].get("by", {}).get("decisions", ""),
         )
-        control.pop("sums", None)  # the engine's former order of sums: published before d6730baf
+        if "sums" not in ran["control"]:  # the engine's former order of sums: published before d6730baf
+            control.pop("sums", None)
         cell = Cell(name, row["point"], row["at"], row["profile"], row["control"], row["seed"])
         if identity(resolve(scenario, cell, control, []), Equals.load().programs[0]) != row["run"]:
             unknown.add((name, row["control"]))
