@@ -11,7 +11,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from swiftqueue.common.local_ray import ray_cluster
-from swiftqueue.laboratory.learning.judged_models import anchor_of, check_acks, model_at, models_by_profile
+from swiftqueue.laboratory.learning.judged_models import (
+    anchor_of,
+    check_acks,
+    model_at,
+    models_by_profile,
+    trees_at,
+)
 from swiftqueue.laboratory.report import looks
 from swiftqueue.laboratory.report.comparison import Place
 from swiftqueue.laboratory.runs import execution, experience, programs, results, rows
@@ -27,7 +33,7 @@ from swiftqueue.laboratory.runs.resolve import (
     resolve,
 )
 from swiftqueue.laboratory.scenarios.checked import LONGEST_S
-from swiftqueue.laboratory.scenarios.controls import MATCHED, VIEWED_BY, check_controls
+from swiftqueue.laboratory.scenarios.controls import MATCHED, TREES, VIEWED_BY, check_controls
 from swiftqueue.laboratory.scenarios.files import check_points, environment_at, files_of, load, names, path_of
 from swiftqueue.laboratory.scenarios.schema import TRAINING_SEEDS_FROM, Scenario
 
@@ -275,7 +281,7 @@ class _Laboratory:
             return PlannedRun(cell, None, NO_CHOICE)
         model = self._model(cell)
         share, share_of, record = 0.0, None, None
-        if cell.control in ("model", "anchor") and model is None:
+        if cell.control in ("model", "anchor", TREES) and model is None:
             return PlannedRun(cell, None, self._why_no_model(cell))
         if cell.control == "random" and (given := environment.controls.random.share) is not None:
             share, share_of = given, SCENARIO
@@ -295,8 +301,10 @@ class _Laboratory:
 
     def _model(self, cell: Cell) -> Model | None:
         """Return the model that drives a cell's control, or None."""
+        if cell.control == TREES:
+            return trees_at(self.models, cell.profile, cell.scenario)
         asks = cell.control in ("model", "anchor")
-        model = model_at(self.models, cell.point, cell.profile) if asks else None
+        model = model_at(self.models, cell.point, cell.profile, cell.scenario) if asks else None
         if model is None or cell.control == "model":
             return model
         if model.content not in self.anchors:
@@ -304,7 +312,9 @@ class _Laboratory:
         return self.anchors[model.content]
 
     def _why_no_model(self, cell: Cell) -> str:
-        if model_at(self.models, cell.point, cell.profile):
+        if cell.control == TREES:
+            return f"--artifact has no {TREES}/{cell.profile}/" if self.models else NO_MODEL
+        if model_at(self.models, cell.point, cell.profile, cell.scenario):
             return "the model has no anchor"
         return f"--artifact has no {cell.profile}/" if self.models else NO_MODEL
 

@@ -81,7 +81,7 @@ def explain(
         raise ValueError(f"{', '.join(filter(None, (stem, point)))}: {NO_CHOICE}")
     with execution.sole_user(output):
         models = models_by_profile(artifact, output)
-        if (model := model_at(models, point, profile)) is None:
+        if (model := model_at(models, point, profile, stem)) is None:
             raise ValueError(f"--artifact {artifact} has no {profile}/")
         check_acks(models, {stem: scenario})
         program, build = programs.build()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -15,6 +16,7 @@ from swiftqueue.benchmarks.results.forecasters import Beside, beside
 from swiftqueue.benchmarks.results.replayed import SHOWN_MS
 from swiftqueue.benchmarks.results.tables import Data
 from swiftqueue.benchmarks.results.themes import themed
+from swiftqueue.laboratory.report import uplinks
 from swiftqueue.laboratory.report.comparison import Place, by_seed
 from swiftqueue.laboratory.report.judging import SERVED
 from swiftqueue.laboratory.report.measures import MS, QUEUEING_P99, QUEUEING_P999
@@ -24,6 +26,7 @@ from swiftqueue.models.scoring.intervals import estimate
 from swiftqueue.models.scoring.plot_style import INK, grid
 
 MODEL: Final = "#e64980"  # on both pages
+OF_LOADS: Final = {"0.6": "none", "0.8": None}  # how a load's points are filled
 DIGITS: Final = 3  # digits of a drawn figure: machines differ beyond them, and the file must not
 
 
@@ -42,6 +45,7 @@ PICTURES: Final[Mapping[str, Callable[[Path, Data], bytes]]] = {
     "loop.svg": lambda *_: themed(diagrams.loop),
     "dual-queues.svg": lambda *_: themed(diagrams.dual_queues),
     "live.svg": lambda _, data: themed(lambda: bars.timeline(data)),
+    "uplinks.svg": lambda _, data: themed(lambda: steered_calls(data.uplinks)),
     **{f"{name}.svg": partial(_bars, name=name) for name in bars.BARS},
     **{f"{name}.svg": partial(_precision, name=name) for name in ("speed-tests", "wifi")},
 }
@@ -64,6 +68,34 @@ def sender(packets: pl.DataFrame) -> Figure:
     below.set_yticks([1, 0], ["marked L4S", "marked classic"])
     below.grid(visible=False)
     above.get_gridspec().set_height_ratios([4, 1])  # type: ignore[union-attr]
+    return figure
+
+
+def steered_calls(runs: pl.DataFrame) -> Figure:
+    """Draw how each control changes the P99 of calls' frames from pinned, a panel for each scenario."""
+    shown = [control for control in uplinks.WORDS if control in runs["control"]]
+    scenarios = sorted(set(runs["scenario"])) or [""]
+    figure, [panels] = grid(1, len(scenarios), 8.4, 0.9 + 0.25 * len(shown))
+    for axes, scenario in zip(panels, scenarios, strict=True):
+        here = runs.filter(scenario=scenario)
+        axes.axvline(0, color=INK, linewidth=1)
+        for (point, face), row in itertools.product(OF_LOADS.items(), range(len(shown))):
+            found = uplinks.change_of_frames(here, point, shown[row])
+            if found is None or found.low is None or found.high is None:
+                continue
+            colour = MODEL if shown[row] in uplinks.LEARNED else LAB_COLOURS["least_latency"]
+            place = row - 0.15 if point == "0.6" else row + 0.15
+            low, mean, high = (round(100 * value, 1) for value in (found.low, found.mean, found.high))
+            axes.hlines(place, low, high, color=colour, linewidth=1.5)
+            axes.plot(mean, place, "o", color=colour, markerfacecolor=face or colour, markersize=4)
+        is_first = scenario == scenarios[0]
+        axes.set_yticks(range(len(shown)), [uplinks.WORDS[name] for name in shown] if is_first else [])
+        axes.set_ylim(len(shown) - 0.5, -0.5)
+        axes.set_xlim(-100, 100)
+        axes.set_title(scenario.removeprefix("uplinks-"), fontsize=9)
+    figure.supxlabel(
+        "frame P99 against pinned, % (95 % intervals); hollow: load 0.6, filled: 0.8", fontsize=8
+    )
     return figure
 
 

@@ -18,7 +18,7 @@ from swiftqueue.benchmarks.published import Published
 from swiftqueue.benchmarks.results import evaluations, forecasters, tuning
 from swiftqueue.benchmarks.rows import Row
 from swiftqueue.common.json_file import read_object
-from swiftqueue.laboratory.report import changes
+from swiftqueue.laboratory.report import changes, uplinks
 from swiftqueue.laboratory.report import tables as lab
 from swiftqueue.laboratory.report.comparison import (
     LIMITS,
@@ -32,6 +32,7 @@ from swiftqueue.laboratory.report.comparison import (
 )
 from swiftqueue.laboratory.report.judging import SERVED
 from swiftqueue.laboratory.report.measures import QUEUEING_P99
+from swiftqueue.laboratory.runs import experience
 from swiftqueue.laboratory.runs.results import SCHEMA as RUNS
 from swiftqueue.laboratory.runs.results import load as load_runs
 from swiftqueue.models.scoring.intervals import Estimate
@@ -92,6 +93,7 @@ class Data:
     tuning: Mapping[str, Any] = field(default_factory=dict)
     unpublished_models: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=RUNS))
     bed: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=bed_runs.SCHEMA))
+    uplinks: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=experience.UPLINKS_SCHEMA))
 
     @classmethod
     def load(cls, root: Path) -> Data:
@@ -109,6 +111,7 @@ class Data:
             tuning.load(root),
             load_runs(root / LABORATORY / "unpublished-models"),
             bed_runs.load(root / LABORATORY),
+            experience.load(root / LABORATORY, experience.UPLINKS),
         )
 
     def evaluation(self, name: str) -> dict[str, Any]:
@@ -301,6 +304,9 @@ TABLES: Final[Mapping[str, Callable[[Data], list[str]]]] = {
     "sweeps": partial(brief, profile="uncoupled", prefix="sweep-"),
     "charge": lambda data: changes.along_axis(data.runs, "charge-", "charge, µs"),
     "surroundings": lambda data: lab.controls_in_brief(data.of("surroundings"), ("model",)),
+    "uplinks-frames": lambda data: uplinks.frames_in_brief(data.uplinks),
+    "uplinks-verdicts": lambda data: uplinks.verdicts_in_brief(data.uplinks),
+    "uplinks-harm": lambda data: uplinks.harm_in_brief(data.uplinks),
     "many-places": lambda data: many_places(data.unpublished_models),
     "map": lambda data: brief(data, "rfc9332", "map-"),
     **{

@@ -10,17 +10,28 @@ from typing import Final
 
 from swiftqueue.laboratory.learning.champion import MODELS, champion_folder
 from swiftqueue.laboratory.runs.resolve import Model
+from swiftqueue.laboratory.scenarios.controls import TREES
 from swiftqueue.laboratory.scenarios.files import environment_at
 from swiftqueue.laboratory.scenarios.schema import FORMER_PROFILES, PROFILES, Scenario
 from swiftqueue.models.registry.registry import CHAMPION
 
 ORIGIN: Final = "origin.json"  # beside a model that `lab train` made: what it was trained on
+DEEPEST: Final = 3  # SCENARIO/POINT/PROFILE
 UNSAID: Final = "unsaid"  # an origin that does not say from which ACKs
 
 
-def model_at(models: Mapping[str, Model], point: str, profile: str) -> Model | None:
-    """Return the model of a point under a profile: the point's own, or else the profile's."""
-    return models.get(f"{point}/{profile}", models.get(profile))
+def model_at(models: Mapping[str, Model], point: str, profile: str, scenario: str = "") -> Model | None:
+    """Return the model of a point under a profile: the point's own, or else the profile's.
+
+    A scenario's own models go before those of all.
+    """
+    own = (f"{scenario}/{point}/{profile}", f"{scenario}/{profile}", f"{point}/{profile}", profile)
+    return next((models[name] for name in own if name in models), None)
+
+
+def trees_at(models: Mapping[str, Model], profile: str, scenario: str) -> Model | None:
+    """Return the trees beside a scenario's network."""
+    return models.get(f"{scenario}/{TREES}/{profile}", models.get(f"{TREES}/{profile}"))
 
 
 def models_by_profile(artifact: str, output: Path) -> dict[str, Model]:
@@ -28,7 +39,8 @@ def models_by_profile(artifact: str, output: Path) -> dict[str, Model]:
 
     Args:
         artifact: folder of an artifact, for all profiles; a folder that holds `PROFILE/` or `POINT/PROFILE/`
-            (as `lab train` writes it); or `champion`, which the registry hands out into `output`.
+            (as `lab train` writes it), or such folders by scenario; or `champion`, which the registry hands
+            out into `output`.
         output: the laboratory's folder.
 
     Raises:
@@ -44,12 +56,12 @@ def models_by_profile(artifact: str, output: Path) -> dict[str, Model]:
     if (folder / "model.json").is_file():
         return dict.fromkeys(PROFILES, _model(folder))
     names = FORMER_PROFILES | {name: name for name in PROFILES}  # the last one found counts
-    points = [each for each in sorted(folder.iterdir()) if each.name not in names]
     found = {
-        f"{above}{profile}": _model(within / name)
-        for within, above in ((folder, ""), *((each, f"{each.name}/") for each in points))
+        "/".join([*each.relative_to(folder).parts[:-1], profile]): _model(each)
         for name, profile in names.items()
-        if (within / name).is_dir()
+        for depth in range(DEEPEST)
+        for each in sorted(folder.glob("/".join([*["*"] * depth, name])))
+        if each.is_dir()
     }
     if not found:
         raise FileNotFoundError(
@@ -85,13 +97,14 @@ def check_acks(models: Mapping[str, Model], scenarios: Mapping[str, Scenario]) -
 
 
 def _model(folder: Path) -> Model:
-    from swiftqueue.models.networks.artifact import load
+    from swiftqueue.models.networks.artifact import architecture_in, load
     from swiftqueue.models.registry.lineage import content_hash
     from swiftqueue.serving.engine import Engine
 
     load(folder)
     try:
-        Engine(folder)  # it is in the senders of a simulation
+        if architecture_in(folder) != TREES:  # which the simulation reads itself
+            Engine(folder)  # it is in the senders of a simulation
     except ValueError as error:
         raise ValueError(f"{folder}: {str(error).removeprefix(f'{folder}/')}") from None
     return Model(folder.resolve(), content_hash(folder), said_acks(folder / ORIGIN))

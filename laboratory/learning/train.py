@@ -25,6 +25,7 @@ from swiftqueue.laboratory.learning.judged_models import ORIGIN, check_acks, mod
 from swiftqueue.laboratory.learning.packet_table import write_packets
 from swiftqueue.laboratory.runs import execution, programs
 from swiftqueue.laboratory.runs.resolve import Cell, Model, check_tables, control_of, identity, resolve
+from swiftqueue.laboratory.scenarios.controls import TREES
 from swiftqueue.laboratory.scenarios.files import environment_at, files_of, load
 from swiftqueue.laboratory.scenarios.schema import Scenario
 from swiftqueue.models.event_stream.parameters import EventStreamParams
@@ -34,7 +35,7 @@ from swiftqueue.pipelines.params.override import override
 from swiftqueue.pipelines.simulators import PROJECT
 
 PARAMS: Final = PROJECT / "params.yaml"
-SECTION: Final = EventStreamParams.section  # the simulator's engine computes this network alone
+SECTION: Final = EventStreamParams.section  # the only network that the simulator's engine computes
 
 
 def train(
@@ -46,7 +47,8 @@ def train(
     that follows it, but for what is explored.
 
     Leaves `output/models/SCENARIO/PROFILE/`, each an artifact: what `lab run --artifact` takes. Where points
-    of the axis have models of their own it leaves `output/models/SCENARIO/POINT/PROFILE/`.
+    of the axis have models of their own it leaves `output/models/SCENARIO/POINT/PROFILE/`. Trees lie in
+    `output/models/SCENARIO/trees/PROFILE/`, beside the network, for control `trees`.
 
     Raises:
         ValueError: the scenario is wrong, the program cannot be built, a parameter is unknown, or the model
@@ -76,9 +78,10 @@ def train(
             for point in of_points:
                 given, origin = wanted[point]
                 said = {"scenario": stem, "profile": profile, **origin, "traces": list(runs)}
-                if model := model_at(followed, point, profile):
+                if model := model_at(followed, point, profile, stem):
                     said["followed"] = model.content
-                with new_folder(output.resolve() / MODELS / stem / point / profile) as partial:
+                kind = TREES if params["architecture"]["name"] == TREES else ""
+                with new_folder(output.resolve() / MODELS / stem / point / kind / profile) as partial:
                     _publish(folder / "pretrained", partial, given)
                     (partial / ORIGIN).write_text(json.dumps(said, indent=1) + "\n")
     print(f"models: {output / MODELS / stem}; `swiftqueue lab run {name} --artifact` takes that folder")
@@ -105,8 +108,10 @@ def settings(
     except ValueError as error:
         raise ValueError(f"{path.name}: train: {str(error).removeprefix('--set ')}") from None
     override(params, protocol, overrides)
-    if (name := params["architecture"]["name"]) != SECTION:
-        raise ValueError(f"architecture.name is {name}; the simulator has no such network, but {SECTION}")
+    if (name := params["architecture"]["name"]) not in (SECTION, TREES):
+        raise ValueError(
+            f"architecture.name is {name}; the simulator has no such network, but {SECTION} and {TREES}"
+        )
     learned = scenario.environment.controls
     return params, {
         "protocol": protocol,
@@ -148,7 +153,7 @@ def explore(
         environment = environment_at(scenario, point, f"{name}.yaml")
         exploring = {"share": wanted.share, "burst_packets": burst, "seed": seed}
         of_point = f"-point{number}" if point else ""
-        model = model_at(followed, point, profile)
+        model = model_at(followed, point, profile, name)
         for follows in [None, model] if model else [None]:
             kind = "model" if follows else "default"
             control = control_of(environment, kind, model=follows, share=0.0)
@@ -215,7 +220,8 @@ def _publish(trained: Path, folder: Path, params: Any) -> None:
     """Put what the parameters serve of a training into a folder that is there."""
     from swiftqueue.models.forecasters import forecaster
 
-    level: Level = params[SECTION]["served_level"]
-    if level is None and params[SECTION]["quantiles"]:
+    network = params[SECTION] if params["architecture"]["name"] == SECTION else {}
+    level: Level = network.get("served_level")
+    if level is None and network.get("quantiles"):
         level = MEDIAN
     forecaster.load(trained).export(folder, level)

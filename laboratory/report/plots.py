@@ -51,6 +51,7 @@ COLOURS: Final = {
     "least_mean": "#a9e34b",
     "least_latency": "#4dabf7",
     "least_srtt": "#845ef7",
+    "trees": "#d9480f",
     "oracle_batched": "#087f5b",
 }
 SHOWN: Final = (QUEUEING_P99, RTT_P99, S1_GOODPUT, CLASSIC_SHARE, RETRANSMITTED)

@@ -17,7 +17,7 @@ from swiftqueue.laboratory.report.judging import FEWEST_SEEDS, NO_HARM, SETTLED
 from swiftqueue.laboratory.report.noticed import VERDICT, interval, verdict_cells
 from swiftqueue.laboratory.report.tables import NONE, head_of, row_of
 from swiftqueue.laboratory.report.verdict import Values, Verdict, ratio
-from swiftqueue.laboratory.scenarios.controls import ALL_CONTROLS
+from swiftqueue.laboratory.scenarios.controls import ALL_CONTROLS, TREES
 from swiftqueue.models.scoring.intervals import Estimate, corrected, estimate, paired_change
 
 AGAINST: Final = {
@@ -32,6 +32,18 @@ ONE_WAY: Final = "one_way_p99_s"
 MOST_OF: Final = {"default": 0.7, "least_mean": 1.0, "least_latency": 0.95, "virtual_queue": 1 + NO_HARM}
 """Most that the model's frame P99 may be, as a part of each control's."""
 JUDGED_AT: Final = ("0.6", "0.8")
+LEARNED: Final = {"model": "network", TREES: "trees"}
+"""The controls that learned, as the tables name them."""
+WORDS: Final = {
+    "always": "other uplink",
+    "constant_share": "static share",
+    "flow_split": "flow split",
+    **{name: said for name, said in AGAINST.items() if name != "default"},
+    "least_srtt": "min-SRTT",
+    **LEARNED,
+    "oracle": "oracle",
+}
+"""The controls of the short tables in their order, as these name them."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +65,7 @@ def tables(runs: pl.DataFrame) -> list[UplinkTable]:
     for (key,), here in sorted(runs.group_by("scenario"), key=lambda one: str(one[0][0])):
         name = str(key)
         found += [_gains(name, here), _costs(name, here)]
-        if "model" in here["control"]:
+        if any(control in here["control"] for control in LEARNED):
             rows = [verdict_cells(one) for one in judge(here)]
             found.append(UplinkTable(f"{name}: figures to reach", VERDICT, rows))
     return found
@@ -102,14 +114,93 @@ def _costs(name: str, here: pl.DataFrame) -> UplinkTable:
 
 
 def judge(runs: pl.DataFrame) -> list[Verdict]:
-    """Judge the model's frame P99 at the loads that count, against each control that it is held to."""
-    found = []
-    for point in JUDGED_AT:
-        ours = _by_seed(runs, point, "model", FRAME)
+    """Judge the frame P99 of what learned at the loads that count, against the controls it is held to."""
+    return [
+        ratio(
+            f"frame P99 at load {point}, {said} over {AGAINST[base]}",
+            _by_seed(runs, point, control, FRAME),
+            _by_seed(runs, point, base, FRAME),
+            most,
+        )
+        for control, said in LEARNED.items()
+        if control in runs["control"]
+        for point in JUDGED_AT
+        for base, most in MOST_OF.items()
+    ]
+
+
+def frames_in_brief(runs: pl.DataFrame) -> list[str]:
+    """Return a line for each place: the frames' P99 if pinned, and its change under each other control."""
+    shown = [control for control in WORDS if control in runs["control"]]
+    lines = head_of(["place", "seeds", "pinned, ms", *(WORDS[control] for control in shown)])
+    for place, point, here in _places(runs):
+        changes = _settled_changes(here, "default", FRAME)
+        pinned = _by_seed(here, point, "default", FRAME)
+        said = [str(len(pinned)), _mean(here.filter(point=point, control="default"), FRAME, 1e3, 0)]
+        lines.append(row_of([place, *said, *(_brief(changes.get((point, name))) for name in shown)]))
+    return lines
+
+
+def harm_in_brief(runs: pl.DataFrame) -> list[str]:
+    """Return a line for each place: the change of other senders' messages' P99, and who harms anything."""
+    shown = [control for control in WORDS if control in runs["control"]]
+    lines = head_of(["place", *(WORDS[control] for control in shown)])
+    for place, point, here in _places(runs):
+        changes = _settled_changes(here, "default", "cross_message_p99_s")
+        harms = {control: _harms(here, point, control) for control in shown}
+        cells = [
+            f"{_brief(changes.get((point, name)), star=False)}{f' ({harms[name]})' if harms[name] else ''}"
+            for name in shown
+        ]
+        lines.append(row_of([place, *cells]))
+    return lines
+
+
+def verdicts_in_brief(runs: pl.DataFrame) -> list[str]:
+    """Return a line for each figure to reach: what came of it at each place."""
+    places = _places(runs)
+    lines = head_of(["frame P99", *(place for place, _, _ in places)])
+    for control in (each for each in LEARNED if each in runs["control"]):
         for base, most in MOST_OF.items():
-            figure = f"frame P99 at load {point}, model over {AGAINST[base]}"
-            found.append(ratio(figure, ours, _by_seed(runs, point, base, FRAME), most))
+            cells = []
+            for _, point, here in places:
+                pair = (_by_seed(here, point, one, FRAME) for one in (control, base))
+                one = ratio("", *pair, most)
+                cells.append(NONE if one.measured is None else f"{one.measured:.2f}, {one.verdict}")
+            lines.append(row_of([f"{LEARNED[control]} at most {most:g} of {AGAINST[base]}", *cells]))
+    return lines
+
+
+def change_of_frames(here: pl.DataFrame, point: str, control: str) -> Estimate | None:
+    """Return the change of the frames' P99 from pinned, of one scenario's runs."""
+    return paired_change(_by_seed(here, point, control, FRAME), _by_seed(here, point, "default", FRAME))
+
+
+def _places(runs: pl.DataFrame) -> list[tuple[str, str, pl.DataFrame]]:
+    """Return each place that counts: scenario and load in short, the load, and the scenario's runs."""
+    found = []
+    for (key,), here in sorted(runs.group_by("scenario"), key=lambda one: str(one[0][0])):
+        points = sorted(set(here["point"]) & set(JUDGED_AT), key=by_numbers)
+        found += [(f"{str(key).removeprefix('uplinks-')} {point}", point, here) for point in points]
     return found
+
+
+def _harms(here: pl.DataFrame, point: str, control: str) -> str:
+    """Return what a control is settled to harm at a point, in a word each."""
+    found = {
+        "messages": _beyond(here, "cross_message_p99_s", falls=False),
+        "goodput": _beyond(here, "cross_mbps", falls=True),
+        "resent": _more_spurious(here),
+    }
+    return ", ".join(word for word, places in found.items() if (point, control) in places)
+
+
+def _brief(found: tuple[Estimate, bool] | None, *, star: bool = True) -> str:
+    """Return a change in whole percent, with a star where it is settled."""
+    if found is None:
+        return NONE
+    one, settled = found
+    return f"{100 * one.mean:+.0f} %{' *' if settled and star else ''}"
 
 
 def _cells(here: pl.DataFrame) -> list[tuple[str, str, pl.DataFrame]]:

@@ -152,6 +152,14 @@ def collect(output: Path, scenarios: Mapping[str, Scenario]) -> None:
         _keep(output / file, known[file], found, list(scenarios))
 
 
+def publish(source: Path, scenario: str, output: Path) -> None:
+    """Put what users noticed in a scenario's runs beside its published results, replacing what was there."""
+    for file in SCHEMAS:
+        rows = load(source, file).filter(pl.col("scenario") == scenario)
+        if not rows.is_empty():
+            _keep(output / file, load(output, file), rows.to_dicts(), [scenario])
+
+
 def _kept(known: pl.DataFrame, row: Mapping[str, Any]) -> Rows:
     """Return a table's rows of a run, named as this scenario's: another one may have the same run."""
     kept = known.filter(pl.col("run") == row["run"])

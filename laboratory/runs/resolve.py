@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from swiftqueue.common.section import read_all
 from swiftqueue.laboratory.scenarios.axis import Point
-from swiftqueue.laboratory.scenarios.controls import FOR_UPLINKS, LADDER, ModelControl
+from swiftqueue.laboratory.scenarios.controls import FOR_UPLINKS, LADDER, TREES, ModelControl
 from swiftqueue.laboratory.scenarios.files import environment_at
 from swiftqueue.laboratory.scenarios.pages import allotted, drawn, rates_of
 from swiftqueue.laboratory.scenarios.replay import replayed
@@ -201,7 +201,7 @@ def control_of(
     Args:
         environment: has the controls' parameters.
         name: the control's name.
-        model: the model of controls model and anchor.
+        model: the model of controls model, anchor and trees.
         share: the share that control random moves.
         record: for control placebo, the identity of the run whose decisions it repeats.
     """
@@ -223,7 +223,7 @@ def control_of(
     if name in LADDER and name != "anchor":
         by = _forecast(environment, name, record)
         return {"kind": "batched", "by": by, **_batching(settings.model)}
-    if name not in ("model", "anchor"):
+    if name not in ("model", "anchor", TREES):
         return {"kind": name}
     assert model is not None  # noqa: S101 - the caller has said why it is not run
     chosen = settings.model

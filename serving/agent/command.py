@@ -113,6 +113,7 @@ def run_agent(
     *,
     servers: Sequence[str],
     local: bool,
+    rule: str | None = None,
     deadline_us: int,
     metrics_port: int | None,
     telemetry: str | None,
@@ -129,6 +130,7 @@ def run_agent(
         listen: unix socket for senders (docs/AGENT.md).
         servers: Triton servers in order of preference (default: those that `swiftqueue deploy` pushes to).
         local: whether to ask no server but the engine in the agent's process, with the registry's champion.
+        rule: rule that decides in a model's place, `last-latency`; None asks a model.
         deadline_us: longest wait in µs for batches that name no due time.
         metrics_port: port of its Prometheus endpoint, at SWIFTQUEUE_METRICS_ADDRESS; 0 takes a
             free one, None means no endpoint.
@@ -148,8 +150,8 @@ def run_agent(
     """
     if reason := agent_process.why_not_built():
         raise RuntimeError(reason)
-    if servers and local:
-        raise ValueError("--server and --local exclude each other")
+    if bool(servers) + local + (rule is not None) > 1:
+        raise ValueError("--server, --local and --rule exclude each other")
     options: dict[str, Any] = {"--listen": listen, "--deadline-us": deadline_us}
     options |= {"--metrics-port": metrics_port, "--telemetry": telemetry}
     options |= {"--guard": "on" if guard else "off"}
@@ -165,6 +167,8 @@ def run_agent(
         champion = LocalChampion(Registry(served_model(LATENCY).params().model_name), state_dir() / "agent")
         print(f"{champion.name} is version {champion.refresh()}", flush=True)
         arguments.append(f"--local={champion.link}")
+    elif rule is not None:
+        arguments.append(f"--rule={rule}")
     else:
         arguments += agent_process.server_options(servers or grpc_addresses())
     return attend([str(agent_process.BINARY), *arguments], champion)

@@ -24,6 +24,7 @@
 #include "serving/agent/io/metrics.h"
 #include "serving/agent/io/report.h"
 #include "serving/agent/predictors/local_predictor.h"
+#include "serving/agent/predictors/rule_predictor.h"
 #include "serving/agent/predictors/triton_predictor.h"
 
 namespace swiftqueue::agent {
@@ -38,6 +39,7 @@ struct Options {
   std::vector<uid_t> allowed;
   Synthetic synthetic;
   std::string local;
+  std::string rule;
   TritonOptions triton;
   double speed = 1;
   std::int64_t deadline_us = 2'000;
@@ -65,6 +67,10 @@ void add_options(CLI::App& app, Options& o) {
   inputs->require_option(1);
   auto* const answers = app.add_option_group("answers", "where predictions come from");
   answers->add_option("--local", o.local, "an artifact's folder: the engine in this process");
+  answers
+      ->add_option("--rule", o.rule,
+                   "a rule in a model's place: the alternative whose last latency is less")
+      ->check(CLI::IsMember({"last-latency"}));
   answers->add_option("--server", o.triton.servers,
                       "HOST:PORT or unix:PATH of a Triton server; several in order of preference");
   app.add_option("--tls-ca", o.triton.tls_ca,
@@ -133,6 +139,7 @@ void add_options(CLI::App& app, Options& o) {
 }
 
 std::unique_ptr<Predictor> make_predictor(const Options& o) {
+  if (!o.rule.empty()) return make_rule_predictor();
   if (o.local.empty()) return make_triton_predictor(o.triton);
   return make_local_predictor(o.local);
 }

@@ -35,6 +35,12 @@ class TraceProtocol(StrEnum):
     teach = "teach"
 
 
+class AgentRule(StrEnum):
+    """Rules that the agent knows: the alternative whose last latency is less."""
+
+    last_latency = "last-latency"
+
+
 class BatchKnowledge(StrEnum):
     """The sender's knowledge of packets 2 to 8 of a batch; `replay_events` checks the same names."""
 

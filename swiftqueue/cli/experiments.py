@@ -282,7 +282,7 @@ def draw_results(
     from swiftqueue.benchmarks.results import evaluations, forecasters, replayed
     from swiftqueue.benchmarks.results import tuning as searches
     from swiftqueue.benchmarks.results.pages import rewrite
-    from swiftqueue.laboratory.runs import results
+    from swiftqueue.laboratory.runs import experience, results
     from swiftqueue.laboratory.scenarios.files import published_in
 
     published.load(published.FILE)  # checked before anything is published in another folder
@@ -296,5 +296,6 @@ def draw_results(
         searches.take(tuning)
     if lab:
         results.publish(lab[1], lab[0], published_in(lab[0]))
+        experience.publish(lab[1], lab[0], published_in(lab[0]))
     for path in rewrite(Path.cwd()):
         print(path)

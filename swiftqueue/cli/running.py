@@ -10,6 +10,7 @@ from typing import Annotated, cast
 
 import typer
 
+from swiftqueue.cli.choices import AgentRule
 from swiftqueue.common.given import given
 from swiftqueue.infra.local.ports import MOST_PORT
 from swiftqueue.pipelines.live import DRIFT
@@ -320,6 +321,9 @@ def agent(
     local: Annotated[
         bool, typer.Option("--local", help="ask the champion in the agent's own process instead of a server")
     ] = False,
+    rule: Annotated[
+        AgentRule | None, typer.Option(help="decide by a rule instead of a model, as for two uplinks")
+    ] = None,
     deadline_us: Annotated[
         int, typer.Option(min=1, max=10_000_000, help="µs to decide a batch that names no due time")
     ] = 2_000,
@@ -361,6 +365,7 @@ def agent(
             listen,
             servers=server or [],
             local=local,
+            rule=rule.value if rule else None,
             deadline_us=deadline_us,
             metrics_port=metrics_port,
             telemetry=telemetry,

@@ -173,6 +173,61 @@ def test_the_rule_stands_in_for_a_server_that_is_away(tmp_path: Path, stands_in:
         assert agent.end()["by_rule"] == metrics["rule_batches_total"]
 
 
+class OverTwoUplinks(LiveSender):
+    """A call whose packets are all steered: a batch every 10 ms, acknowledged after its uplink's latency."""
+
+    def __init__(self, path: Path, latency_ms: tuple[float, float]) -> None:
+        super().__init__(path, deadline_us=5_000_000)
+        self.latency_ms = latency_ms
+        self.under_way: list[tuple[int, int, float]] = []  # acknowledged at, number, latency in us
+        self.uplinks: list[int] = []  # of each batch
+
+    def ask(self, due_ns: int) -> None:
+        batch = frames.blank(frames.BATCH)
+        batch["first_packet"], batch["now_ns"], batch["due_ns"] = self.packet, self.now_ns, due_ns
+        batch["packets"]["size_bytes"], batch["packets"]["queue"] = self.size_bytes, L4S
+        self.send(batch)
+
+    def _send_packets(self, queues: Any) -> None:
+        assert len({*queues}) == 1
+        self.uplinks.append(int(queues[0]))
+        sent = frames.blank(frames.SENT, 8)
+        sent["packet"], sent["sent_ns"] = np.arange(self.packet, self.packet + 8), self.now_ns
+        sent["size_bytes"], sent["queue"] = self.size_bytes, queues
+        us = 1e3 * self.latency_ms[queues[0]]
+        came_ns = self.now_ns + int(1e3 * us)
+        self.under_way += [(came_ns, int(packet), us) for packet in sent["packet"]]
+        self.now_ns += 10_000_000
+        came = sorted(each for each in self.under_way if each[0] <= self.now_ns)
+        self.under_way = [each for each in self.under_way if each[0] > self.now_ns]
+        acked = frames.blank(frames.ACKED, len(came))
+        for frame, (acked_ns, packet, latency_us) in zip(acked, came, strict=True):
+            frame["acked_ns"], frame["packet"], frame["latency_us"] = acked_ns, packet, latency_us
+        self.send(sent, acked)
+
+
+def test_the_rule_takes_the_uplink_whose_last_latency_is_less(tmp_path: Path) -> None:
+    """There is no model. A batch tries an uplink that has said nothing for a second."""
+    path = tmp_path / "agent.sock"
+    arguments = ("--listen", path, "--rule", "last-latency", "--metrics-port", 0, "--guard", "off")
+    with AgentProgram(*arguments) as agent:
+        with OverTwoUplinks(path, (30, 50)) as sender:
+            for _ in range(300):
+                sender.batch()
+            assert {*sender.outcomes} == {"decided"}
+            first_s, then = sender.uplinks[:100], sender.uplinks[100:]
+            assert 0 in first_s  # the other one was tried
+            assert then.count(1) <= 4  # and kept to; the default one is tried each second
+            assert then.count(1) >= 1
+            sender.latency_ms = (90, 50)
+            sender.uplinks.clear()
+            for _ in range(200):
+                sender.batch()
+            assert sender.uplinks[20:].count(1) > 0.9 * len(sender.uplinks[20:])
+        assert agent.metrics()['connected{server="rule"}'] == 1
+        assert agent.end()["batches"] == 500
+
+
 def bad_frames() -> dict[str, tuple[str, list[np.ndarray]]]:
     """What a hostile or mistaken sender says after its HELLO, and the line it is refused with."""
 

@@ -296,6 +296,77 @@ def test_a_run_file_with_wrong_uplinks_is_one_line(
     assert refused(program, run, tmp_path / "out").endswith(line)
 
 
+def trees(folder: Path, below: dict[str, float], leaves: Sequence[float]) -> Path:
+    """An artifact of one tree of two splits: small first inputs take the first leaf, and so on."""
+    import torch
+
+    from swiftqueue.models.networks.artifact import save
+    from swiftqueue.models.networks.scaling import ScaledFeature, TargetScaling
+    from swiftqueue.models.trees.network import QueryTrees, TreesForm
+
+    units = {"queue_l4s": "flag", "size_bytes": "bytes"}
+    made = QueryTrees(
+        (), [ScaledFeature(n, units[n]) for n in below], TargetScaling("log"), TreesForm(1, 5, 2)
+    )
+    first, second = below.values()
+    places = {"input_TN": [0, 1, 0, 0, 0], "left_TN": [2, 3, 2, 3, 4], "right_TN": [1, 4, 2, 3, 4]}
+    values = {"below_TN": [first, second, 0, 0, 0], "leaf_TN": [0, 0, *np.log(leaves)]}
+    state = {f"head.{name}": torch.tensor([each]) for name, each in places.items()}
+    state |= {f"head.{name}": torch.tensor([each], dtype=torch.float32) for name, each in values.items()}
+    made.load_state_dict(state | {"head.base": torch.zeros(1)})
+    save(folder, made, {})
+    return folder
+
+
+def by_trees(artifact: Path) -> Run:
+    batching = {"inference_us": 0, "until_decided": "previous", "margin_us": 0, "margin_share": 0}
+    return {"kind": "model", "artifact": str(artifact), "version": 1, **batching, "max_moved_unacked": 10**6}
+
+
+def test_trees_choose_the_link_that_they_forecast_less_for(program: Path, tmp_path: Path) -> None:
+    """One tree asks for the queue alone, one means the opposite, and one asks for the size too."""
+    shares = {}
+    for name, below, leaves in (
+        ("all", {"queue_l4s": 0.5, "size_bytes": 0}, (1e3, 1e9, 2e3)),  # queue 0 takes 1 ms, queue 1 takes 2
+        ("none", {"queue_l4s": 0.5, "size_bytes": 0}, (2e3, 1e9, 1e3)),
+        ("large", {"queue_l4s": 0.5, "size_bytes": 1000}, (2e3, 1e3, 3e3)),  # 3 ms in queue 1 if it is large
+    ):
+        artifact = trees(tmp_path / name, below, leaves)
+        own = group("copa", CALL), group("cubic", {"kind": "cbr", "rate_bps": 64_000, "packet_bytes": 200})
+        run = over_two(*own, control=by_trees(artifact))
+        summary = simulate(program, run, tmp_path / f"out-{name}")
+        rows = truth_of(tmp_path / f"out-{name}", summary)
+        shares[name] = [(rows["queue"][rows["flow"] == flow] == 0).mean() for flow in (0, 1)]
+        assert summary["decisions"]["decided"] == summary["decisions"]["batches"]
+    assert min(shares["all"]) > 0.95  # the first packets leave before anything is decided
+    assert max(shares["none"]) == 0
+    call, small = shares["large"]
+    assert small == 0
+    assert call > 0.6  # the last packet of a frame is smaller
+
+
+def test_trees_that_are_not_whole_or_to_be_tuned_are_one_line(program: Path, tmp_path: Path) -> None:
+    good = trees(tmp_path / "trees", {"queue_l4s": 0.5, "size_bytes": 0}, (1e3, 1e9, 2e3))
+    run = over_two(group("copa", CALL), control=by_trees(good))
+    tuned = run | {"finetune": {"every_s": 1, "span_s": 1, "apply_after_s": 0, "command": ["true"]}}
+    line = refused(program, tuned, tmp_path / "out")
+    assert line.endswith(f"{good}: trees have no head to be tuned in a run")
+    weights, described = good / "model.safetensors", good / "model.json"
+    whole, text = weights.read_bytes(), described.read_text()
+    for content, why in (
+        (whole[:-9], "is cut off, or has another size than the trees"),
+        (whole[:20], "truncated: its header is cut off"),
+        (whole.replace(b'"I64"', b'"F64"'), "is not of type I64"),
+    ):
+        weights.write_bytes(content)
+        assert refused(program, run, tmp_path / "out").endswith(why)
+    weights.write_bytes(whole)
+    described.write_text(text.replace('"depth": 2', '"depth": 65'))
+    assert "depth" in refused(program, run, tmp_path / "out")
+    described.write_text(text.replace("queue_l4s", "no_input"))
+    assert refused(program, run, tmp_path / "out").endswith("feature 'no_input' is none of an event's row")
+
+
 @pytest.mark.long
 def test_a_scenario_is_run_and_reported(ray_cluster: None, tmp_path: Path) -> None:
     mine = tmp_path / "mine.yaml"

@@ -21,6 +21,7 @@ from swiftqueue.laboratory.learning.judged_models import (
     model_at,
     models_by_profile,
     said_acks,
+    trees_at,
 )
 from swiftqueue.laboratory.learning.train import PARAMS, settings, shared, train
 from swiftqueue.laboratory.report.judging import FEWEST_PACKETS
@@ -194,8 +195,11 @@ def test_a_scenario_says_how_its_model_is_trained(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"^architecture\.name is 'lstm'; it must be one of"):
         settings(load(path), path, "small", ["architecture.name=lstm"])
     for name in ("mlp", "window"):
-        with pytest.raises(ValueError, match=rf"^architecture\.name is {name}; .* but event-stream$"):
+        with pytest.raises(
+            ValueError, match=rf"^architecture\.name is {name}; .* but event-stream and trees$"
+        ):
             settings(load(path), path, "small", [f"architecture.name={name}"])
+    assert settings(load(path), path, "small", ["architecture.name=trees"])[1]["set"][-1].endswith("trees")
     assert "train" not in json.dumps(run_of("figure8"))
 
 
@@ -234,6 +238,22 @@ def test_the_models_of_points_are_found_and_the_profiles_stand_in(project: Path,
     shutil.copytree(judged / "rfc9332", tmp_path / "models" / "0.9" / "uncoupled")  # made since
     found = models_by_profile(str(tmp_path / "models"), tmp_path)
     assert found["0.9/uncoupled"].folder == tmp_path / "models" / "0.9" / "uncoupled"
+
+
+def test_one_folder_holds_the_models_of_several_scenarios_and_trees_beside_them(
+    project: Path, tmp_path: Path
+) -> None:
+    judged = project / "docs" / "laboratory" / "models" / "figure8" / "rfc9332"
+    for place in ("one", "one/trees", "one/0.6", "two"):
+        shutil.copytree(judged, tmp_path / "models" / place / "rfc9332")
+    found = models_by_profile(str(tmp_path / "models"), tmp_path)
+    assert set(found) == {f"{place}/rfc9332" for place in ("one", "one/trees", "one/0.6", "two")}
+    assert model_at(found, "0.6", "rfc9332", "one") == found["one/0.6/rfc9332"]
+    assert model_at(found, "0.8", "rfc9332", "one") == found["one/rfc9332"]
+    assert model_at(found, "0.6", "rfc9332", "two") == found["two/rfc9332"]
+    assert model_at(found, "0.6", "rfc9332", "three") is None
+    assert trees_at(found, "rfc9332", "one") == found["one/trees/rfc9332"]
+    assert trees_at(found, "rfc9332", "two") is None
 
 
 def test_a_placebo_decides_at_other_times_or_is_refused(tmp_path: Path) -> None:

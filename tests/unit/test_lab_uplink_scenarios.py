@@ -9,7 +9,14 @@ import polars as pl
 import pytest
 import yaml
 
-from swiftqueue.laboratory.report.uplinks import judge, tables
+from swiftqueue.laboratory.report.uplinks import (
+    frames_in_brief,
+    harm_in_brief,
+    judge,
+    tables,
+    verdicts_in_brief,
+)
+from swiftqueue.laboratory.runs import experience
 from swiftqueue.laboratory.runs.experience import UPLINKS_SCHEMA
 from swiftqueue.laboratory.runs.resolve import cells, control_of, resolve
 from swiftqueue.laboratory.scenarios.files import environment_at, load, path_of
@@ -198,11 +205,55 @@ def test_the_report_pairs_seeds_and_names_settled_harm() -> None:
         "model": "cross messages, cross goodput, spurious retransmissions",
     }
     verdicts = {one.figure: one.verdict for one in judge(found)}
-    assert verdicts["frame P99 at load 0.6, model over pinned"] == "held"
-    assert verdicts["frame P99 at load 0.8, model over last latency"] == "held"
-    assert verdicts["frame P99 at load 0.8, model over virtual queue"] == "not settled"  # not run
+    assert verdicts["frame P99 at load 0.6, network over pinned"] == "held"
+    assert verdicts["frame P99 at load 0.8, network over last latency"] == "held"
+    assert verdicts["frame P99 at load 0.8, network over virtual queue"] == "not settled"  # not run
     assert len(wanted.rows) == len(verdicts)
     assert all(line.startswith("|") for line in gains.markdown()[3:])
+
+
+def test_the_page_says_in_a_line_for_each_place_what_holds_and_who_harms() -> None:
+    found = results(
+        default={},
+        always={"frame_p99_s": 0.12},
+        least_latency={"frame_p99_s": 0.06, "cross_message_p99_s": 2.4},
+        model={"frame_p99_s": 0.05},
+        trees={"frame_p99_s": 0.059, "cross_mbps": 9.0},
+    ).with_columns(scenario=pl.lit("uplinks-mine"))
+    frames, harm, verdicts = (
+        table(found)[2:] for table in (frames_in_brief, harm_in_brief, verdicts_in_brief)
+    )
+    changes = "+20 % * | -40 % * | -50 % * | -41 % *"
+    assert [line.split(" | ")[3:] for line in frames] == [[*changes.split(" | ")[:3], "-41 % * |"]] * 2
+    assert harm == [
+        f"| mine {at} | +0 % | +20 % (messages) | +0 % | +0 % (goodput) |" for at in ("0.6", "0.8")
+    ]
+    assert verdicts[:4] == [
+        "| network at most 0.7 of pinned | 0.50, held | 0.50, held |",
+        "| network at most 1 of 1 s averages | – | – |",
+        "| network at most 0.95 of last latency | 0.83, held | 0.83, held |",
+        "| network at most 1.02 of virtual queue | – | – |",
+    ]
+    assert verdicts[6] == "| trees at most 0.95 of last latency | 0.98, not held | 0.98, not held |"
+    assert len(verdicts) == 8
+
+
+def test_publishing_replaces_a_scenarios_rows_and_leaves_others(tmp_path: Path) -> None:
+    rows = results(default={}).with_columns(run=pl.lit("r"), program=pl.lit("p"))
+    rows = rows.with_columns(unrouted=pl.lit(0, pl.Int64), diverted=pl.lit(0, pl.Int64))
+    for folder, name, less in (("ours", "mine", 1.0), ("theirs", "mine", 2.0), ("theirs", "other", 3.0)):
+        (tmp_path / folder).mkdir(exist_ok=True)
+        made = rows.with_columns(pl.col("frame_p99_s") / less, scenario=pl.lit(name)).select(*UPLINKS_SCHEMA)
+        before = experience.load(tmp_path / folder, experience.UPLINKS)
+        pl.concat([before, made]).write_parquet(tmp_path / folder / experience.UPLINKS)
+    experience.publish(tmp_path / "ours", "mine", tmp_path / "theirs")
+    found = experience.load(tmp_path / "theirs", experience.UPLINKS)
+    by_name = {str(name): own.drop("scenario") for (name,), own in found.group_by("scenario")}
+    ours = experience.load(tmp_path / "ours", experience.UPLINKS).drop("scenario")
+    assert set(by_name) == {"mine", "other"}
+    assert by_name["mine"].equals(ours)
+    assert by_name["other"]["frame_p99_s"].to_list() == pytest.approx((ours["frame_p99_s"] / 3).to_list())
+    assert not (tmp_path / "theirs" / experience.FILE).exists()  # nothing of it was there to publish
 
 
 def test_few_seeds_settle_nothing() -> None:

@@ -8,6 +8,7 @@
 #include "model-controller.h"
 #include "rungs.h"
 #include "simple-controls.h"
+#include "trees.h"
 
 namespace swiftqueue::lab {
 
@@ -26,7 +27,14 @@ std::unique_ptr<QueueControl> MakeControl(const Run& run, const Network& network
         } else if constexpr (std::is_same_v<Params, LeastLatencyControl>) {
           return std::make_unique<LeastLatencyMove>(params);
         } else if constexpr (std::is_same_v<Params, ModelControl>) {
-          return ModelMove::Make(params, run.questions);
+          if (!Trees::AreIn(params.artifact)) {
+            return ModelMove::Make(params, run.questions);
+          }
+          if (run.fineTuning) {
+            throw engine::InvalidError(params.artifact +
+                                       ": trees have no head to be tuned in a run");
+          }
+          return std::make_unique<TreesMove>(params, run.questions);
         } else if constexpr (std::is_same_v<Params, FlowSplitControl>) {
           return std::make_unique<FlowSplitMove>(params);
         } else if constexpr (std::is_same_v<Params, BatchedControl>) {

@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "serving/agent/predictors/rule_predictor.h"
+
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <ctime>
+#include <deque>
+#include <stdexcept>
+#include <vector>
+
+#include "feature_store/events/event_stream.h"
+#include "serving/agent/io/clock.h"
+
+namespace swiftqueue::agent {
+namespace {
+
+constexpr float kSilentUs = 1e6F;         // age from which a latency counts no more
+constexpr float kAwaitedUs = 1e9F;        // more than any latency
+constexpr std::int64_t kSpinNs = 60'000;  // a sleep may end this much too late
+constexpr int kReach = kHorizon;          // events whose rows are kept; the rule reads none
+
+class RulePredictor final : public Predictor {
+ public:
+  RulePredictor() : wake_fd_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+    if (wake_fd_ < 0) throw std::runtime_error("no eventfd is left to this process");
+  }
+  ~RulePredictor() override { close(wake_fd_); }
+
+  Model model() const override { return {kReach, 0}; }
+  std::string problem() const override { return ""; }
+
+  bool ask(const Enquiry& enquiry) override {
+    if (answers_.size() >= kMaxOutstanding) return false;
+    Ready& ready = answers_.emplace_back(Ready{enquiry.sender, {}});
+    ready.answer.ticket = enquiry.ticket;
+    ready.answer.ok = true;
+    ready.answer.version = 0;
+    for (int q = 0; q < enquiry.alternatives * kHorizon; ++q) {
+      const float* row = enquiry.x_QF + std::ptrdiff_t{q} * kEventWindowFeatureCount;
+      ready.answer.y_BH[static_cast<std::size_t>(q)] = last_latency_us(row);
+    }
+    return true;
+  }
+
+  void forget(std::uint32_t sender) override {
+    std::erase_if(answers_, [&](const Ready& ready) { return ready.sender == sender; });
+  }
+
+  bool next(Answer& answer, std::int64_t until_ns) override {
+    if (!answers_.empty()) {
+      answer = answers_.front().answer;
+      answers_.pop_front();
+      return true;
+    }
+    for (std::int64_t now_ns = monotonic_ns(); now_ns < until_ns; now_ns = monotonic_ns()) {
+      const std::int64_t sleep_ns = std::max<std::int64_t>(until_ns - now_ns - kSpinNs, 0);
+      const timespec timeout{sleep_ns / 1'000'000'000, sleep_ns % 1'000'000'000};
+      pollfd woken{wake_fd_, POLLIN, 0};
+      if (ppoll(&woken, 1, &timeout, nullptr) <= 0) continue;
+      std::uint64_t times = 0;
+      [[maybe_unused]] const ssize_t got = read(wake_fd_, &times, sizeof times);
+      break;
+    }
+    return false;
+  }
+
+  void wake() override {
+    const std::uint64_t once = 1;
+    [[maybe_unused]] const ssize_t put = write(wake_fd_, &once, sizeof once);
+  }
+
+  std::vector<ServerState> servers() const override {
+    ServerState rule;
+    rule.name = "rule";
+    rule.connected = true;
+    rule.version = 0;
+    return {rule};
+  }
+
+ private:
+  struct Ready {
+    std::uint32_t sender;
+    Answer answer;
+  };
+
+  const int wake_fd_;
+  std::deque<Ready> answers_;
+};
+
+}  // namespace
+
+float last_latency_us(const float* x_F) {
+  const float last_us = x_F[event_input("last_latency_queue_us")];
+  if (last_us > 0 && x_F[event_input("ack_silence_queue_us")] <= kSilentUs) {
+    return std::max(last_us, x_F[event_input("oldest_unacked_queue_us")]);
+  }
+  return x_F[event_input("in_flight_queue")] > 0 ? kAwaitedUs : 0;
+}
+
+std::unique_ptr<Predictor> make_rule_predictor() { return std::make_unique<RulePredictor>(); }
+
+}  // namespace swiftqueue::agent
