@@ -103,7 +103,7 @@ def _model(folder: Path) -> Model:
 
     load(folder)
     try:
-        if architecture_in(folder) != TREES:  # which the simulation reads itself
+        if architecture_in(folder) != TREES:  # files that the simulation reads itself
             Engine(folder)  # it is in the senders of a simulation
     except ValueError as error:
         raise ValueError(f"{folder}: {str(error).removeprefix(f'{folder}/')}") from None

@@ -164,8 +164,8 @@ def verdicts_in_brief(runs: pl.DataFrame) -> list[str]:
         for base, most in MOST_OF.items():
             cells = []
             for _, point, here in places:
-                pair = (_by_seed(here, point, one, FRAME) for one in (control, base))
-                one = ratio("", *pair, most)
+                ours, others = (_by_seed(here, point, one, FRAME) for one in (control, base))
+                one = ratio("", ours, others, most)
                 cells.append(NONE if one.measured is None else f"{one.measured:.2f}, {one.verdict}")
             lines.append(row_of([f"{LEARNED[control]} at most {most:g} of {AGAINST[base]}", *cells]))
     return lines

@@ -20,7 +20,7 @@ namespace {
 constexpr int kMostTrees = 65'536;  // as models/networks/artifact.py
 constexpr int kMostNodes = 131'072;
 constexpr int kMostSteps = 64;
-constexpr std::size_t kLengthBytes = 8;  // of the header's length, in a safetensors file
+constexpr std::size_t kLengthBytes = 8;  // bytes of the header's length, in a safetensors file
 
 std::string DescriptionOf(const std::string& folder) { return folder + "/model.json"; }
 

@@ -27,11 +27,11 @@ class Trees {
 
  private:
   struct Node {
-    int column;    // of a query's row
+    int column;    // input of a query's row
     float below;   // smaller inputs go left
     int64_t left;  // place among the nodes of all trees; a leaf leads to itself
     int64_t right;
-    float leaf;  // of the log-latency in us
+    float leaf;  // part of the log-latency in us
   };
 
   void Fill(std::string_view weights, const std::vector<int>& columns, int64_t trees,
