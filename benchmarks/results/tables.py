@@ -304,9 +304,7 @@ TABLES: Final[Mapping[str, Callable[[Data], list[str]]]] = {
     "sweeps": partial(brief, profile="uncoupled", prefix="sweep-"),
     "charge": lambda data: changes.along_axis(data.runs, "charge-", "charge, µs"),
     "surroundings": lambda data: lab.controls_in_brief(data.of("surroundings"), ("model",)),
-    "uplinks-frames": lambda data: uplinks.frames_in_brief(data.uplinks),
-    "uplinks-verdicts": lambda data: uplinks.verdicts_in_brief(data.uplinks),
-    "uplinks-harm": lambda data: uplinks.harm_in_brief(data.uplinks),
+    "uplinks": lambda data: uplinks.places_in_brief(data.uplinks),
     "many-places": lambda data: many_places(data.unpublished_models),
     "map": lambda data: brief(data, "rfc9332", "map-"),
     **{

@@ -28,6 +28,7 @@ AGAINST: Final = {
 }
 """The controls that every other is compared with, as the tables name them."""
 FRAME: Final = "frame_p99_s"
+OTHERS: Final = "cross_message_p99_s"
 ONE_WAY: Final = "one_way_p99_s"
 MOST_OF: Final = {"default": 0.7, "least_mean": 1.0, "least_latency": 0.95, "virtual_queue": 1 + NO_HARM}
 """Most that the model's frame P99 may be, as a part of each control's."""
@@ -129,45 +130,22 @@ def judge(runs: pl.DataFrame) -> list[Verdict]:
     ]
 
 
-def frames_in_brief(runs: pl.DataFrame) -> list[str]:
-    """Return a line for each place: the frames' P99 if pinned, and its change under each other control."""
+def places_in_brief(runs: pl.DataFrame) -> list[str]:
+    """Return two lines for each place: P99 if pinned, and its change under each other control.
+
+    The first is of the calls' frames, the second of other senders' messages, with a word for settled harm.
+    """
     shown = [control for control in WORDS if control in runs["control"]]
-    lines = head_of(["place", "seeds", "pinned, ms", *(WORDS[control] for control in shown)])
+    lines = head_of(["place", "seeds", "P99 of", "pinned, ms", *(WORDS[control] for control in shown)])
     for place, point, here in _places(runs):
-        changes = _settled_changes(here, "default", FRAME)
-        pinned = _by_seed(here, point, "default", FRAME)
-        said = [str(len(pinned)), _mean(here.filter(point=point, control="default"), FRAME, 1e3, 0)]
-        lines.append(row_of([place, *said, *(_brief(changes.get((point, name))) for name in shown)]))
-    return lines
-
-
-def harm_in_brief(runs: pl.DataFrame) -> list[str]:
-    """Return a line for each place: the change of other senders' messages' P99, and who harms anything."""
-    shown = [control for control in WORDS if control in runs["control"]]
-    lines = head_of(["place", *(WORDS[control] for control in shown)])
-    for place, point, here in _places(runs):
-        changes = _settled_changes(here, "default", "cross_message_p99_s")
-        harms = {control: _harms(here, point, control) for control in shown}
-        cells = [
-            f"{_brief(changes.get((point, name)), star=False)}{f' ({harms[name]})' if harms[name] else ''}"
-            for name in shown
-        ]
-        lines.append(row_of([place, *cells]))
-    return lines
-
-
-def verdicts_in_brief(runs: pl.DataFrame) -> list[str]:
-    """Return a line for each figure to reach: what came of it at each place."""
-    places = _places(runs)
-    lines = head_of(["frame P99", *(place for place, _, _ in places)])
-    for control in (each for each in LEARNED if each in runs["control"]):
-        for base, most in MOST_OF.items():
-            cells = []
-            for _, point, here in places:
-                ours, others = (_by_seed(here, point, one, FRAME) for one in (control, base))
-                one = ratio("", ours, others, most)
-                cells.append(NONE if one.measured is None else f"{one.measured:.2f}, {one.verdict}")
-            lines.append(row_of([f"{LEARNED[control]} at most {most:g} of {AGAINST[base]}", *cells]))
+        pinned = here.filter(point=point, control="default")
+        frames, others = (_settled_changes(here, "default", column) for column in (FRAME, OTHERS))
+        harms = {name: f" ({found})" for name in shown if (found := _harms(here, point, name))}
+        said = [_brief(frames.get((point, name))) for name in shown]
+        seeds = str(len(_by_seed(here, point, "default", FRAME)))
+        lines.append(row_of([place, seeds, "frames", _mean(pinned, FRAME, 1e3, 0), *said]))
+        said = [_brief(others.get((point, name)), star=False) + harms.get(name, "") for name in shown]
+        lines.append(row_of(["", "", "others' messages", _mean(pinned, OTHERS, 1e3, 0), *said]))
     return lines
 
 
@@ -188,7 +166,7 @@ def _places(runs: pl.DataFrame) -> list[tuple[str, str, pl.DataFrame]]:
 def _harms(here: pl.DataFrame, point: str, control: str) -> str:
     """Return what a control is settled to harm at a point, in a word each."""
     found = {
-        "messages": _beyond(here, "cross_message_p99_s", falls=False),
+        "messages": _beyond(here, OTHERS, falls=False),
         "goodput": _beyond(here, "cross_mbps", falls=True),
         "resent": _more_spurious(here),
     }

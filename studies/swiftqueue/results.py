@@ -41,6 +41,10 @@ TABLES: Final[Mapping[str, Callable[[Path], list[str]]]] = {
     "paper-waits": partial(of_runs, draw=waits.table),
     "paper-waits-choices": lambda _: waits.choices(),
     **{f"ladder-{profile}": partial(of_runs, draw=_ladder(ladder.SCENARIO, profile)) for profile in PROFILES},
+    **{
+        f"fresh-ladder-{profile}": partial(of_runs, draw=_ladder(ladder.FRESH, profile))
+        for profile in PROFILES
+    },
     "ladder-long": partial(of_runs, draw=_ladder(ladder.LONG, "uncoupled")),
     "ladder-long-rfc9332": partial(of_runs, draw=_ladder(ladder.LONG_RFC9332, "rfc9332")),
     "split": partial(

@@ -10,11 +10,9 @@ import pytest
 import yaml
 
 from swiftqueue.laboratory.report.uplinks import (
-    frames_in_brief,
-    harm_in_brief,
     judge,
+    places_in_brief,
     tables,
-    verdicts_in_brief,
 )
 from swiftqueue.laboratory.runs import experience
 from swiftqueue.laboratory.runs.experience import UPLINKS_SCHEMA
@@ -220,22 +218,9 @@ def test_the_page_says_in_a_line_for_each_place_what_holds_and_who_harms() -> No
         model={"frame_p99_s": 0.05},
         trees={"frame_p99_s": 0.059, "cross_mbps": 9.0},
     ).with_columns(scenario=pl.lit("uplinks-mine"))
-    frames, harm, verdicts = (
-        table(found)[2:] for table in (frames_in_brief, harm_in_brief, verdicts_in_brief)
-    )
-    changes = "+20 % * | -40 % * | -50 % * | -41 % *"
-    assert [line.split(" | ")[3:] for line in frames] == [[*changes.split(" | ")[:3], "-41 % * |"]] * 2
-    assert harm == [
-        f"| mine {at} | +0 % | +20 % (messages) | +0 % | +0 % (goodput) |" for at in ("0.6", "0.8")
-    ]
-    assert verdicts[:4] == [
-        "| network at most 0.7 of pinned | 0.50, held | 0.50, held |",
-        "| network at most 1 of 1 s averages | – | – |",
-        "| network at most 0.95 of last latency | 0.83, held | 0.83, held |",
-        "| network at most 1.02 of virtual queue | – | – |",
-    ]
-    assert verdicts[6] == "| trees at most 0.95 of last latency | 0.98, not held | 0.98, not held |"
-    assert len(verdicts) == 8
+    lines = [line.split(" | ")[4:] for line in places_in_brief(found)[2:]]
+    assert lines[::2] == [["+20 % *", "-40 % *", "-50 % *", "-41 % * |"]] * 2
+    assert lines[1::2] == [["+0 %", "+20 % (messages)", "+0 %", "+0 % (goodput) |"]] * 2
 
 
 def test_publishing_replaces_a_scenarios_rows_and_leaves_others(tmp_path: Path) -> None:
