@@ -50,7 +50,7 @@ RUNGS: Final = {
     "flow_split": "a constant share of the flows, nothing reordered",
     "always": "everything, up to the limit",
     "last_latency_batched": "the flow's last latency",
-    "virtual_queue_batched": "the virtual queue: four numbers of each queue",
+    "virtual_queue_batched": "the virtual queue: four numbers each",
     "anchor": "untrained model: either queue's last latency",
     "placebo": "the model's decisions, at another time",
     "model": "the model",
