@@ -593,10 +593,8 @@ def test_a_corrupt_artifact_never_reaches_a_client(loop: FaultLoop) -> None:
         before = loop.served()
         version = max(Registry("swiftqueue").versions())
         source = mlflow.MlflowClient().get_model_version("swiftqueue", str(version)).source
-        folder = (
-            loop.state / "mlflow" / "artifacts" / "models" / source.removeprefix("models:/") / "artifacts"
-        )
-        weights = folder / "model.safetensors"
+        model = source.removeprefix("models:/")
+        (weights,) = (loop.state / "mlflow" / "artifacts").rglob(f"{model}/artifacts/model.safetensors")
         weights.write_bytes(weights.read_bytes()[:-5000])
 
     def ended() -> list[int]:  # the one that ran when this began may end first
