@@ -17,7 +17,7 @@ KSERVE := _build/kserve
 KSERVE_OBJECTS := $(addprefix $(KSERVE)/,grpc_service.pb.o grpc_service.grpc.pb.o model_config.pb.o)
 KSERVE_HEADERS := $(addprefix $(KSERVE)/,grpc_service.pb.h grpc_service.grpc.pb.h model_config.pb.h)
 TRITON_SOURCES := triton_predictor triton_server triton_channel triton_request
-TRITON_HEADERS := $(wildcard */*.h) $(WINDOW) $(SCHEMA_HASH)
+TRITON_HEADERS := $(wildcard */*.h) $(WINDOW) $(RULE) $(SCHEMA_HASH)
 TRITON_OBJECTS := $(TRITON_SOURCES:%=_build/%.o) $(KSERVE_OBJECTS)
 # gRPC's headers use its own libraries (Abseil), which differ by release: the linker follows them.
 TRITON_LIBS := -Wl,--copy-dt-needed-entries -lgrpc++ -lgrpc -lgpr -lprotobuf -lpthread

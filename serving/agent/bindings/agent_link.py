@@ -32,10 +32,11 @@ HEADERS: Final = (
         "decision/growth_watch",
     ),
 )
+EVENT_HEADERS: Final = ("sizes", "event_stream", "event_window", "virtual_queue")
 SOURCES: Final = (
     FOLDER / "bindings" / "swiftqueue.cc",
     *(FOLDER / f"{name}.h" for name in HEADERS),
-    *(feature_store.FOLDER / "events" / f"{name}.h" for name in ("sizes", "event_stream", "event_window")),
+    *(feature_store.FOLDER / "events" / f"{name}.h" for name in EVENT_HEADERS),
 )
 CLASSIC: Final = 0
 L4S: Final = 1
