@@ -35,14 +35,17 @@ def packets() -> pl.DataFrame:
 def test_it_is_what_one_engine_and_pytorch_give(
     folder: Path, packets: pl.DataFrame, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(encoding, "CHUNK", 16)
+    monkeypatch.setattr(encoding, "STRETCH", 16)
     part = TracePart("live", packets, Slice(FIRST, packets.height // HORIZON))
     found, replayed, replays = encoding.load(artifact.read_files(folder)), encoding.replayed, []
     monkeypatch.setattr(encoding, "replayed", lambda *args: replays.append(args) or replayed(*args))
     ours = encoding.Decisions.of(found, part)
     assert len(replays) == 1
     x_BWF = np.concatenate(list(encoding.event_windows(packets, TOKENS, FIRST)))
-    assert np.array_equal(ours.read_BRD, Engine(folder).features(x_BWF))
+    logs = [(x_WF[:-HORIZON][x_WF[:-HORIZON].any(1)], x_WF[None, -HORIZON:]) for x_WF in x_BWF]
+    engine = Engine(folder)
+    alone = [engine.features(x_EF, np.array([len(x_EF)]), x_1HF) for x_EF, x_1HF in logs]
+    np.testing.assert_allclose(ours.read_BRD, np.concatenate(alone), atol=1e-5)
     assert np.array_equal(ours.candidates_BHF, x_BWF[:, -HORIZON:])
     by_pytorch = EventStreamForecaster.read(folder, {}).encode(part)
     np.testing.assert_allclose(ours.read_BRD, by_pytorch.read_BRD.numpy(), atol=1e-4)

@@ -119,18 +119,6 @@ def test_a_fast_senders_minute_is_passed_over_fewer_times(
     assert tune(minute(packets, champion)).files == once.files
 
 
-def test_the_engine_encodes_stretches_of_a_log_as_the_network_does_all_of_it(
-    packets: pl.DataFrame, champion: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("swiftqueue.pipelines.live.encoding.STRETCH", 40)
-    served, part = load_version(artifact.read_files(champion)), whole(packets, 0)
-    assert isinstance(served, EventStreamForecaster)
-    ours = Decisions.of(served, part)
-    assert len(ours) > 5 * 40
-    served.encoder = None
-    np.testing.assert_allclose(ours.read_BRD, served.encode(part).read_BRD, atol=1e-5)
-
-
 def trees_of(packets: pl.DataFrame, folder: Path) -> Path:
     """Write trees as the registry has them."""
     from swiftqueue.models.trees.forecaster import Trees, TreesParams

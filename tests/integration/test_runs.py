@@ -217,7 +217,9 @@ def test_live_rounds_are_steps_of_their_days_run_and_their_versions_lie_below_it
         assert all(name.startswith("finetune.") for name in run.data.params)
     apart = client.get_experiment_by_name("swiftqueue")
     assert apart is not None
-    assert [run.info.run_name for run in client.search_runs([apart.experiment_id])] == ["version 1"]
+    names = {str(run.info.run_name) for run in client.search_runs([apart.experiment_id])}
+    assert "version 1" in names  # and those that other tests register
+    assert not names & set(versions)
 
 
 def test_a_new_day_removes_the_runs_of_old_days(
