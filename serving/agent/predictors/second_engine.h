@@ -106,8 +106,10 @@ class SecondEngine {
   void run() {
     std::int64_t sleep_ns = monotonic_ns() + kSpinNs;
     while (true) {
-      const std::uint64_t pushed = pushed_.load();
+      // In this order: the asking thread may push and compute jobs in between, and `next` must not
+      // get beyond `pushed`.
       std::uint64_t next = claimed_.load();
+      const std::uint64_t pushed = pushed_.load();
       if (next == pushed) {
         if (monotonic_ns() > sleep_ns) pushed_.wait(pushed);
         continue;
