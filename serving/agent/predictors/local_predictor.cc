@@ -1,10 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "serving/agent/predictors/local_predictor.h"
 
-#include <poll.h>
 #include <sched.h>
-#include <sys/eventfd.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -21,6 +18,7 @@
 #include <vector>
 
 #include "serving/agent/io/clock.h"
+#include "serving/agent/io/wake_up.h"
 #include "serving/agent/predictors/artifact_folder.h"
 #include "serving/agent/predictors/second_engine.h"
 #include "serving/agent/predictors/up_to_date.h"
@@ -39,7 +37,6 @@ constexpr std::int64_t kMostSlower =
     3;  // a question's time counts as at most so many times the others'
 constexpr std::int64_t kLeastNs = 20'000;
 constexpr std::int64_t kTryNs = 20'000'000;
-constexpr std::int64_t kSpinNs = 60'000;    // a sleep may end this much too late
 constexpr std::int64_t kWatchNs = 200'000;  // longest look at the second engine without sleeping
 // A sender that has had so much more of the time than another one waits until that has caught up.
 constexpr std::int64_t kAheadNs = 500'000;
@@ -71,21 +68,18 @@ std::unique_ptr<Engine> tried(const Artifact& artifact, std::int64_t version) {
 class LocalPredictor final : public Predictor {
  public:
   explicit LocalPredictor(const std::string& folder) : folder_(folder) {
-    wake_fd_ = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
-    if (wake_fd_ < 0) throw std::runtime_error("no event descriptor is to be had");
     seen_ = fingerprint_of(folder_);
     try {
       artifact_ = engine::load_artifact(seen_.folder.empty() ? folder_ : seen_.folder);
       engine_ = tried(artifact_, version_of(seen_.folder));
     } catch (const std::exception& error) {
-      close(wake_fd_);
       throw std::runtime_error(folder_ + ": " + error.what());
     }
     artifact_.tensors.clear();  // only description and hash are compared later
     for (int place = kMaxOutstanding; place-- > 0;) free_.push_back(place);
     asking_.reserve(kMaxOutstanding);
     if (cores() > 1) {
-      second_ = std::make_unique<SecondEngine>(*engine_, [this] { wake_up(); });
+      second_ = std::make_unique<SecondEngine>(*engine_, [this] { wake_up_.wake(); });
     }
     served_ = engine_.get();
     version_ = engine_->version();
@@ -99,8 +93,7 @@ class LocalPredictor final : public Predictor {
     }
     closed_.notify_all();
     watcher_.join();
-    second_.reset();  // before the descriptor that it wakes us by
-    close(wake_fd_);
+    second_.reset();  // before `wake_up_`, which it calls
   }
 
   Model model() const override { return {engine_->reach(), engine_->version()}; }
@@ -157,7 +150,7 @@ class LocalPredictor final : public Predictor {
 
   void wake() override {
     woken_ = true;
-    wake_up();
+    wake_up_.wake();
   }
 
   std::vector<ServerState> servers() const override {
@@ -192,12 +185,6 @@ class LocalPredictor final : public Predictor {
 
   static std::size_t at(int number) { return static_cast<std::size_t>(number); }
   float* queries_of(int place) { return x_QF_.get() + at(place) * kMaxQueries * kFeatures; }
-
-  void wake_up() {
-    const std::uint64_t one = 1;
-    // The write fails only when 2^64 - 2 calls have not been noticed yet.
-    [[maybe_unused]] const ssize_t written = write(wake_fd_, &one, sizeof one);
-  }
 
   void remove_first(Seat& seat) {
     free_.push_back(seat.first);
@@ -390,15 +377,9 @@ class LocalPredictor final : public Predictor {
         second_->asleep(true);
         if (second_->done() != nullptr) return true;
       }
-      const std::int64_t sleep_ns = std::max<std::int64_t>(until_ns - now_ns - kSpinNs, 0);
-      const timespec timeout{sleep_ns / 1'000'000'000, sleep_ns % 1'000'000'000};
-      pollfd woken{wake_fd_, POLLIN, 0};
-      const bool wakes = ppoll(&woken, 1, &timeout, nullptr) > 0;
+      const bool wakes = wake_up_.sleep(now_ns, until_ns);
       if (second_ != nullptr) second_->asleep(false);
-      if (!wakes) continue;
-      std::uint64_t times = 0;
-      [[maybe_unused]] const ssize_t got = read(wake_fd_, &times, sizeof times);
-      return true;
+      if (wakes) return true;
     }
   }
 
@@ -483,7 +464,7 @@ class LocalPredictor final : public Predictor {
   }
 
   const std::string folder_;
-  int wake_fd_ = -1;
+  WakeUp wake_up_;
   // These belong to the loop's thread:
   std::unique_ptr<Engine> engine_;
   std::unordered_map<std::uint32_t, Seat> seats_;  // by sender

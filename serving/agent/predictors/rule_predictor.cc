@@ -1,36 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "serving/agent/predictors/rule_predictor.h"
 
-#include <poll.h>
-#include <sys/eventfd.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <ctime>
 #include <deque>
-#include <stdexcept>
 #include <vector>
 
 #include "feature_store/events/event_stream.h"
 #include "serving/agent/io/clock.h"
+#include "serving/agent/io/wake_up.h"
 
 namespace swiftqueue::agent {
 namespace {
 
-constexpr float kSilentUs = 1e6F;         // age from which a latency counts no more
-constexpr float kAwaitedUs = 1e9F;        // more than any latency
-constexpr std::int64_t kSpinNs = 60'000;  // a sleep may end this much too late
-constexpr int kReach = kHorizon;          // events whose rows are kept; the rule reads none
+constexpr float kSilentUs = 1e6F;   // age from which a latency counts no more
+constexpr float kAwaitedUs = 1e9F;  // more than any latency
+constexpr int kReach = kHorizon;    // events whose rows are kept; the rule reads none
 
 class RulePredictor final : public Predictor {
  public:
-  RulePredictor() : wake_fd_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
-    if (wake_fd_ < 0) throw std::runtime_error("no eventfd is left to this process");
-  }
-  ~RulePredictor() override { close(wake_fd_); }
-
   Model model() const override { return {kReach, 0}; }
   std::string problem() const override { return ""; }
 
@@ -58,21 +47,12 @@ class RulePredictor final : public Predictor {
       return true;
     }
     for (std::int64_t now_ns = monotonic_ns(); now_ns < until_ns; now_ns = monotonic_ns()) {
-      const std::int64_t sleep_ns = std::max<std::int64_t>(until_ns - now_ns - kSpinNs, 0);
-      const timespec timeout{sleep_ns / 1'000'000'000, sleep_ns % 1'000'000'000};
-      pollfd woken{wake_fd_, POLLIN, 0};
-      if (ppoll(&woken, 1, &timeout, nullptr) <= 0) continue;
-      std::uint64_t times = 0;
-      [[maybe_unused]] const ssize_t got = read(wake_fd_, &times, sizeof times);
-      break;
+      if (wake_up_.sleep(now_ns, until_ns)) break;
     }
     return false;
   }
 
-  void wake() override {
-    const std::uint64_t once = 1;
-    [[maybe_unused]] const ssize_t put = write(wake_fd_, &once, sizeof once);
-  }
+  void wake() override { wake_up_.wake(); }
 
   std::vector<ServerState> servers() const override {
     ServerState rule;
@@ -88,7 +68,7 @@ class RulePredictor final : public Predictor {
     Answer answer;
   };
 
-  const int wake_fd_;
+  WakeUp wake_up_;
   std::deque<Ready> answers_;
 };
 
