@@ -114,7 +114,7 @@ def _encoding_row(rounds: int) -> Row:
             rounds, lambda: encoding_s(by_engine), lambda: encoding_s(by_pytorch)
         )
     return Row(
-        name=f"a live round encodes {ENCODED:,} packets: the engine, windows made",
+        name=f"a live round encodes {ENCODED:,} packets: the engine",
         ours=ours,
         reference=reference,
         reference_name="PyTorch, the same packets and cores",

@@ -123,7 +123,7 @@ def browser() -> Iterator[Browser]:
             *(["--no-sandbox"] if os.geteuid() == 0 else []),
             "about:blank",
         ]
-        ours = os.environ | {"TMPDIR": str(profile)}  # what it leaves in its temporary folder goes with it
+        ours = os.environ | {"TMPDIR": str(profile)}  # its temporary files go with the profile
         process = stack.enter_context(
             subprocess.Popen(command, env=ours, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         )

@@ -45,6 +45,9 @@ WORDS: Final = {
     "oracle": "oracle",
 }
 """The controls of the short tables in their order, as these name them."""
+CROSS_MESSAGES, CROSS_GOODPUT, SPURIOUS = "cross messages", "cross goodput", "spurious retransmissions"
+IN_SHORT: Final = {CROSS_MESSAGES: "messages", CROSS_GOODPUT: "goodput", SPURIOUS: "resent"}
+"""The harms to others as the short tables name them."""
 
 
 @dataclass(frozen=True)
@@ -90,21 +93,17 @@ def _gains(name: str, here: pl.DataFrame) -> UplinkTable:
 
 
 def _costs(name: str, here: pl.DataFrame) -> UplinkTable:
-    falls = {"cross_message_p99_s": False, "cross_mbps": True}
     head = ["load", "control", "cross messages' P99", "cross goodput", "spurious, %", "reordered, %", "harm"]
-    changes = {column: _settled_changes(here, "default", column) for column in falls}
-    beyond = {column: _beyond(here, column, falls=down) for column, down in falls.items()}
-    more = _more_spurious(here)
-    said = {"cross_message_p99_s": "cross messages", "cross_mbps": "cross goodput"}
+    changes = {column: _settled_changes(here, "default", column) for column in (OTHERS, "cross_mbps")}
+    harmed = _harmed(here)
     rows = []
     for point, control, own in _cells(here):
-        harms = [said[column] for column in beyond if (point, control) in beyond[column]]
-        harms += ["spurious retransmissions"] if (point, control) in more else []
+        harms = [said for said, where in harmed.items() if (point, control) in where]
         rows.append(
             [
                 point,
                 control,
-                _change(changes["cross_message_p99_s"].get((point, control))),
+                _change(changes[OTHERS].get((point, control))),
                 _change(changes["cross_mbps"].get((point, control))),
                 _mean(own, "spurious_share", 100, 2),
                 _mean(own, "reordered_share", 100, 2),
@@ -140,11 +139,18 @@ def places_in_brief(runs: pl.DataFrame) -> list[str]:
     for place, point, here in _places(runs):
         pinned = here.filter(point=point, control="default")
         frames, others = (_settled_changes(here, "default", column) for column in (FRAME, OTHERS))
-        harms = {name: f" ({found})" for name in shown if (found := _harms(here, point, name))}
+        harmed = _harmed(here)
         said = [_brief(frames.get((point, name))) for name in shown]
         seeds = str(len(_by_seed(here, point, "default", FRAME)))
         lines.append(row_of([place, seeds, "frames", _mean(pinned, FRAME, 1e3, 0), *said]))
-        said = [_brief(others.get((point, name)), star=False) + harms.get(name, "") for name in shown]
+        harms = {
+            name: ", ".join(IN_SHORT[said] for said, where in harmed.items() if (point, name) in where)
+            for name in shown
+        }
+        said = [
+            _brief(others.get((point, name)), star=False) + (f" ({harms[name]})" if harms[name] else "")
+            for name in shown
+        ]
         lines.append(row_of(["", "", "others' messages", _mean(pinned, OTHERS, 1e3, 0), *said]))
     return lines
 
@@ -163,14 +169,13 @@ def _places(runs: pl.DataFrame) -> list[tuple[str, str, pl.DataFrame]]:
     return found
 
 
-def _harms(here: pl.DataFrame, point: str, control: str) -> str:
-    """Return what a control is settled to harm at a point, in a word each."""
-    found = {
-        "messages": _beyond(here, OTHERS, falls=False),
-        "goodput": _beyond(here, "cross_mbps", falls=True),
-        "resent": _more_spurious(here),
+def _harmed(here: pl.DataFrame) -> dict[str, set[tuple[str, str]]]:
+    """Return where each harm to others is settled: points and controls by the harm's name."""
+    return {
+        CROSS_MESSAGES: _beyond(here, OTHERS, falls=False),
+        CROSS_GOODPUT: _beyond(here, "cross_mbps", falls=True),
+        SPURIOUS: _more_spurious(here),
     }
-    return ", ".join(word for word, places in found.items() if (point, control) in places)
 
 
 def _brief(found: tuple[Estimate, bool] | None, *, star: bool = True) -> str:

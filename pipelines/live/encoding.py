@@ -185,9 +185,9 @@ def _rows(log: EventReplay, tokens: int, chunk: slice) -> NDArray[np.float32]:
     event_BW = log.cut_D[chunk, None] + np.arange(-band, 0)
     there_BW = event_BW >= 0
     x_BWF = np.zeros((len(event_BW), tokens, len(EVENTS.features)), np.float32)
-    x_BWF[:, :band, :-1][there_BW] = log.x_EF[event_BW[there_BW]]
-    x_BWF[:, :band, -1][there_BW] = log.ack_E[event_BW[there_BW]]
-    x_BWF[:, band:, :-1] = log.x_DHF[chunk]
+    seen_N = event_BW[there_BW]
+    x_BWF[:, :band][there_BW] = _with_kind(log.x_EF[seen_N], log.ack_E[seen_N])
+    x_BWF[:, band:] = _with_kind(log.x_DHF[chunk], False)
     return x_BWF
 
 

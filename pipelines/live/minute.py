@@ -43,9 +43,7 @@ from swiftqueue.pipelines.live.reservoir import EMPTY, PastWindows, Reservoir, s
 from swiftqueue.pipelines.live.rounds_log import DeclinedError
 from swiftqueue.pipelines.live.slices import JudgingSlice, due, encoder_of, usable
 
-MOST_STEPS: Final = (
-    500  # steps of a tuning; a fast sender's minute has enough windows for few passes over them
-)
+MOST_STEPS: Final = 500  # steps of a tuning; a fast sender's minute needs few passes over its windows
 LEAD_IN_NS: Final = 5_000_000_000  # lead-in of a kept slice: more than the lead-in of docs/EVENTS.md
 
 

@@ -22,6 +22,7 @@ from swiftqueue.laboratory.runs.resolve import Cell, resolve
 from swiftqueue.laboratory.scenarios.files import load, path_of
 from swiftqueue.models.forecasters.traces import TracePart, decision_times
 from swiftqueue.models.training.protocol import Slice
+from swiftqueue.pipelines.live.minute import LEAD_IN_NS
 from swiftqueue.pipelines.simulators import Runs, build_simulator
 
 SCENARIO: Final = "drift"
@@ -29,7 +30,6 @@ BEFORE: Final = "before"  # state of the network before a change
 NAME: Final = "drift"  # name of each joined trace
 EXPLORED: Final = {"share": 0.05, "burst_packets": 8}  # as in the default traces
 SEAM_NS: Final = 10_000_000  # from the last packet of a state to the first of the next
-LEAD_IN_NS: Final = 5_000_000_000  # more than the lead-in of docs/EVENTS.md
 
 
 def states() -> list[str]:

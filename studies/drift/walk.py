@@ -23,7 +23,7 @@ from swiftqueue.feature_store.quality.distribution_shift import as_rows, sample_
 from swiftqueue.models.forecasters.forecaster import Variant
 from swiftqueue.models.forecasters.network import NetworkForecaster
 from swiftqueue.models.forecasters.queries import replayed
-from swiftqueue.models.forecasters.traces import TracePart
+from swiftqueue.models.forecasters.traces import TracePart, decision_times
 from swiftqueue.models.networks import artifact
 from swiftqueue.models.registry import gate
 from swiftqueue.models.training.head import FinetuneParams
@@ -54,7 +54,7 @@ class Policy:
     name: str
     memory_windows: int = 0
     lesson: tuple[float, float] | None = (
-        None  # part of a re-train's telemetry that teaches; None: no re-train
+        None  # part of a re-train's telemetry that teaches; None: none is made
     )
 
 
@@ -197,9 +197,8 @@ class Walk:
         """Return the gate's figures of answers on a window."""
         part = between(self.trace.packets, from_ns, to_ns)
         shown = next(each for key, each in self._encoded.items() if key[1:] == (from_ns, to_ns))
-        times = part.packets["sent_ns"].to_numpy()[part.first_packets]
         names = tuple(feature.name for feature in EVENTS.features)
-        held_out = gate.HeldOutDecisions(shown.candidates_BHF, part.latencies_us(), times, names)
+        held_out = gate.HeldOutDecisions(shown.candidates_BHF, part.latencies_us(), _times(part), names)
         return gate.score(us_BH, held_out, drawn=False).figures
 
     def served_in(self, state: LoopState, from_ns: int, to_ns: int) -> NDArray[np.float32] | None:
@@ -209,8 +208,7 @@ class Walk:
         if new_BH is None or former_BH is None or state.before is state.served:
             return new_BH
         part = between(self.trace.packets, from_ns, to_ns)
-        times = part.packets["sent_ns"].to_numpy()[part.first_packets]
-        late_B = times < from_ns + round(self.lengths.every_s * ROUND_SHARE * 1e9)
+        late_B = _times(part) < from_ns + round(self.lengths.every_s * ROUND_SHARE * 1e9)
         return np.where(late_B[:, None], former_BH, new_BH)
 
     def retrain(self, state: LoopState, share: tuple[float, float], number: int, at_ns: int) -> LoopState:
@@ -225,6 +223,11 @@ class Walk:
         from_ns, to_ns = (at_ns - span_ns + round(one * span_ns) for one in share)
         lesson = between(self.trace.known_at(at_ns), from_ns, to_ns).to_learn()
         return replace(state, candidate=Trained.on([lesson], self.variant, self.seed), retrained_in=number)
+
+
+def _times(part: TracePart) -> NDArray[np.int64]:
+    """Return the times of a part's decisions, (B,) in ns."""
+    return decision_times(part.packets)[part.decisions.lo : part.decisions.hi]
 
 
 def _kept(slices: tuple[JudgingSlice, ...], found: TuningResult) -> tuple[JudgingSlice, ...]:

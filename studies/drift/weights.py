@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
@@ -23,7 +24,7 @@ FASTER: Final = 10.0
 HEAD: Final = "head"
 
 
-class _Limited(nn.Module):
+class _Limited(nn.Module, ABC):
     """A head of which only a small set of weights learns; `merged` gives the head with that set applied."""
 
     def __init__(self, head: QueryHead) -> None:
@@ -36,9 +37,9 @@ class _Limited(nn.Module):
         out: Tensor = torch.func.functional_call(self.base, self.weights(), (read_BRD,))
         return out
 
+    @abstractmethod
     def weights(self) -> dict[str, Tensor]:
         """Return the head's weights with the set applied."""
-        raise NotImplementedError
 
     def merged(self) -> QueryHead:
         """Return an ordinary head."""

@@ -180,7 +180,7 @@ class OverTwoUplinks(LiveSender):
         super().__init__(path, deadline_us=5_000_000)
         self.latency_ms = latency_ms
         self.under_way: list[tuple[int, int, float]] = []  # acknowledged at, number, latency in us
-        self.uplinks: list[int] = []  # of each batch
+        self.uplinks: list[int] = []  # the uplink of each batch
 
     def ask(self, due_ns: int) -> None:
         batch = frames.blank(frames.BATCH)

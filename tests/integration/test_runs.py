@@ -43,7 +43,7 @@ from swiftqueue.models.registry.store import (
 from swiftqueue.models.training.head import FinetuneParams
 from swiftqueue.pipelines.live import challenger
 from swiftqueue.pipelines.live.minute import TuningResult
-from swiftqueue.pipelines.live.rounds_log import LOG_FILE, DeclinedError, RoundRecord
+from swiftqueue.pipelines.live.rounds_log import DeclinedError, RoundRecord
 from swiftqueue.pipelines.live.runner import Runner, timed
 
 pytestmark = pytest.mark.slow
@@ -135,7 +135,7 @@ class Registering(Runner[RoundRecord]):
     """Rounds that register an artifact each, with what a round of the loop records."""
 
     def __init__(self, artifacts: list[Path]) -> None:
-        super().__init__("rounds", "latency", LOG_FILE, RoundRecord, "")
+        super().__init__("rounds", "latency", "registering.jsonl", RoundRecord, "")
         self._artifacts = artifacts
 
     def _run(self, record: RoundRecord) -> None:

@@ -415,8 +415,9 @@ def test_a_killed_keeper_is_started_again_and_so_is_its_supervisor(kept: int, st
     assert "the supervisor of the keeper is gone: this process takes its place" in said
     now = processes.running("keeper")
     assert now is not None
-    family = [psutil.Process(now.pid), *psutil.Process(now.pid).children()]
-    assert len(family) == 2
+    supervisor = psutil.Process(now.pid)
+    wait_until(supervisor.children, "the other supervisor has no keeper")
+    family = [supervisor, *supervisor.children()]
     under_way.end_what_is_under_way()  # as `down` does
     processes.stop("keeper")
     assert not any(one.is_running() and one.status() != psutil.STATUS_ZOMBIE for one in family)

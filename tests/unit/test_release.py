@@ -1,4 +1,4 @@
-"""What `make release` hands out beside wheel and agent: lists of the packages (SBOM), by cyclonedx-bom."""
+"""`make release` hands out lists of the packages (SBOM) by cyclonedx-bom, beside wheel and agent."""
 
 from __future__ import annotations
 

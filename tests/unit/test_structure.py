@@ -220,7 +220,7 @@ def test_the_sources_pass_every_static_check(project: Path) -> None:
 def test_the_product_does_without_the_studies(project: Path, tmp_path: Path) -> None:
     """A checkout in which someone deleted the folder: its checks pass, and the command line starts."""
     without_studies(project, tmp_path)
-    if (known := project / ".mypy_cache").is_dir():  # of the test above: mypy looks anew at what differs
+    if (known := project / ".mypy_cache").is_dir():  # the test above made it: mypy looks anew at what differs
         shutil.copytree(known, tmp_path / ".mypy_cache")
     shown = "import swiftqueue.cli.app as cli; cli.app(['--help'])"
     for command in ([BIN / "ruff", "check", "."], [BIN / "mypy"], [sys.executable, "-c", shown]):
