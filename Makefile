@@ -76,7 +76,7 @@ LOCKED = awk '/^[^ ]/ { kept = /^($(1))==/ } kept == $(2)' $(3)
 # C++ is built with these, which are small, while the other packages come.
 $(VENV)/.native-packages: requirements.lock $(UV)
 	@mkdir -p build
-	@$(call LOCKED,ns3|tritonclient|protobuf|grpcio|ml-dtypes|numpy|packaging|python-rapidjson|typing-extensions,1,requirements.lock) > build/native.lock
+	@$(call LOCKED,ns3|nlohmann-json|tritonclient|protobuf|grpcio|ml-dtypes|numpy|packaging|python-rapidjson|typing-extensions,1,requirements.lock) > build/native.lock
 	VIRTUAL_ENV=$(VENV) $(UV) pip install --quiet --no-deps --require-hashes -r build/native.lock
 	@touch $@
 
@@ -135,7 +135,7 @@ native-suites: native-simulation
 	+@$(call BUILD,simulation tests)
 native-serving/engine: native-feature_store
 $(ENGINE_USERS:%=native-%): native-serving/engine
-native-serving/agent native-simulation: $(VENV)/.native-packages  # the protocol's description, ns-3
+native-serving/engine native-serving/agent native-simulation: $(VENV)/.native-packages  # JSON, the protocol's description, ns-3
 
 run: setup ## The main job: traces to a served prediction, replayed; ends with where to look next
 	swiftqueue run

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
 //
-// A strict JSON reader (RFC 8259) for `model.json` and the header of a safetensors file. Input is
-// not trusted: depth is bounded, keys must be distinct, numbers finite, and nothing may follow.
+// What JSON for Modern C++ reads of `model.json` and of the header of a safetensors file, with
+// checks that name what they miss. Input is not trusted: depth is bounded, and keys must be
+// distinct.
 #ifndef SWIFTQUEUE_SERVING_ENGINE_JSON_H_
 #define SWIFTQUEUE_SERVING_ENGINE_JSON_H_
 
@@ -42,7 +43,7 @@ class Value {
   std::variant<std::monostate, bool, double, std::string, Array, Object> content_;
 };
 
-// Parses one JSON document. Throws InvalidError with the reason and the byte where it stopped.
+// Parses one JSON document (RFC 8259). Throws InvalidError with the reason.
 Value parse(std::string_view text);
 
 // Returns `text` between quotes, without unprintable characters, cut short: for error lines.
