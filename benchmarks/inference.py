@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import numpy.typing as npt
 
+from swiftqueue.benchmarks.inference_accuracy import accuracy_rows
 from swiftqueue.benchmarks.inference_references import (
     Call,
     Windows,
@@ -56,7 +57,10 @@ SLOWER: Final[dict[str, tuple[Isa, ...]]] = {
     "portable": (),
 }
 PARITY: Final = 1e-4  # largest difference from PyTorch that a reference may have
+ROUNDED_PARITY: Final = 1e-2  # the same of the engine with products of bfloat16
+ROUNDED: Final = "bf16"
 BATCH: Final = "a batch through a session"
+ROUNDED_BATCH: Final = f"{BATCH}, {ROUNDED}"
 WINDOW: Final = "a window without a session"
 QUEUES: Final = 2  # a batch's packets are asked about in either
 LIBRARIES: Final = ("PyTorch", "ONNX Runtime", "OpenVINO")
@@ -93,7 +97,8 @@ def measure(rounds: int) -> list[Row]:
                 peak.append(peak_flops(PEAK_SECONDS))
             rows = _latency_rows(engine.isa, samples, rounds)
             rows += _peak_rows(engine.isa, model, samples, statistics.median(peak), rounds)
-            return rows + _feature_rows(engine, model, rounds) + _swap_rows(engine, path, rounds)
+            rows += _feature_rows(engine, model, rounds) + _swap_rows(engine, path, rounds)
+            return rows + (accuracy_rows() if ROUNDED_BATCH in samples else [])
     finally:
         torch.set_num_threads(threads)
 
@@ -123,13 +128,14 @@ def _contestants(engine: Engine, model: EventPredictor, path: Path) -> dict[str,
                 raise ValueError(f"bench inference: {library} answers otherwise")
             name = _of_a_batch(library) if windows > 1 else library
             timed[name] = functools.partial(_call_us, call, x_BWF, windows)
-    for isa in (engine.isa, *SLOWER[engine.isa]):
-        ours = Engine(path, isa)  # type: ignore[arg-type]
+    rounded = Engine(path, ROUNDED).isa != engine.isa
+    for isa in (engine.isa, *SLOWER[engine.isa], *([ROUNDED] if rounded else [])):
+        ours, parity = Engine(path, isa), ROUNDED_PARITY if isa == ROUNDED else PARITY  # type: ignore[arg-type]
         session = ours.open_session()
         ours.take(session, 0, x_BWF[0, :-HORIZON])
         answers_Q = ours.answer(session, x_BWF[0, -HORIZON:])[0][:, 0]
         if not all(
-            np.allclose(y, expected_BH[0], rtol=PARITY) for y in (answers_Q, ours.forward(x_BWF[0])[0])
+            np.allclose(y, expected_BH[0], rtol=parity) for y in (answers_Q, ours.forward(x_BWF[0])[0])
         ):
             raise ValueError(f"bench inference: the engine answers otherwise, {isa}")
         timed[f"{BATCH}, {isa}"] = functools.partial(
@@ -182,6 +188,8 @@ def _latency_rows(isa: str, samples: dict[str, list[Times]], rounds: int) -> lis
         for percentile in (50, 99)
     ]
     rows += [row("ONNX Runtime", "PyTorch", percentile) for percentile in (50, 99)]
+    if ROUNDED_BATCH in samples:
+        rows += [row(ROUNDED_BATCH, f"{BATCH}, {isa}", percentile) for percentile in (50, 99)]
     return rows + [
         row(f"{what}, {other}", reference("PyTorch"), 50)
         for what, reference in ((BATCH, _of_a_batch), (WINDOW, str))

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from ipaddress import IPv4Address
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -88,6 +88,9 @@ class Settings(BaseSettings):
     triton_secret: Path | None = None
     """File of the secret that allows loading and unloading (docs/SERVING.md, "Who may do what").
     Otherwise secret `triton` for the local Triton, and none for others."""
+    arithmetic: Literal["fp32", "bf16"] = "fp32"
+    """Arithmetic of the engine's matrix products (docs/ENGINE.md, "Arithmetic"): of the versions that are
+    put into Triton, and of `swiftqueue agent --local`."""
     tls_ca: Path | None = None
     """PEM file of the authority of Triton's certificates, for clients and the local server."""
     tls_cert: Path | None = None

@@ -63,6 +63,7 @@ BARS: Final[Mapping[str, tuple[str, tuple[Bar, ...]]]] = {
     "inference": (
         "µs for a batch: 16 new events, 8 packets in both queues (p50)",
         (
+            Bar("this engine, bf16", f"{BATCH}, bf16, p50", f"{BATCH}, avx512"),
             Bar("this engine", _BATCH, "PyTorch, both queues"),
             _reference("ONNX Runtime", _BATCH, "ONNX Runtime, both queues"),
             _reference("PyTorch", _BATCH, "PyTorch, both queues"),

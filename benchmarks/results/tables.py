@@ -53,7 +53,14 @@ WIDEST: Final = 150  # characters of a table's line
 FEW: Final = (FINETUNED, PRETRAINED, TREES, VIRTUAL_QUEUE, VIRTUAL_QUEUE_ONLINE, "ewma", "last_flow")
 # Rows that a benchmark's page draws, as patterns of `NAME | REFERENCE`; of other benchmarks all are drawn.
 SHOWN: Final[Mapping[str, Sequence[str]]] = {
-    "inference": (f"{BATCH}, avx512, p?? | *", f"{WINDOW}, avx512, p50 | *", "share of*", "head swap*"),
+    "inference": (
+        f"{BATCH}, avx512, p?? | *",
+        f"{BATCH}, bf16, p?? | *",
+        f"{WINDOW}, avx512, p50 | *",
+        "share of*",
+        "head swap*",
+        "*, bf16 | fp32",
+    ),
     "serving": ("event stream, p?? | *", "event stream, unix socket, p50 | identity*"),
     "linerate": ("*asked 2 ms ahead, *", "packets decided*", "a sender pays*"),
     "live": ("trigger*", "step validate*", "step encode*", "step train*", "step shadow*", "questions*"),

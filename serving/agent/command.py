@@ -166,7 +166,7 @@ def run_agent(
     if local:
         champion = LocalChampion(Registry(served_model(LATENCY).params().model_name), state_dir() / "agent")
         print(f"{champion.name} is version {champion.refresh()}", flush=True)
-        arguments.append(f"--local={champion.link}")
+        arguments += [f"--local={champion.link}", f"--arithmetic={settings().arithmetic}"]
     elif rule is not None:
         arguments.append(f"--rule={rule}")
     else:

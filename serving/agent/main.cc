@@ -39,6 +39,7 @@ struct Options {
   std::vector<uid_t> allowed;
   Synthetic synthetic;
   std::string local;
+  std::string arithmetic = "fp32";
   std::string rule;
   TritonOptions triton;
   double speed = 1;
@@ -66,7 +67,13 @@ void add_options(CLI::App& app, Options& o) {
                  "users, by number, that may connect to --listen besides this one and root");
   inputs->require_option(1);
   auto* const answers = app.add_option_group("answers", "where predictions come from");
-  answers->add_option("--local", o.local, "an artifact's folder: the engine in this process");
+  auto* const local =
+      answers->add_option("--local", o.local, "an artifact's folder: the engine in this process");
+  app.add_option("--arithmetic", o.arithmetic,
+                 "of the engine's matrix products: bf16 takes less time where the CPU has AMX")
+      ->check(CLI::IsMember({"fp32", "bf16"}))
+      ->needs(local)
+      ->capture_default_str();
   answers
       ->add_option("--rule", o.rule,
                    "a rule in a model's place: the alternative whose last latency is less")
@@ -141,7 +148,7 @@ void add_options(CLI::App& app, Options& o) {
 std::unique_ptr<Predictor> make_predictor(const Options& o) {
   if (!o.rule.empty()) return make_rule_predictor();
   if (o.local.empty()) return make_triton_predictor(o.triton);
-  return make_local_predictor(o.local);
+  return make_local_predictor(o.local, o.arithmetic == "fp32" ? "auto" : o.arithmetic);
 }
 
 // Takes a replay's decisions to the record, and back to its source.

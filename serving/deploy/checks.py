@@ -13,6 +13,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from swiftqueue.common.settings import settings
 from swiftqueue.feature_store.events.definition import EVENTS
 from swiftqueue.models.networks import artifact
 from swiftqueue.models.networks.prediction import predict
@@ -20,7 +21,9 @@ from swiftqueue.models.networks.scaling import ScaledFeature
 from swiftqueue.models.networks.torch_scaling import PADDING_FEATURE
 from swiftqueue.serving.triton.limits import limits_of
 
-TOLERANCE: Final = 1e-4  # relative; two float32 implementations of one network differ by less
+# Relative, by the engine's arithmetic. Two float32 implementations of one network differ by less than the
+# first; a bfloat16 has 8 bits.
+TOLERANCES: Final = {"fp32": 1e-4, "bf16": 1e-2}
 SMOKE_WINDOWS: Final = 16
 
 
@@ -34,6 +37,7 @@ class SmokeWindows:
 
     x_BWF: NDArray[np.float32]
     y_BH: NDArray[np.float32]
+    tolerance: float = TOLERANCES["fp32"]
 
     def check(self, y_BH: NDArray[np.float32]) -> float:
         """Return the largest difference to the local output, relative to it or to a tenth of its mean.
@@ -47,9 +51,9 @@ class SmokeWindows:
         size_BH = np.abs(self.y_BH)
         size_BH = np.maximum(size_BH, size_BH.mean() / 10)
         difference = float(np.max(np.abs(y_BH - self.y_BH) / size_BH))
-        if not difference <= TOLERANCE:  # NaN fails as well
+        if not difference <= self.tolerance:  # NaN fails as well
             raise DeployError(
-                f"its answers differ from the local ones by {difference:.2g} (limit {TOLERANCE})"
+                f"its answers differ from the local ones by {difference:.2g} (limit {self.tolerance})"
             )
         return difference
 
@@ -71,7 +75,7 @@ def smoke_windows(features: Sequence[ScaledFeature], tokens: int, seed: int = 1)
 def local_smoke(loaded: artifact.Artifact) -> SmokeWindows:
     """Compute a predictor's own answer to smoke windows of whole rows, whichever features it uses."""
     x_BWF = smoke_windows(loaded.model.features, loaded.description.tokens)
-    return SmokeWindows(x_BWF, predict(loaded.model, x_BWF))
+    return SmokeWindows(x_BWF, predict(loaded.model, x_BWF), TOLERANCES[settings().arithmetic])
 
 
 @dataclass(frozen=True)

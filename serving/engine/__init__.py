@@ -15,7 +15,7 @@ from typing import Any, Final, Literal
 import numpy as np
 import numpy.typing as npt
 
-Isa = Literal["auto", "avx512", "avx2", "portable"]
+Isa = Literal["auto", "bf16", "amx", "avx512", "avx2", "portable"]
 FloatArray = npt.NDArray[np.float32]
 
 LIBRARY: Final = Path(__file__).parent / "_build" / "libswiftqueue_engine.so"

@@ -1,6 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
 #include "serving/engine/engine.h"
 
+#ifdef __x86_64__
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -24,10 +30,27 @@ constexpr int kFeatures = kEventWindowFeatureCount;
 struct Candidate {
   const Kernel* kernel;
   bool runs_here;
+  bool exact = true;  // false: it rounds what it multiplies to bfloat16
 };
 
-// Returns the kernels, the best first.
-auto kernels() {
+#ifdef __x86_64__
+// Returns whether this CPU has AMX tiles of bfloat16 and Linux lets this process use them: it keeps
+// their registers, 8 KB a thread, only for processes that ask.
+bool may_use_tiles() {
+  constexpr int kRequest = 0x1023;  // ARCH_REQ_XCOMP_PERM of asm/prctl.h
+  constexpr int kTileData = 18;
+  unsigned eax = 0;
+  unsigned ebx = 0;
+  unsigned ecx = 0;
+  unsigned edx = 0;
+  return __builtin_cpu_supports("avx512bf16") != 0 &&
+         __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) != 0 && (edx & bit_AMX_TILE) != 0 &&
+         (edx & bit_AMX_BF16) != 0 && ::syscall(SYS_arch_prctl, kRequest, kTileData) == 0;
+}
+#endif
+
+// Returns the kernels, the best first. Tiles are asked for where they are `wanted`.
+auto kernels([[maybe_unused]] bool wanted) {
 #ifdef __x86_64__
   // The compiler's own checks ask the operating system for the wide registers as well.
   const bool avx2 = __builtin_cpu_supports("avx2") != 0 && __builtin_cpu_supports("fma") != 0 &&
@@ -36,7 +59,8 @@ auto kernels() {
       avx2 && __builtin_cpu_supports("avx512f") != 0 && __builtin_cpu_supports("avx512bw") != 0 &&
       __builtin_cpu_supports("avx512cd") != 0 && __builtin_cpu_supports("avx512dq") != 0 &&
       __builtin_cpu_supports("avx512vl") != 0;
-  return std::array{Candidate{&kAvx512Kernel, avx512}, Candidate{&kAvx2Kernel, avx2},
+  return std::array{Candidate{&kAmxKernel, wanted && avx512 && may_use_tiles(), false},
+                    Candidate{&kAvx512Kernel, avx512}, Candidate{&kAvx2Kernel, avx2},
                     Candidate{&kPortableKernel, true}};
 #else
   return std::array{Candidate{&kPortableKernel, true}};
@@ -51,14 +75,16 @@ std::string feature_at(std::ptrdiff_t at) {
 }  // namespace
 
 const Kernel& select_kernel(std::string_view isa) {
-  for (const auto& [kernel, runs_here] : kernels()) {
-    if (isa == "auto" ? runs_here : isa == kernel->name) {
+  const bool rounded = isa == "bf16" || isa == "amx";
+  for (const auto& [kernel, runs_here, exact] : kernels(rounded)) {
+    const bool best = runs_here && (isa == "bf16" || (isa == "auto" && exact));
+    if (best || isa == kernel->name) {
       if (runs_here) return *kernel;
       throw InvalidError("this CPU lacks " + std::string(isa) + "; use auto");
     }
   }
   throw InvalidError("unknown instruction set " + json::quoted(isa) +
-                     " (known: auto, avx512, avx2, portable)");
+                     " (known: auto, bf16, amx, avx512, avx2, portable)");
 }
 
 Engine::Engine(const std::string& folder, std::string_view isa, std::int64_t version)

@@ -20,7 +20,8 @@
 
 namespace swiftqueue::engine {
 
-// Returns the forward pass for `isa`: "avx512", "avx2", "portable", or "auto" for the CPU's best.
+// Returns the forward pass for `isa`: "avx512", "avx2", "portable", or "auto" for the CPU's best of
+// them, which are exact. "amx" multiplies bfloat16; "bf16" is that where the CPU has it, or "auto".
 // Throws InvalidError for another name, or an instruction set that this CPU lacks.
 const Kernel& select_kernel(std::string_view isa);
 

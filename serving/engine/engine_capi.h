@@ -25,8 +25,8 @@ enum swiftqueue_status {
   SWIFTQUEUE_NO_MEMORY = 3,
 };
 
-/* Loads the artifact in `folder`. isa: "auto", "avx512", "avx2" or "portable". `version` is the
- * caller's number of the artifact. */
+/* Loads the artifact in `folder`. isa: "auto", "bf16" or an instruction set (engine.h). `version`
+ * is the caller's number of the artifact. */
 SWIFTQUEUE_API int swiftqueue_engine_create(const char* folder, const char* isa, int64_t version,
                                             swiftqueue_engine** engine, char* error,
                                             size_t error_size);

@@ -2,7 +2,7 @@
 //
 // The event stream's forward pass (models/event_stream/network.py), once for every instruction set:
 // included by kernel_*.cc with SWIFTQUEUE_ISA (a namespace), SWIFTQUEUE_LANES, SWIFTQUEUE_TILE_ROWS
-// and SWIFTQUEUE_TILE_PANELS set.
+// and SWIFTQUEUE_TILE_PANELS set, and SWIFTQUEUE_AMX for products of bfloat16.
 //
 // A call works on a tile: up to 16 rows, one for each event or query. A matrix product reads each
 // weight once for a tile. A row's sums have the same order wherever the row stands in a tile, so an
@@ -21,6 +21,13 @@ namespace swiftqueue::engine::SWIFTQUEUE_ISA {
 namespace {
 
 #include "serving/engine/vector.h"
+#ifdef SWIFTQUEUE_AMX
+#include "serving/engine/amx.h"
+#else
+struct Tiles {
+  Tiles() {}  // not trivial, so that a variable of it is not unused
+};
+#endif
 
 constexpr int kTileRows = SWIFTQUEUE_TILE_ROWS;      // rows whose sums are in registers at once
 constexpr int kTilePanels = SWIFTQUEUE_TILE_PANELS;  // panels of columns, likewise
@@ -94,11 +101,39 @@ SWIFTQUEUE_INLINE void by_narrow_tiles(int rows, Part part) {
   }
 }
 
+#ifdef SWIFTQUEUE_AMX
+// `linear` where the weights are there as bfloat16; always of 16 rows of x.
+template <Finish kFinish>
+void linear_rounded(const Linear& layer, int first, int panels, int depth, const float* x,
+                    int x_row, int rows, const float* start, float* y, int y_row) {
+  alignas(64) std::uint16_t rounded[kTile * kMaxFeedForward];
+  alignas(64) float sums[kTile * 4 * kPanel];
+  round_rows(x, x_row, depth, rounded);
+  for (int panel = 0; panel < panels; panel += 4) {
+    const std::ptrdiff_t column = static_cast<std::ptrdiff_t>(first + panel) * kPanel;
+    multiply_tiles(rounded, layer.rounded + column * depth, depth, sums);
+    for (int r = 0; r < rows; ++r) {
+      const std::ptrdiff_t at = static_cast<std::ptrdiff_t>(r) * y_row + panel * kPanel;
+      for (int c = 0; c < 4 * kPanel; c += kLanes) {
+        Vec sum = load(sums + r * 4 * kPanel + c) + load(layer.bias + column + c);
+        if (start != nullptr) sum += load(start + at + c);
+        store(y + at + c, kFinish == Finish::kRelu ? max(sum, Vec{}) : sum);
+      }
+    }
+  }
+}
+#endif
+
 // y[r][n] = finish(bias[n] + start[r][n] + sum_k x[r][k] * weight[k][n]) for `panels` panels of
 // columns n, a multiple of 4, beginning at `first`. `start`, if not null, has the rows of y.
 template <Finish kFinish = Finish::kStore>
 void linear(const Linear& layer, int first, int panels, int depth, const float* x, int x_row,
             int rows, const float* start, float* y, int y_row) {
+#ifdef SWIFTQUEUE_AMX
+  if (layer.rounded != nullptr) {
+    return linear_rounded<kFinish>(layer, first, panels, depth, x, x_row, rows, start, y, y_row);
+  }
+#endif
   const Matrix weight = {layer.weight, static_cast<std::ptrdiff_t>(depth) * kPanel, kPanel};
   for (int panel = 0; panel < panels; panel += kTilePanels) {
     const Matrix part = weight.from_panel(first + panel);
@@ -438,6 +473,7 @@ bool take(const EventEncoder& encoder, const float* rows, int count, int layers,
   constexpr int kPanels = kWidth / kPanel;
   const int whole = whole_tiles(count);
   const Fresh fresh = {count, work.fresh_keys, work.fresh + kWidth};
+  const Tiles tiles;
   if (ring.held < ring.slots) mark_seen(ring, work);
   embed_events(encoder, rows, count, work);
   for (int number = 0; number < layers; ++number) {
@@ -462,6 +498,7 @@ void answer(const EventEncoder& encoder, const float* rows, int count, const Rin
   constexpr int kPanels = kWidth / kPanel;
   const SeenInputs& seen = encoder.queries;
   const int whole = whole_tiles(count);
+  const Tiles tiles;
   if (ring.held < ring.slots) mark_seen(ring, work);
   for (int t = 0; t < count; ++t) {
     scale(seen, rows + t * encoder.row, work.scaled + t * seen.padded);

@@ -30,8 +30,9 @@ inline constexpr int kTile = 16;
 inline constexpr int kPanel = 16;
 
 struct Linear {
-  const float* weight;  // [N / 16][K][16]
-  const float* bias;    // [N]
+  const float* weight;           // [N / 16][K][16]
+  const float* bias;             // [N]
+  const std::uint16_t* rounded;  // the weight as bfloat16, [N / 16][K / 2][16][2]; null: not made
 };
 
 struct Norm {
@@ -136,6 +137,7 @@ extern const Kernel kPortableKernel;
 #ifdef __x86_64__
 extern const Kernel kAvx2Kernel;
 extern const Kernel kAvx512Kernel;
+extern const Kernel kAmxKernel;  // its matrix products take weights and activations as bfloat16
 #endif
 
 }  // namespace swiftqueue::engine

@@ -2,7 +2,9 @@
 #include "serving/engine/weights.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
+#include <cstdint>
 #include <numbers>
 #include <string>
 #include <utility>
@@ -28,6 +30,12 @@ AlignedFloats copied(const std::vector<float>& values) {
   return floats;
 }
 
+// Rounds to the nearest bfloat16, as _mm512_cvtne2ps_pbh does; the value is finite.
+std::uint16_t bfloat16(float value) {
+  const auto bits = std::bit_cast<std::uint32_t>(value);
+  return static_cast<std::uint16_t>((bits + 0x7FFF + (bits >> 16 & 1)) >> 16);
+}
+
 // Scales a query's weight: exp(q.k / sqrt(d)) = 2^(q.k * log2(e) / sqrt(d)).
 float for_softmax(float value) {
   return static_cast<float>(value * (std::numbers::log2e / std::sqrt(double{kHeadWidth})));
@@ -46,6 +54,22 @@ void pack(const std::vector<float>& matrix, std::size_t columns, float* panels) 
 const float* EncoderWeights::keep(AlignedFloats floats) {
   storage_.push_back(std::move(floats));
   return storage_.back().data();
+}
+
+// Keeps a matrix [rows][columns] as bfloat16; null where its columns do not fill tiles.
+const std::uint16_t* EncoderWeights::keep_rounded(const std::vector<float>& matrix,
+                                                  std::size_t columns) {
+  if (columns % kWidth != 0) return nullptr;
+  AlignedFloats kept(matrix.size() / 2);
+  auto* const numbers = reinterpret_cast<std::uint16_t*>(kept.data());
+  for (std::size_t i = 0; i < matrix.size(); ++i) {
+    const std::size_t row = i / columns;
+    const std::size_t column = i % columns;
+    const std::size_t pair = row / kPanel * columns / 2 + column / 2;
+    numbers[(pair * kPanel + row % kPanel) * 2 + column % 2] = bfloat16(matrix[i]);
+  }
+  keep(std::move(kept));
+  return numbers;
 }
 
 SeenInputs EncoderWeights::keep_inputs(const Inputs& inputs) {
@@ -67,8 +91,9 @@ SeenInputs EncoderWeights::keep_inputs(const Inputs& inputs) {
 
 Linear EncoderWeights::keep_linear(const Artifact& artifact, const std::string& name,
                                    std::size_t columns) {
-  return {keep(packed(values_of(artifact, name + ".weight"), columns)),
-          keep(copied(values_of(artifact, name + ".bias")))};
+  const std::vector<float>& weight = values_of(artifact, name + ".weight");
+  return {keep(packed(weight, columns)), keep(copied(values_of(artifact, name + ".bias"))),
+          keep_rounded(weight, columns)};
 }
 
 Norm EncoderWeights::keep_norm(const Artifact& artifact, const std::string& name) {
@@ -85,7 +110,8 @@ Linear EncoderWeights::keep_projection(const Artifact& artifact, const std::stri
     all.insert(all.end(), others.begin(), others.end());
     return all;
   };
-  return {keep(packed(joined("weight"), kWidth)), keep(copied(joined("bias")))};
+  const std::vector<float> weight = joined("weight");
+  return {keep(packed(weight, kWidth)), keep(copied(joined("bias"))), keep_rounded(weight, kWidth)};
 }
 
 EncoderWeights::EncoderWeights(const Artifact& artifact) {

@@ -31,6 +31,7 @@ class EncoderWeights {
 
  private:
   const float* keep(AlignedFloats floats);
+  const std::uint16_t* keep_rounded(const std::vector<float>& matrix, std::size_t columns);
   SeenInputs keep_inputs(const Inputs& inputs);
   Linear keep_linear(const Artifact& artifact, const std::string& name, std::size_t columns);
   Linear keep_projection(const Artifact& artifact, const std::string& layer);
@@ -49,8 +50,8 @@ class HeadWeights {
   void assign(const Artifact& artifact);
 
   Head view() const {
-    return {{first_weight_.data(), first_bias_.data()},
-            {second_weight_.data(), second_bias_.data()}};
+    return {{first_weight_.data(), first_bias_.data(), nullptr},
+            {second_weight_.data(), second_bias_.data(), nullptr}};
   }
 
  private:

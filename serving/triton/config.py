@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from swiftqueue.common.json_file import read_object
+from swiftqueue.common.settings import settings
 from swiftqueue.feature_store.events.definition import EVENTS
 
 MAX_BATCH: Final = 64  # windows computed at once: 32 senders asking for both queues
@@ -46,6 +47,7 @@ parameters {{ key: "sessions_together" value {{ string_value: "yes" }} }}
 parameters {{ key: "sessions" value {{ string_value: "{sessions}" }} }}
 parameters {{ key: "session_mib" value {{ string_value: "{mib}" }} }}
 parameters {{ key: "session_idle_s" value {{ string_value: "{idle_s}" }} }}
+parameters {{ key: "arithmetic" value {{ string_value: "{arithmetic}" }} }}
 """
 # Limits of the sessions of all versions with the same encoder. A sender whose session went sends its last
 # events again.
@@ -144,7 +146,11 @@ def config_text(name: str, version: int, folder: Path) -> str:
     text = _model_text(name, version, folder, f'backend: "{backend}"', "KIND_CPU", optional=sessions)
     if sessions:
         text += _SESSIONS.format(
-            features=signature.features, sessions=SESSIONS, mib=SESSION_MIB, idle_s=SESSION_IDLE_S
+            features=signature.features,
+            sessions=SESSIONS,
+            mib=SESSION_MIB,
+            idle_s=SESSION_IDLE_S,
+            arithmetic=settings().arithmetic,
         )
     return text + (_BATCHING if backend is Backend.PYTHON else "")
 

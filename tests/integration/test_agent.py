@@ -447,6 +447,7 @@ def test_bad_files_and_options_are_one_line(
         (["--synthetic-bps", "1e6", *local], "needs --seconds"),
         ([*listen, "--record", str(tmp_path / "r"), *local], "--record excludes"),
         ([*listen, "--server", "a:1", "--tls-ca", str(tmp_path)], f"{tmp_path}: cannot be read"),
+        ([*listen, "--server", "a:1", "--arithmetic", "bf16"], "--arithmetic requires --local"),
         ([*local], "is required"),
     ):
         ran = subprocess.run(

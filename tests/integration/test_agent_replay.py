@@ -52,6 +52,21 @@ def test_a_replay_decides_as_the_python_parts_do(
     assert moved > 100
 
 
+def test_products_of_bfloat16_predict_nearly_the_same(
+    log: PacketLog, make_artifact: Callable[..., Path], tmp_path: Path
+) -> None:
+    file = tmp_path / "frames"
+    file.write_bytes(b"".join(frames.replay_frames(log)))
+    predicted = []
+    for arithmetic in ("fp32", "bf16"):
+        record = tmp_path / arithmetic
+        arguments = ("--replay", file, "--record", record, "--speed", 0, "--deadline-us", 10_000_000)
+        with AgentProgram(*arguments, "--local", make_artifact(2), "--arithmetic", arithmetic) as agent:
+            assert agent.end(None)["decided"] == 200
+        predicted.append(frames.read_decisions(record)["classic_us"])
+    np.testing.assert_allclose(predicted[1], predicted[0], rtol=1e-2)
+
+
 def test_swiftqueue_replay_in_local_mode(
     log: PacketLog,
     make_artifact: Callable[..., Path],

@@ -297,6 +297,17 @@ def edit_config(old: str, new: str) -> Callable[[Path], None]:
     return edit
 
 
+def test_products_of_bfloat16_are_served_where_they_are_asked_for(
+    native: Native, make_artifact: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bit for bit what the engine answers in a process of its own."""
+    folder = make_artifact(1)
+    monkeypatch.setenv("SWIFTQUEUE_ARITHMETIC", "bf16")
+    native.push(folder, 1)
+    x_BWF = windows(folder, 3, seed=5)
+    np.testing.assert_array_equal(native.triton.infer(x_BWF).y_BH, Engine(folder, "bf16").forward(x_BWF))
+
+
 @pytest.mark.parametrize(
     ("damage", "line"),
     [
@@ -313,6 +324,7 @@ def edit_config(old: str, new: str) -> Callable[[Path], None]:
         (edit_config('name: "window"', 'name: "packets"'), "this version has no input 'packets'"),
         (edit_config(EVENT_SIZES + "-", EVENT_SIZES), "this version's events has dims"),
         (edit_config(SESSION_MIB, SESSION_MIB + "-"), "session_mib must be a number from 1"),
+        (edit_config('string_value: "fp32"', 'string_value: "f"'), "must be fp32 or bf16, not 'f'"),
     ],
 )  # fmt: skip
 def test_a_version_that_is_not_right_is_refused_and_the_old_one_goes_on(

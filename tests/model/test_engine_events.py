@@ -42,6 +42,7 @@ from swiftqueue.models.networks.prediction import encode, quantiles
 from swiftqueue.serving.engine import Engine, Isa
 
 ISAS: tuple[Isa, ...] = ("avx512", "avx2", "portable")
+EVERY: tuple[Isa, ...] = (*ISAS, "amx")  # the last one multiplies bfloat16
 RELATIVE = 1e-5
 
 
@@ -158,6 +159,22 @@ def test_the_answers_are_pytorchs(tmp_path: Path, isa: Isa, changes: dict[str, o
     assert ours.shape == (reach + 8, x_BWF.shape[2])
 
 
+@pytest.mark.parametrize("changes", [{}, {"layers": 3, "band": 128}, {"feed_forward": 256, "anchor": None}])
+def test_products_of_bfloat16_answer_nearly_alike(tmp_path: Path, changes: dict[str, object]) -> None:
+    """A bfloat16 has 8 bits: an answer is within 1 % and is another one."""
+    model = forecaster(**changes).model
+    x_BWF, folder = windows(model.sizes.reach), save(tmp_path / "m", model)
+    rounded, wanted_BH = engine(folder, "amx"), exact(model, x_BWF)[0]
+    assert RELATIVE < worst(rounded.forward(x_BWF), wanted_BH) < 1e-2
+    np.testing.assert_array_equal(rounded.forward(x_BWF), Engine(folder, "bf16").forward(x_BWF))
+
+
+def test_bfloat16_is_float32_where_the_cpu_lacks_it(tmp_path: Path) -> None:
+    folder = save(tmp_path / "m", forecaster().model)
+    assert Engine(folder, "bf16").isa in {"amx", Engine(folder).isa}
+    assert Engine(folder).isa != "amx"
+
+
 @pytest.mark.parametrize("isa", ISAS)
 def test_an_artifact_may_name_some_features_in_any_order(isa: Isa) -> None:
     """Committed answers of PyTorch in float64 (`python tests/model/engine_models.py` writes them)."""
@@ -254,7 +271,7 @@ def asked_in_turn() -> list[np.ndarray]:
     return [*found, rows[60, -136:], changed, rows[60, -136:], rows[61, -136:]]
 
 
-@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("isa", EVERY)
 def test_no_bit_of_an_answer_depends_on_what_was_kept(tmp_path: Path, isa: Isa) -> None:
     """Whatever was asked before: each window alone is asked of an engine that has kept nothing."""
     folder = save(tmp_path / "m", forecaster(layers=2).model)

@@ -12,7 +12,7 @@ import mutants
 import numpy as np
 import pytest
 import torch
-from test_engine_events import ISAS, RELATIVE, engine, exact, worst
+from test_engine_events import EVERY, ISAS, RELATIVE, engine, exact, worst
 from test_event_stream_network import LEVELS, forecaster, quantile_forecaster, save
 
 from swiftqueue.benchmarks.inference_references import event_stream
@@ -80,7 +80,7 @@ def test_a_long_log_is_answered_as_pytorch_does(tmp_path: Path, isa: Isa) -> Non
     np.testing.assert_allclose(ours.forward(x_BWF), np.stack(got_BH), rtol=RELATIVE)
 
 
-@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("isa", EVERY)
 @pytest.mark.parametrize("changes", [SMALL, {"layers": 3, "band": 128}, {"layers": 1}])
 def test_no_bit_depends_on_how_events_were_cut(tmp_path: Path, isa: Isa, changes: dict[str, object]) -> None:
     """One at a time, in calls of any length, all at once; or only the last ones, resent to another engine."""

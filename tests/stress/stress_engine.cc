@@ -87,7 +87,7 @@ float any_float(Random& random) {
 // Returns an engine for each kernel that this CPU runs, and names the others.
 std::vector<std::unique_ptr<Engine>> engines_here(const std::string& folder) {
   std::vector<std::unique_ptr<Engine>> engines;
-  for (const char* isa : {"avx512", "avx2", "portable"}) {
+  for (const char* isa : {"amx", "avx512", "avx2", "portable"}) {
     try {
       engines.push_back(std::make_unique<Engine>(folder, isa));
     } catch (const InvalidError& error) {

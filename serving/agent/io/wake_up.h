@@ -15,9 +15,14 @@
 
 namespace swiftqueue::agent {
 
+// A thread's sleep ends this much too late at most, on a machine that has a core for it.
+inline constexpr std::int64_t kOversleepNs = 60'000;
+
 class WakeUp {
  public:
-  WakeUp() : fd_(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {
+  // A `sleep` ends `early_ns` before its time: the caller looks at the clock for the rest.
+  explicit WakeUp(std::int64_t early_ns)
+      : early_ns_(early_ns), fd_(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {
     if (fd_ < 0) throw std::runtime_error("no event descriptor is to be had");
   }
   ~WakeUp() { close(fd_); }
@@ -31,10 +36,9 @@ class WakeUp {
     [[maybe_unused]] const ssize_t written = write(fd_, &one, sizeof one);
   }
 
-  // Sleeps from `now_ns` until shortly before `until_ns`; the caller looks at the clock for the
-  // rest. Returns whether it was woken.
+  // Sleeps from `now_ns` until `until_ns` at most. Returns whether it was woken.
   bool sleep(std::int64_t now_ns, std::int64_t until_ns) {
-    const std::int64_t sleep_ns = std::max<std::int64_t>(until_ns - now_ns - kSpinNs, 0);
+    const std::int64_t sleep_ns = std::max<std::int64_t>(until_ns - now_ns - early_ns_, 0);
     const timespec timeout{sleep_ns / 1'000'000'000, sleep_ns % 1'000'000'000};
     pollfd woken{fd_, POLLIN, 0};
     if (ppoll(&woken, 1, &timeout, nullptr) <= 0) return false;
@@ -44,8 +48,7 @@ class WakeUp {
   }
 
  private:
-  static constexpr std::int64_t kSpinNs = 60'000;  // a sleep may end this much too late
-
+  const std::int64_t early_ns_;
   const int fd_;
 };
 

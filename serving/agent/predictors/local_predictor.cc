@@ -52,13 +52,14 @@ int cores() {
 }
 
 // Returns an engine that has answered a question; throws the artifact's fault.
-std::unique_ptr<Engine> tried(const Artifact& artifact, std::int64_t version) {
+std::unique_ptr<Engine> tried(const Artifact& artifact, const std::string& arithmetic,
+                              std::int64_t version) {
   const auto& model = artifact.description;
   engine::require_one_latency(model);
   const std::string why =
       why_not_usable(model.schema_hash, model.tokens, kEventWindowFeatureCount, kHorizon);
   if (!why.empty()) throw std::runtime_error(why);
-  auto engine = std::make_unique<Engine>(artifact, nullptr, "auto", version);
+  auto engine = std::make_unique<Engine>(artifact, nullptr, arithmetic, version);
   const std::array<float, std::size_t{kHorizon} * kEventWindowFeatureCount> x_HF{};
   std::array<float, kHorizon> y_H{};
   engine->answer(*engine->open_session(), x_HF.data(), kHorizon, y_H.data(), nullptr);
@@ -67,11 +68,12 @@ std::unique_ptr<Engine> tried(const Artifact& artifact, std::int64_t version) {
 
 class LocalPredictor final : public Predictor {
  public:
-  explicit LocalPredictor(const std::string& folder) : folder_(folder) {
+  LocalPredictor(const std::string& folder, const std::string& arithmetic)
+      : folder_(folder), arithmetic_(arithmetic) {
     seen_ = fingerprint_of(folder_);
     try {
       artifact_ = engine::load_artifact(seen_.folder.empty() ? folder_ : seen_.folder);
-      engine_ = tried(artifact_, version_of(seen_.folder));
+      engine_ = tried(artifact_, arithmetic_, version_of(seen_.folder));
     } catch (const std::exception& error) {
       throw std::runtime_error(folder_ + ": " + error.what());
     }
@@ -445,7 +447,7 @@ class LocalPredictor final : public Predictor {
       if (now.folder.empty()) throw std::runtime_error("is gone");
       Artifact artifact = engine::load_artifact(now.folder);
       const std::int64_t version = version_of(now.folder);
-      auto engine = tried(artifact, version);
+      auto engine = tried(artifact, arithmetic_, version);
       const bool head_only = artifact.encoder_hash == artifact_.encoder_hash &&
                              artifact.description == artifact_.description;
       if (head_only) served_.load()->swap_head(now.folder, version);
@@ -464,7 +466,8 @@ class LocalPredictor final : public Predictor {
   }
 
   const std::string folder_;
-  WakeUp wake_up_;
+  const std::string arithmetic_;
+  WakeUp wake_up_{kOversleepNs};
   // These belong to the loop's thread:
   std::unique_ptr<Engine> engine_;
   std::unordered_map<std::uint32_t, Seat> seats_;  // by sender
@@ -501,8 +504,9 @@ class LocalPredictor final : public Predictor {
 
 }  // namespace
 
-std::unique_ptr<Predictor> make_local_predictor(const std::string& folder) {
-  return std::make_unique<LocalPredictor>(folder);
+std::unique_ptr<Predictor> make_local_predictor(const std::string& folder,
+                                                const std::string& arithmetic) {
+  return std::make_unique<LocalPredictor>(folder, arithmetic);
 }
 
 }  // namespace swiftqueue::agent

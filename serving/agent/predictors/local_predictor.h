@@ -14,8 +14,9 @@ namespace swiftqueue::agent {
 
 // `folder` is an artifact, or a symbolic link to one that is replaced for a new one; its version is
 // the number that is its (resolved) name, else 0. Throws std::runtime_error with one line if there
-// is no artifact to begin with, or it is not whole.
-std::unique_ptr<Predictor> make_local_predictor(const std::string& folder);
+// is no artifact to begin with, or it is not whole. `arithmetic` is the engine's: "auto" or "bf16".
+std::unique_ptr<Predictor> make_local_predictor(const std::string& folder,
+                                                const std::string& arithmetic = "auto");
 
 }  // namespace swiftqueue::agent
 

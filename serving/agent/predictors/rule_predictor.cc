@@ -68,7 +68,7 @@ class RulePredictor final : public Predictor {
     Answer answer;
   };
 
-  WakeUp wake_up_;
+  WakeUp wake_up_{kOversleepNs};
   std::deque<Ready> answers_;
 };
 

@@ -1,16 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "serving/agent/predictors/triton_predictor.h"
 
-#include <grpcpp/alarm.h>
 #include <grpcpp/grpcpp.h>
-#include <sys/timerfd.h>
-#include <unistd.h>
+#include <sys/prctl.h>
 
 #include <algorithm>
 #include <atomic>
-#include <cerrno>
 #include <cstdlib>
-#include <cstring>
 #include <deque>
 #include <limits>
 #include <mutex>
@@ -20,6 +16,7 @@
 #include <utility>
 
 #include "serving/agent/io/clock.h"
+#include "serving/agent/io/wake_up.h"
 #include "serving/agent/predictors/triton_channel.h"
 #include "serving/agent/predictors/triton_request.h"
 #include "serving/agent/predictors/triton_server.h"
@@ -27,60 +24,53 @@
 namespace swiftqueue::agent {
 namespace {
 
-// gRPC counts its waits in whole ms. A timer ends a wait that needs a more exact end.
-constexpr std::int64_t kGrpcTickNs = 1'000'000;
 constexpr std::int64_t kTendNs = 10'000'000;          // servers are looked after this often
 constexpr std::int64_t kLastStallNs = 1'000'000'000;  // then the only server is given up, too
-constexpr std::int64_t kPollNs = 200'000;             // between polls while no answer is due
-constexpr std::int64_t kRoomTimes = 3;    // a question is not held with less time left than this
-constexpr std::int64_t kNearNs = 20'000;  // shorter waits than this poll: no timer is as fast
+constexpr std::int64_t kSecondLookNs = 5'000'000;
+constexpr std::int64_t kPollNs = 200'000;  // between polls while no answer is due
+constexpr std::int64_t kRoomTimes = 3;     // a question is not held with less time left than this
 
-// Ends a wait on the completion queue, from any thread.
-class Kick {
+// The events of a completion queue, which a thread of its own takes. The loop's thread sleeps for
+// them as it does for anything else: gRPC counts its own waits in whole ms.
+class Events {
  public:
-  explicit Kick(grpc::CompletionQueue& queue) : queue_(queue) {}
-  void now() {
-    if (!pending_.exchange(true)) alarm_.Set(&queue_, gpr_time_0(GPR_CLOCK_MONOTONIC), this);
+  struct Event {
+    const Tag* tag;  // it may go with the call when its last event is handled
+    bool ok;
+  };
+
+  Events(grpc::CompletionQueue& queue, WakeUp& wake_up)
+      : queue_(queue), thread_([this, &wake_up] {
+          void* tag = nullptr;
+          bool ok = false;
+          while (queue_.Next(&tag, &ok)) {
+            {
+              const std::lock_guard lock(lock_);
+              events_.push_back({static_cast<const Tag*>(tag), ok});
+            }
+            wake_up.wake();
+          }
+        }) {}
+  // All calls must have been cancelled.
+  ~Events() {
+    queue_.Shutdown();
+    thread_.join();
   }
-  bool is(const void* tag) const { return tag == this; }
-  void taken() { pending_ = false; }
+  Events(const Events&) = delete;
+  Events& operator=(const Events&) = delete;
+
+  std::optional<Event> take() {
+    const std::lock_guard lock(lock_);
+    if (events_.empty()) return std::nullopt;
+    const Event event = events_.front();
+    events_.pop_front();
+    return event;
+  }
 
  private:
   grpc::CompletionQueue& queue_;
-  grpc::Alarm alarm_;
-  std::atomic<bool> pending_{false};
-};
-
-// Kicks at a given time, within some tens of us.
-class Timer {
- public:
-  explicit Timer(Kick& kick) : fd_(::timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC)) {
-    if (fd_ < 0) throw std::runtime_error(std::string("timerfd: ") + std::strerror(errno));
-    thread_ = std::thread([this, &kick] {
-      std::uint64_t expirations = 0;
-      while (::read(fd_, &expirations, sizeof expirations) > 0 && !closing_) kick.now();
-    });
-  }
-  ~Timer() {
-    closing_ = true;
-    set(1);
-    thread_.join();
-    ::close(fd_);
-  }
-  Timer(const Timer&) = delete;
-  Timer& operator=(const Timer&) = delete;
-
-  void set(std::int64_t at_ns) {
-    if (at_ns == at_ns_) return;
-    at_ns_ = at_ns;
-    const itimerspec time{{0, 0}, {at_ns / 1'000'000'000, at_ns % 1'000'000'000}};
-    ::timerfd_settime(fd_, TFD_TIMER_ABSTIME, &time, nullptr);
-  }
-
- private:
-  const int fd_;
-  std::int64_t at_ns_ = 0;
-  std::atomic<bool> closing_{false};
+  std::mutex lock_;
+  std::deque<Event> events_;
   std::thread thread_;
 };
 
@@ -96,7 +86,7 @@ class TritonPredictor : public Predictor {
   bool next(Answer& answer, std::int64_t until_ns) override;
   void wake() override {
     woken_ = true;
-    kick_.now();
+    wake_up_.wake();
   }
   std::vector<ServerState> servers() const override;
 
@@ -114,8 +104,9 @@ class TritonPredictor : public Predictor {
   bool others(const TritonServer* server) const;
   void publish();
 
+  WakeUp wake_up_{0};  // to the point: the cores are the server's, too
   grpc::CompletionQueue queue_;
-  Kick kick_{queue_};
+  std::optional<Events> events_{std::in_place, queue_, wake_up_};
   RequestPool pool_;
   Outcomes outcomes_;
   std::vector<std::unique_ptr<TritonServer>> servers_;
@@ -126,13 +117,14 @@ class TritonPredictor : public Predictor {
   bool pressed_ = false;  // whether the last question came while others were under way
   std::int64_t tended_ns_ = 0;
   std::int64_t polled_ns_ = 0;
+  std::int64_t overdue_since_ns_ = 0;  // when a server was first found stalled; 0: none is
   std::atomic<bool> woken_{false};
   mutable std::mutex states_lock_;
   std::vector<ServerState> states_;
-  std::optional<Timer> timer_{std::in_place, kick_};
 };
 
 TritonPredictor::TritonPredictor(const TritonOptions& options) {
+  ::prctl(PR_SET_TIMERSLACK, 1UL);  // Linux lets a thread oversleep by 50 us otherwise
   if (options.servers.empty()) throw std::invalid_argument("no server is named");
   const auto credentials = make_credentials(options);
   for (const std::string& name : options.servers) {
@@ -146,13 +138,8 @@ TritonPredictor::TritonPredictor(const TritonOptions& options) {
 }
 
 TritonPredictor::~TritonPredictor() {
-  timer_.reset();  // before the queue, which a kick needs
   for (const auto& server : servers_) server->cancel();
-  queue_.Shutdown();
-  void* tag = nullptr;
-  bool ok = false;
-  while (queue_.Next(&tag, &ok)) {
-  }
+  events_.reset();
 }
 
 std::string TritonPredictor::problem() const {
@@ -232,25 +219,15 @@ bool TritonPredictor::wait(std::int64_t now, std::int64_t until_ns) {
   if (!waiting_.empty() && active_ != nullptr && active_->room()) {
     end_ns = std::min(end_ns, held_until_ns());
   }
-  gpr_timespec deadline = gpr_time_0(GPR_CLOCK_MONOTONIC);
-  if (end_ns - now > kNearNs) {
-    timer_->set(end_ns);
-    deadline = gpr_time_from_nanos(end_ns + kGrpcTickNs, GPR_CLOCK_MONOTONIC);
+  auto event = events_->take();
+  if (!event && end_ns > now) {
+    wake_up_.sleep(now, end_ns);
+    event = events_->take();
   }
-  void* tag = nullptr;
-  bool ok = false;
-  while (queue_.AsyncNext(&tag, &ok, deadline) == grpc::CompletionQueue::GOT_EVENT) {
-    if (!kick_.is(tag)) {
-      const Tag event = *static_cast<const Tag*>(tag);  // the call may go with its last event
-      event.server->handle(event, ok, monotonic_ns());
-      return true;
-    }
-    kick_.taken();
-    if (monotonic_ns() < end_ns) return true;  // `wake` was called
-    // The time is up. Answers may have come as well, while this thread had no core.
-    deadline = gpr_time_0(GPR_CLOCK_MONOTONIC);
-  }
-  return false;
+  if (!event) return false;
+  const Tag tag = *event->tag;
+  tag.server->handle(tag, event->ok, monotonic_ns());
+  return true;
 }
 
 void TritonPredictor::tend(std::int64_t now) {
@@ -367,13 +344,18 @@ void TritonPredictor::choose_server(std::int64_t now) {
   if (active_ != before) publish();
 }
 
-// Called when no event waits: overdue questions then were not answered.
+// Called when no event waits: overdue questions then were not answered, unless the events' thread
+// had no core either, which a second look some ms later tells.
 void TritonPredictor::give_up_stalled(std::int64_t now) {
+  bool overdue = false;
   for (const auto& server : servers_) {
-    const std::int64_t overdue_ns = server->overdue_ns(now);
     // The only server is given its time: there is no better choice.
-    if (overdue_ns >= (others(server.get()) ? kStallNs : kLastStallNs)) server->give_up(now);
+    if (server->overdue_ns(now) < (others(server.get()) ? kStallNs : kLastStallNs)) continue;
+    overdue = true;
+    if (overdue_since_ns_ == 0) overdue_since_ns_ = now;
+    if (now - overdue_since_ns_ >= kSecondLookNs) server->give_up(now);
   }
+  if (!overdue) overdue_since_ns_ = 0;
 }
 
 bool TritonPredictor::others(const TritonServer* server) const {

@@ -55,7 +55,7 @@ class Version {
   Version(const std::string& name, std::int64_t version, const std::string& folder,
           std::string_view config, Backend& backend)
       : backend_(backend),
-        model_(std::make_unique<Model>(folder, version, backend.encoders)),
+        model_(std::make_unique<Model>(folder, version, backend.encoders, arithmetic_of(config))),
         metrics_(backend.metrics, name, version, hexadecimal(model_->encoder_hash())) {
     model_->check_config(config);
     backend_.metrics.encoders.set(static_cast<double>(backend_.encoders.size()));

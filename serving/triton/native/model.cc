@@ -176,14 +176,23 @@ Limits read_limits(const std::string& path, std::vector<std::string> names) {
 
 }  // namespace
 
-Model::Model(const std::string& folder, std::int64_t version, EncoderCache& encoders)
-    : Model(folder, engine::load_artifact(folder), version, encoders) {}
+std::string_view arithmetic_of(std::string_view config) {
+  const std::string text = parameter(engine::json::parse(config), "arithmetic");
+  if (text == "bf16") return "bf16";
+  if (text.empty() || text == "fp32") return "auto";
+  throw InvalidError("config: parameter arithmetic must be fp32 or bf16, not " +
+                     engine::json::quoted(text));
+}
+
+Model::Model(const std::string& folder, std::int64_t version, EncoderCache& encoders,
+             std::string_view arithmetic)
+    : Model(folder, engine::load_artifact(folder), version, encoders, arithmetic) {}
 
 Model::Model(const std::string& folder, const engine::Artifact& artifact, std::int64_t version,
-             EncoderCache& encoders)
+             EncoderCache& encoders, std::string_view arithmetic)
     : encoder_(encoders.get(artifact)),
       counts_(encoders.sessions()),
-      engine_(std::make_unique<engine::Engine>(artifact, encoder_->weights, "auto", version)),
+      engine_(std::make_unique<engine::Engine>(artifact, encoder_->weights, arithmetic, version)),
       limits_(read_limits(folder + "/limits.json",
                           {kEventWindowFeatures.begin(), kEventWindowFeatures.end()})),
       encoder_hash_(artifact.encoder_hash) {

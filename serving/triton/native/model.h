@@ -77,8 +77,9 @@ inline constexpr char kOutput[] = "latency_us";  // name of the answers' tensor
 class Model {
  public:
   // Loads version folder `folder`: model.json, model.safetensors, limits.json. Throws FileError or
-  // InvalidError, naming the file.
-  Model(const std::string& folder, std::int64_t version, EncoderCache& encoders);
+  // InvalidError, naming the file. `arithmetic` is the engine's: "auto" or "bf16".
+  Model(const std::string& folder, std::int64_t version, EncoderCache& encoders,
+        std::string_view arithmetic = "auto");
 
   // Throws InvalidError unless Triton's configuration (JSON) promises clients the inputs and
   // outputs of this version. Takes the limits of sessions from it.
@@ -93,7 +94,7 @@ class Model {
 
  private:
   Model(const std::string& folder, const engine::Artifact& artifact, std::int64_t version,
-        EncoderCache& encoders);
+        EncoderCache& encoders, std::string_view arithmetic);
 
   std::shared_ptr<Encoder> encoder_;
   SessionCounts& counts_;
@@ -101,6 +102,10 @@ class Model {
   Limits limits_;
   std::uint64_t encoder_hash_;
 };
+
+// Returns what Triton's configuration (JSON) says of the engine's arithmetic, as `Model` takes it.
+// Throws InvalidError where it is neither fp32 nor bf16.
+std::string_view arithmetic_of(std::string_view config);
 
 // One thread's use of a model.
 class Worker {
