@@ -12,8 +12,9 @@ half an hour: it asks 5 ms ahead as well, as `swiftqueue replay` does, in stretc
 searches with one and with 16 flows too. Each stretch that ends is a line on the standard error.
 
 Packets decided in a second, in local mode on one core, have no schedule to keep; their reference is the way
-through Triton. What a sender pays for the agent has its own row: the frames, the socket and the answer of a
-packet through `swiftqueue.h`, beside the send() of its datagram.
+through Triton. Rows `bf16` are of the engine's other arithmetic (docs/ENGINE.md), where the processor has it.
+What a sender pays for the agent has its own row: the frames, the socket and the answer of a packet through
+`swiftqueue.h`, beside the send() of its datagram.
 """
 
 from __future__ import annotations
@@ -50,6 +51,8 @@ LOWEST_BPS, HIGHEST_BPS = 25e6, 6.4e9  # bounds of the search
 STEP: Final = 1.05  # factor to which rates are told apart
 SENDER_BATCHES: Final = 4_000  # batches that a sender's costs are taken over, in two seconds
 LOCAL: Final = "local mode"
+PER_S: Final = f"packets decided in a second, {LOCAL}, one core"
+PER_S_REFERENCE: Final = "through Triton, two cores, one batch at a time"
 
 
 @dataclass(frozen=True)
@@ -167,9 +170,12 @@ def measure(rounds: int, long: bool = False) -> list[Row]:
         root = Path(temporary)
         artifact = save(root / "artifact")
         local = Agent(programs / "swiftqueue-agent", (f"--local={artifact}",))
+        rounded = Agent(local.program, (*local.source, "--arithmetic=bf16"))
         rows = _sender_rows(programs / "sender_cost", artifact, root, rounds)
         with _cores(1):
-            local_per_s = local.packets_per_s(USUAL_FLOWS, UNHURRIED_S)
+            local_per_s, rounded_per_s = (
+                agent.packets_per_s(USUAL_FLOWS, UNHURRIED_S) for agent in (local, rounded)
+            )
         loads = [LineLoad(flows, ahead_us) for ahead_us in form.ahead_us for flows in FLOWS]
         searched = [each for each in loads if each.flows in form.searched_flows]
         seconds = form.seconds * rounds
@@ -180,6 +186,8 @@ def measure(rounds: int, long: bool = False) -> list[Row]:
             return shares + found
 
         reference = measured(local)
+        usual = LineLoad(USUAL_FLOWS, min(form.ahead_us))
+        fastest = rounded.highest(usual.flows, usual.ahead_us, seconds, form.probe_s)
         with _serving(root / "native", artifact) as address:
             triton = Agent(local.program, (f"--server={address}",))
             ours = measured(triton)
@@ -189,7 +197,22 @@ def measure(rounds: int, long: bool = False) -> list[Row]:
         rows += _in_time(load, *pair, rounds)
     for load, pair in zip(searched, pairs[len(loads) :], strict=True):
         rows += _highest(load, *pair, rounds)
-    return [*rows, _per_s(local_per_s, per_s, rounds)]
+    fp32, bf16 = reference[len(loads) + searched.index(usual)].rate_bps / 1e6, fastest.rate_bps / 1e6
+    name = f"{_highest_name(usual)}, {LOCAL}, bf16"
+    return [
+        *rows,
+        Row(name, bf16, fp32, "fp32", bf16 / max(fp32, LOWEST_BPS / 1e6), "Mbit/s", rounds),
+        Row(PER_S, local_per_s, per_s, PER_S_REFERENCE, local_per_s / per_s, "packets/s", rounds),
+        Row(
+            f"{PER_S}, bf16",
+            rounded_per_s,
+            local_per_s,
+            "fp32",
+            rounded_per_s / local_per_s,
+            "packets/s",
+            rounds,
+        ),
+    ]
 
 
 def _in_time(load: LineLoad, ours: Stretch, reference: Stretch, rounds: int) -> list[Row]:
@@ -203,24 +226,23 @@ def _in_time(load: LineLoad, ours: Stretch, reference: Stretch, rounds: int) -> 
 
 
 def _highest(load: LineLoad, ours: Stretch, reference: Stretch, rounds: int) -> list[Row]:
-    name = f"highest rate with {WANTED_SHARE:.0%} in time, {load.name}"
     ratio = ours.rate_bps / max(reference.rate_bps, LOWEST_BPS)
     return [
-        Row(name, ours.rate_bps / 1e6, reference.rate_bps / 1e6, LOCAL, ratio, "Mbit/s", rounds),
+        Row(
+            _highest_name(load), ours.rate_bps / 1e6, reference.rate_bps / 1e6, LOCAL, ratio, "Mbit/s", rounds
+        ),
         _lateness(f"at that rate, {load.name}", ours, reference, rounds),
     ]
+
+
+def _highest_name(load: LineLoad) -> str:
+    return f"highest rate with {WANTED_SHARE:.0%} in time, {load.name}"
 
 
 def _lateness(what: str, ours: Stretch, reference: Stretch, rounds: int) -> Row:
     name = f"lateness of the load itself {what}, p99"
     ratio = reference.lateness_us / ours.lateness_us
     return Row(name, ours.lateness_us, reference.lateness_us, LOCAL, ratio, "us", rounds)
-
-
-def _per_s(per_s: float, served_per_s: float, rounds: int) -> Row:
-    name = "packets decided in a second, local mode, one core"
-    reference = "through Triton, two cores, one batch at a time"
-    return Row(name, per_s, served_per_s, reference, per_s / served_per_s, "packets/s", rounds)
 
 
 def _sender_rows(program: Path, artifact: Path, root: Path, rounds: int) -> list[Row]:
