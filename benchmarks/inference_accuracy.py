@@ -10,7 +10,7 @@ from swiftqueue.benchmarks.rows import Row
 from swiftqueue.common.say import say
 
 PARAMS: Final = Path("params.yaml")
-DATA: Final = Path("data")  # what `dvc repro` made
+DATA: Final = Path("data")  # folder that `dvc repro` made
 # Group and name of each figure, and whether more of it is better.
 FIGURES: Final = (
     ("late", "average_precision", True),

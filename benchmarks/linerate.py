@@ -28,11 +28,12 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 from swiftqueue.benchmarks.inference_references import save
-from swiftqueue.benchmarks.rows import Row
+from swiftqueue.benchmarks.rows import Row, interleaved_medians
 from swiftqueue.benchmarks.served_models import build, served, write_model
 from swiftqueue.feature_store.packets.schema import HORIZON
 from swiftqueue.infra.local import processes
@@ -173,8 +174,9 @@ def measure(rounds: int, long: bool = False) -> list[Row]:
         rounded = Agent(local.program, (*local.source, "--arithmetic=bf16"))
         rows = _sender_rows(programs / "sender_cost", artifact, root, rounds)
         with _cores(1):
-            local_per_s, rounded_per_s = (
-                agent.packets_per_s(USUAL_FLOWS, UNHURRIED_S) for agent in (local, rounded)
+            unhurried = (USUAL_FLOWS, UNHURRIED_S)
+            local_per_s, rounded_per_s = interleaved_medians(
+                rounds, *(partial(agent.packets_per_s, *unhurried) for agent in (local, rounded))
             )
         loads = [LineLoad(flows, ahead_us) for ahead_us in form.ahead_us for flows in FLOWS]
         searched = [each for each in loads if each.flows in form.searched_flows]
@@ -191,7 +193,7 @@ def measure(rounds: int, long: bool = False) -> list[Row]:
         with _serving(root / "native", artifact) as address:
             triton = Agent(local.program, (f"--server={address}",))
             ours = measured(triton)
-            per_s = triton.packets_per_s(USUAL_FLOWS, UNHURRIED_S)
+            (per_s,) = interleaved_medians(rounds, partial(triton.packets_per_s, *unhurried))
     pairs = list(zip(ours, reference, strict=True))
     for load, pair in zip(loads, pairs[: len(loads)], strict=True):
         rows += _in_time(load, *pair, rounds)
