@@ -1,4 +1,4 @@
-"""Score the default traces with both of the engine's arithmetics: what bfloat16 costs of the forecasts."""
+"""Score the default traces with float32 and with bfloat16 in the engine, to see what bfloat16 costs."""
 
 from __future__ import annotations
 
