@@ -30,9 +30,10 @@ inline constexpr int kTile = 16;
 inline constexpr int kPanel = 16;
 
 struct Linear {
-  const float* weight;           // [N / 16][K][16]
-  const float* bias;             // [N]
-  const std::uint16_t* rounded;  // the weight as bfloat16, [N / 16][K / 2][16][2]; null: not made
+  const float* weight;  // [N / 16][K][16]
+  const float* bias;    // [N]
+  // The weight as bfloat16, [N / 16][K / 2][16][2]; null where it was not made.
+  const std::uint16_t* rounded = nullptr;
 };
 
 struct Norm {

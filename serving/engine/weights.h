@@ -50,8 +50,8 @@ class HeadWeights {
   void assign(const Artifact& artifact);
 
   Head view() const {
-    return {{first_weight_.data(), first_bias_.data(), nullptr},
-            {second_weight_.data(), second_bias_.data(), nullptr}};
+    return {{first_weight_.data(), first_bias_.data()},
+            {second_weight_.data(), second_bias_.data()}};
   }
 
  private:
