@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0-only
 # What the study's programs link besides; included by simulation/Makefile.
 RATE := $(dir $(lastword $(MAKEFILE_LIST)))..
-RATE_OBJECTS := $(patsubst %,$(RATE)/_build/%.o,rate_model $(KERNELS:%=kernel_%))
+# The study has no kernel of bfloat16.
+RATE_OBJECTS := $(patsubst %,$(RATE)/_build/%.o,rate_model $(patsubst %,kernel_%,$(filter-out amx,$(KERNELS))))
 
 # Which packets an ACK covers.
 $(BUILD)/rate-exchange: $(BUILD)/programs/laboratory/ack-tracker.o
