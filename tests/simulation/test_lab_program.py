@@ -664,7 +664,7 @@ def test_what_would_lead_out_of_bounds_is_refused_in_one_line(
 def test_a_broken_run_file_an_old_result_and_a_mismatched_artifact(
     program: Path, make_artifact: Callable[..., Path], project: Path, tmp_path: Path
 ) -> None:
-    assert "out.json: the text ends early" in refused(program, '{"format": 1', tmp_path / "out")
+    assert "out.json: a syntax error at byte 13" in refused(program, '{"format": 1', tmp_path / "out")
     other = tmp_path / "other-windows"
     shutil.copytree(make_artifact(5), other)
     described = json.loads((other / "model.json").read_text())
