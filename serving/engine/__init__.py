@@ -119,10 +119,10 @@ class Session:
 
 
 class Engine:
-    """A loaded artifact that predicts on the calling thread, in float32.
+    """A loaded artifact that predicts on the calling thread, in float32 unless bfloat16 is asked for.
 
     Calls of one engine wait for each other; `share` gives another thread its own. The answers agree
-    with the network in PyTorch, in eval mode, to a relative 1e-5.
+    with the network in PyTorch, in eval mode, to a relative 1e-5; with bfloat16 to 1e-2.
     """
 
     def __init__(self, folder: Path | str, isa: Isa = "auto", version: int = 0) -> None:
@@ -149,7 +149,7 @@ class Engine:
 
     @property
     def isa(self) -> str:
-        """Return the instruction set in use: avx512, avx2 or portable."""
+        """Return the instruction set in use: amx (bfloat16), avx512, avx2 or portable."""
         return str(NATIVE.swiftqueue_engine_isa(self._handle).decode())
 
     @property

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
 //
-// What JSON for Modern C++ reads of `model.json` and of the header of a safetensors file, with
-// checks that name what they miss. Input is not trusted: depth is bounded, and keys must be
-// distinct.
+// Reads `model.json` and the header of a safetensors file by JSON for Modern C++ (nlohmann-json),
+// with checks that name what they miss. Input is not trusted: depth is bounded, keys are distinct.
 #ifndef SWIFTQUEUE_SERVING_ENGINE_JSON_H_
 #define SWIFTQUEUE_SERVING_ENGINE_JSON_H_
 
