@@ -1,13 +1,19 @@
-"""Messages of gRPC that are small on the wire and large once they are inflated, sent by hand over HTTP/2."""
+"""Messages of gRPC that are small on the wire and large once they are inflated, sent by hand over HTTP/2.
+
+gRPC's own servers and clients do not send them to who says that it takes none.
+"""
 
 from __future__ import annotations
 
 import functools
 import socket
+import socketserver
 import struct
 import threading
 import zlib
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -15,6 +21,7 @@ MIB: Final = 1 << 20
 INFLATED_BYTES: Final = 1 << 30
 AT_ONCE: Final = 4
 _DATA, _HEADERS, _RST, _SETTINGS, _PING, _GOAWAY, _WINDOW = 0, 1, 3, 4, 6, 7, 8
+_PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 _FRAME_BYTES: Final = 16_384
 _FIRST_WINDOW: Final = 65_535
 TIMEOUT_S: Final = 120.0
@@ -51,6 +58,34 @@ def throw_together(port: int, method: str) -> None:
         list(pool.map(lambda _: throw(port, method), range(AT_ONCE)))
 
 
+@contextmanager
+def bombing(inflated_bytes: int) -> Iterator[int]:
+    """Give the port of a gRPC server that answers each call with a compressed message, whoever asks."""
+    packed = zlib.compress(bytes(inflated_bytes), 9, 16 + zlib.MAX_WBITS)
+    answer = b"\x01" + struct.pack(">I", len(packed)) + packed
+    headers = _packed({":status": "200", "content-type": "application/grpc", "grpc-encoding": "gzip"})
+    assert len(answer) <= _FRAME_BYTES
+
+    class Bomber(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            with suppress(OSError, EOFError):
+                _exactly(self.request, len(_PREFACE))
+                self.request.sendall(_frame(_SETTINGS, 0, 0, b""))
+                while True:
+                    kind, flags, stream, payload = _read_frame(self.request)
+                    if kind in (_SETTINGS, _PING) and not flags & 1:
+                        self.request.sendall(_frame(kind, 1, 0, payload if kind == _PING else b""))
+                    elif kind == _HEADERS:
+                        self.request.sendall(_frame(_HEADERS, 4, stream, headers))
+                        self.request.sendall(_frame(_DATA, 0, stream, answer))
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Bomber) as server:
+        server.daemon_threads = True
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield server.server_address[1]
+        server.shutdown()
+
+
 def peak_bytes(pid: int) -> int:
     """Return the most memory that a process has had so far (VmHWM)."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
@@ -69,9 +104,8 @@ def _throw(connection: socket.socket, method: str, body: bytes) -> None:
         "te": "trailers",
         "grpc-encoding": "gzip",
     }
-    packed = b"".join(b"\0" + _text(name) + _text(value) for name, value in headers.items())
-    connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + _frame(_SETTINGS, 0, 0, b""))
-    connection.sendall(_frame(_HEADERS, 4, 1, packed))
+    connection.sendall(_PREFACE + _frame(_SETTINGS, 0, 0, b""))
+    connection.sendall(_frame(_HEADERS, 4, 1, _packed(headers)))
     windows = {0: _FIRST_WINDOW, 1: _FIRST_WINDOW}
     changed, ended = threading.Condition(), threading.Event()
 
@@ -79,14 +113,12 @@ def _throw(connection: socket.socket, method: str, body: bytes) -> None:
         first = _FIRST_WINDOW
         try:
             while not ended.is_set():
-                head = _exactly(connection, 9)
-                size, kind, flags = int.from_bytes(head[:3]), head[3], head[4]
-                stream, payload = int.from_bytes(head[5:]) & 0x7FFFFFFF, _exactly(connection, size)
+                kind, flags, stream, payload = _read_frame(connection)
                 with changed:
                     if kind == _WINDOW and stream in windows:
                         windows[stream] += int.from_bytes(payload)
                     elif kind == _SETTINGS and not flags & 1:
-                        for at in range(0, size, 6):
+                        for at in range(0, len(payload), 6):
                             name, value = struct.unpack(">HI", payload[at : at + 6])
                             if name == 4:  # the streams' first window
                                 windows[1] += value - first
@@ -126,6 +158,18 @@ def _throw(connection: socket.socket, method: str, body: bytes) -> None:
 
 def _frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
     return len(payload).to_bytes(3) + bytes((kind, flags)) + stream.to_bytes(4) + payload
+
+
+def _read_frame(connection: socket.socket) -> tuple[int, int, int, bytes]:
+    """Return a frame's type, flags, stream and payload."""
+    head = _exactly(connection, 9)
+    payload = _exactly(connection, int.from_bytes(head[:3]))
+    return head[3], head[4], int.from_bytes(head[5:]) & 0x7FFFFFFF, payload
+
+
+def _packed(headers: dict[str, str]) -> bytes:
+    """Return headers as literals of HPACK's without names from its table (RFC 7541, 6.2.2)."""
+    return b"".join(b"\0" + _text(name) + _text(value) for name, value in headers.items())
 
 
 def _text(text: str) -> bytes:

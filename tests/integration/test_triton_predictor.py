@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tritonclient.grpc as grpc
-from grpc import Compression, GenericRpcHandler, unary_unary_rpc_method_handler
+from bombs import bombing
 from grpc import server as grpc_server
 from tritonclient.grpc import model_config_pb2, service_pb2, service_pb2_grpc
 
@@ -40,7 +40,7 @@ from swiftqueue.serving.triton.repository import MODEL
 pytestmark = pytest.mark.slow
 RATE = 200  # questions a second
 RECOVERY_S = 2.5  # reconnection waits a second at most, and a server that was slow rests for one
-INFLATED_BYTES = 16 << 20  # a client takes 4 MiB
+INFLATED_BYTES = 5 << 20  # a client takes 4 MiB: too large, were it inflated
 REACH = make_windows(1).shape[1] - HORIZON  # events that the network looks back at
 DEADLINE_US = 100_000  # far above an answer's time, even on a busy machine
 
@@ -261,35 +261,18 @@ def answering(answers: Answers) -> Iterator[str]:
     server.stop(0)
 
 
-class Inflating(GenericRpcHandler):
-    """Answers each call with a message that is small on the wire alone."""
-
-    def service(self, handler_call_details: Any) -> Any:
-        return unary_unary_rpc_method_handler(lambda request, context: bytes(INFLATED_BYTES))
-
-
 def test_a_compressed_answer_is_refused_before_it_is_inflated(program: Path) -> None:
     """By the agent's client and by that in Python."""
-    server = grpc_server(ThreadPoolExecutor(1), compression=Compression.Gzip)
-    server.add_generic_rpc_handlers((Inflating(),))
-    address = f"{LOOPBACK}:{server.add_insecure_port(f'{LOOPBACK}:0')}"
-    server.start()
-    try:
-        line = "Compression algorithm 'gzip' is disabled"  # too large, were it inflated
-        for connect_ms in (
-            1_000,
-            10_000,
-            60_000,
-        ):  # it asks until then; a busy machine needs more
-            command = [program, "--server", address, f"--connect-ms={connect_ms}"]
+    with bombing(INFLATED_BYTES) as port:
+        address, line = f"{LOOPBACK}:{port}", "Compression algorithm 'gzip' is disabled"
+        for connect_ms in (1_000, 10_000, 60_000):  # it asks until then; a busy machine needs more
+            command = [str(program), "--server", address, f"--connect-ms={connect_ms}"]
             told = subprocess.run(command, capture_output=True, text=True, check=False).stderr
             if line in told:
                 break
         assert line in told
         with Triton(address, 60) as triton, pytest.raises(TritonError, match="'gzip' is disabled"):
             triton.config()
-    finally:
-        server.stop(0)
 
 
 def test_each_event_is_sent_once_and_a_question_is_at_most_eight_kilobytes(program: Path) -> None:

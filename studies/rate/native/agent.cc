@@ -148,8 +148,6 @@ class Agent {
   Agent(const Agent&) = delete;
   Agent& operator=(const Agent&) = delete;
 
-  std::string problem() const { return rates_->problem(); }
-
   // Serves until `ending_fd` can be read.
   void run(int ending_fd) {
     std::vector<pollfd> waiting;
@@ -278,9 +276,8 @@ class Agent {
         counts_.time.observe(monotonic_ns() - answer.arrived_ns);
       }
     }
-    const std::string problem = rates_->problem();
-    if (!problem.empty() && problem != said_) complaints_.say("rates: " + problem);
-    said_ = problem;
+    std::string problem;
+    while (rates_->next_problem(problem)) complaints_.say("rates: " + problem);
   }
 
   const std::string path_;
@@ -293,7 +290,6 @@ class Agent {
   const std::pair<dev_t, ino_t> own_;  // the socket there, as long as it is ours
   std::vector<std::unique_ptr<Sender>> senders_;
   std::uint32_t newest_ = 0;
-  std::string said_;
 };
 
 int run(const Options& o) {

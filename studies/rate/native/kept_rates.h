@@ -21,6 +21,8 @@ namespace swiftqueue::agent {
 template <typename Known>
 class KeptRates : public Rates {
  public:
+  static constexpr std::size_t kMostProblems = 64;  // lines that wait to be told
+
   void close(std::uint32_t sender) override { known_.close(sender); }
 
   bool next(RateAnswer& answer) override {
@@ -31,14 +33,26 @@ class KeptRates : public Rates {
     return true;
   }
 
-  std::string problem() const override {
+  bool next_problem(std::string& line) override {
     const std::lock_guard lock(mutex_);
-    return problem_;
+    if (problems_.empty()) return false;
+    line = problems_.front();
+    problems_.pop_front();
+    return true;
   }
 
   std::size_t connections() const override { return known_.size(); }
 
  protected:
+  // Notes why a question failed, or that none did: empty. The same reason in a row is told once.
+  void note(const std::string& problem) {
+    const std::lock_guard lock(mutex_);
+    if (!problem.empty() && problem != noted_ && problems_.size() < kMostProblems) {
+      problems_.push_back(problem);
+    }
+    noted_ = problem;
+  }
+
   void stop() {
     {
       const std::lock_guard lock(mutex_);
@@ -53,7 +67,8 @@ class KeptRates : public Rates {
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<RateAnswer> answers_;
-  std::string problem_;
+  std::deque<std::string> problems_;
+  std::string noted_;
   bool closing_ = false;
   std::thread thread_;
 };

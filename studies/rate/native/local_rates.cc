@@ -62,19 +62,13 @@ class LocalRates final : public KeptRates<Known> {
         answer.frame.outcome = RateOutcome::kForecast;
       }
     } catch (const engine::InvalidError& error) {
-      const std::lock_guard lock(mutex_);
-      problem_ = "connection " + std::to_string(frame.connection) + ": " + error.what();
+      note("connection " + std::to_string(frame.connection) + ": " + error.what());
     }
     if (frame.asked != 0) {
       const std::lock_guard lock(mutex_);
       answers_.push_back(answer);
     }
     if (frame.last != 0) known_.forget(sender, frame.connection);
-  }
-
-  std::string problem() const override {
-    const std::lock_guard lock(mutex_);
-    return watch_problem_.empty() ? problem_ : watch_problem_;
   }
 
  private:
@@ -98,21 +92,18 @@ class LocalRates final : public KeptRates<Known> {
       lock.unlock();
       const Fingerprint now = fingerprint_of(folder_);
       std::shared_ptr<const Served> fresh;
-      std::string problem;
-      const bool changed = !(now == seen_);
-      if (changed) {
+      if (!(now == seen_)) {
         seen_ = now;
         try {
           fresh = taken_up(now);
+          note({});
         } catch (const std::exception& error) {
-          problem = folder_ + ": " + error.what() + "; the model in service goes on";
+          note(folder_ + ": " + error.what() + "; the model in service goes on");
         }
+        woken_();
       }
       lock.lock();
-      if (!changed) continue;
-      watch_problem_ = problem;
       if (fresh) served_ = fresh;
-      woken_();
     }
   }
 
@@ -121,7 +112,6 @@ class LocalRates final : public KeptRates<Known> {
   Fingerprint seen_;  // fingerprint that the watcher saw last
   // Shared:
   std::shared_ptr<const Served> served_;
-  std::string watch_problem_;
 };
 
 }  // namespace

@@ -40,8 +40,8 @@ class Rates {
   virtual void close(std::uint32_t sender) = 0;
   // Takes an answer that is there; false: there is none.
   virtual bool next(RateAnswer& answer) = 0;
-  // Why there is no model, or why the last question failed: one line; empty if all is well.
-  virtual std::string problem() const = 0;
+  // Takes a line that says why there is no model, or why a question failed; false: there is none.
+  virtual bool next_problem(std::string& line) = 0;
   // Connections that are remembered.
   virtual std::size_t connections() const = 0;
 };

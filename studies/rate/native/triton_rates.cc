@@ -70,11 +70,11 @@ class TritonRates final : public KeptRates<Known> {
                                           known->x_SF.data() + frame.sample * rate::kFieldCount);
     if (added) ++known->samples;
     const int least = *std::min_element(rate::kPrefixes.begin(), rate::kPrefixes.end());
-    const std::lock_guard lock(mutex_);
     if (!added) {
-      problem_ = "connection " + std::to_string(frame.connection) + ": sample " +
-                 std::to_string(frame.sample) + " cannot be, or those before it are missing";
+      note("connection " + std::to_string(frame.connection) + ": sample " +
+           std::to_string(frame.sample) + " cannot be, or those before it are missing");
     }
+    const std::lock_guard lock(mutex_);
     if (frame.asked != 0) {
       const std::int64_t trip_us = frame.fields[rate::At::min_rtt];
       if (!added || known->samples < least) {
@@ -122,10 +122,10 @@ class TritonRates final : public KeptRates<Known> {
       if (late != asked.begin()) {
         problem = ask({asked.data(), static_cast<std::size_t>(late - asked.begin())});
       }
+      note(problem);
       {
         const std::lock_guard lock(mutex_);
         for (const Question& each : asked) answers_.push_back(each.answer);
-        problem_ = problem;
       }
       woken_();
     }
