@@ -262,16 +262,16 @@ def answering(answers: Answers) -> Iterator[str]:
 
 
 def test_a_compressed_answer_is_refused_before_it_is_inflated(program: Path) -> None:
-    """By the agent's client and by that in Python."""
+    """By the agent's client and by that in Python; which of two lines of gRPC says so differs by run."""
     with bombing(INFLATED_BYTES) as port:
-        address, line = f"{LOOPBACK}:{port}", "Compression algorithm 'gzip' is disabled"
+        address, line = f"{LOOPBACK}:{port}", "'gzip' is disabled|not supported: gzip"
         for connect_ms in (1_000, 10_000, 60_000):  # it asks until then; a busy machine needs more
             command = [str(program), "--server", address, f"--connect-ms={connect_ms}"]
             told = subprocess.run(command, capture_output=True, text=True, check=False).stderr
-            if line in told:
+            if re.search(line, told):
                 break
-        assert line in told
-        with Triton(address, 60) as triton, pytest.raises(TritonError, match="'gzip' is disabled"):
+        assert re.search(line, told), told
+        with Triton(address, 60) as triton, pytest.raises(TritonError, match=line):
             triton.config()
 
 
