@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -25,7 +24,6 @@ def accuracy_rows() -> list[Row]:
     There are none where `dvc repro` has not made the default traces and models; a line says so.
     """
     from swiftqueue.common.section import read
-    from swiftqueue.feature_store.packets.truth import read_waits
     from swiftqueue.models.event_stream.forecaster import EventStreamForecaster
     from swiftqueue.models.forecasters.forecaster import load
     from swiftqueue.models.forecasters.traces import read_traces, tested
@@ -44,9 +42,7 @@ def accuracy_rows() -> list[Row]:
     section, predictions = read(PARAMS, EvaluateParams), []
     encoders = {isa: EngineEncoder(Engine(folder, isa), base) for isa in ("auto", "bf16")}
     for trace in tested(read_traces(DATA / "packets", DATA / "split.json", change_of(PARAMS))):
-        known = DATA / "traces" / "simulated" / f"{trace.name}.parquet"
-        if known.is_file():
-            trace = replace(trace, waits=read_waits(known, trace.packets))
+        trace = trace.with_waits(DATA / "traces" / "simulated")
         heads = {}
         for isa, encoder in encoders.items():
             heads[isa] = heads_of(load(folder), DATA / "models" / "finetuned", trace)

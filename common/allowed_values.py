@@ -34,6 +34,9 @@ def allowed(schema: Mapping[str, Any]) -> str:
     match schema.get("type"):
         case "integer" | "number" as kind:
             words = ["a whole number" if kind == "integer" else "a number"]
+            if kind == "integer" and "exclusiveMaximum" in schema:
+                schema = {**schema, "maximum": schema["exclusiveMaximum"] - 1}
+                del schema["exclusiveMaximum"]
             for key, word in _RANGE.items():
                 if key in schema:
                     words.append(f"{word} {schema[key]:.15g}")

@@ -235,7 +235,12 @@ class _Laboratory:
                 waiting.setdefault(identity(one.run, self.build), []).append(one)
         kept = [key for key in waiting if execution.is_complete(self.output, key)]
         self._keep([row for key in kept for row in self._rows(key, waiting[key])])
-        self._keep([self._not_run(one, one.reason or "") for one in asked if one.run is None])
+        left_out = [(one, one.reason or "") for one in asked if one.run is None]
+        self._keep([self._not_run(one, reason) for one, reason in left_out])
+        for reason in dict.fromkeys(reason for _, reason in left_out):
+            names = [one.cell.control for one, why in left_out if why == reason]
+            runs = f"{len(names)} run{'' if len(names) == 1 else 's'}"
+            print(f"{', '.join(dict.fromkeys(names))}: {runs} left out: {reason}")
         if kept:
             print(f"{title}: {len(kept)} of {len(waiting)} have their result already")
         failures: list[str] = []

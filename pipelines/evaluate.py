@@ -6,7 +6,6 @@ import json
 import shlex
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final
 
@@ -16,7 +15,6 @@ from pydantic import Field
 
 from swiftqueue.common.atomic import new_folder, write_file
 from swiftqueue.common.section import Section, read, read_all
-from swiftqueue.feature_store.packets.truth import read_waits
 from swiftqueue.models.forecasters.forecaster import Forecaster, load
 from swiftqueue.models.forecasters.traces import Trace, lessons, read_traces, tested
 from swiftqueue.models.forecasters.walk import AT_ONCE as AS_IF_AT_ONCE
@@ -99,9 +97,8 @@ def evaluate(
     )
     predictions = []
     for trace in tested(traces):
-        known = truth and truth / f"{trace.name}.parquet"
-        if known and known.is_file():
-            trace = replace(trace, waits=read_waits(known, trace.packets))
+        if truth:
+            trace = trace.with_waits(truth)
         ours, grown = heads_of(base, finetuned, trace), tune_heads(trees, trace, how)
         methods: dict[str, tuple[Heads, str]] = {
             FINETUNED: (ours, TUNED),

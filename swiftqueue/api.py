@@ -40,7 +40,8 @@ def read_capture(path: str | Path, *, sender: str | None = None, latency: str = 
     Args:
         path: a pcap or pcapng file, plain or gzip.
         sender: the sender's address; None takes the one that sent most TCP payload.
-        latency: `acks`, or `timestamps` for a capture made at the receiver.
+        latency: `acks`; `selective`, which counts selective acknowledgements too; or `timestamps`, for a
+            capture made at the receiver.
 
     Raises:
         ValueError: the file is no capture, or no latency can come from it.

@@ -51,8 +51,7 @@ _STREAM: Final = "event stream, p50"
 _ONNX: Final = "ONNX in the Python backend, Python client, p50"
 _RATE: Final = "highest rate with 99% in time, asked 2 ms ahead, 4 flows"
 _TUNE: Final = (
-    "fine-tune the head: 10 epochs, 500,000 packets = 62,500 windows of 128 tokens x 24 features, "
-    "the one encoder pass included"
+    "fine-tune the head: 10 epochs, 500,000 packets = 62,500 decisions, the one encoder pass included"
 )
 _EVENTS: Final = (
     "ingest over HTTP through Ray Serve, fsynced, checked and compacted on one core, 12 senders, "
@@ -84,12 +83,10 @@ BARS: Final[Mapping[str, tuple[str, tuple[Bar, ...]]]] = {
     "swap": (
         "round trip, µs (p99)",
         (
-            _reference("without pushes", "500 questions/s, a push every 5 s: round trip, p99"),
-            Bar("a push every 5 s", "500 questions/s, a push every 5 s: round trip, p99"),
-            _reference(
-                "without pushes, other run", "1,000 questions/s, a push every second: round trip, p99"
-            ),
-            Bar("a push every second", "1,000 questions/s, a push every second: round trip, p99"),
+            _reference("without pushes", "a swap every 5 s, 500 questions/s: round trip, p99"),
+            Bar("a push every 5 s", "a swap every 5 s, 500 questions/s: round trip, p99"),
+            _reference("without pushes, other run", "a swap every 1 s, 1000 questions/s: round trip, p99"),
+            Bar("a push every second", "a swap every 1 s, 1000 questions/s: round trip, p99"),
         ),
     ),
     "finetune": (

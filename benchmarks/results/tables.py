@@ -62,6 +62,7 @@ SHOWN: Final[Mapping[str, Sequence[str]]] = {
         "*, bf16 | fp32",
     ),
     "serving": ("event stream, p?? | *", "event stream, unix socket, p50 | identity*"),
+    "swap": ("*round trip, p99 | *", "*answered, worst stretch | *", "*a push: *"),
     "linerate": ("*asked 2 ms ahead, *", "packets decided*", "a sender pays*"),
     "live": ("trigger*", "step validate*", "step encode*", "step train*", "step shadow*", "questions*"),
     "marker": ("marked *", "plain*", "answer to *p99 | *", "packets with*"),

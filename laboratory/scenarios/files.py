@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import difflib
 import fnmatch
 import functools
 from collections.abc import Mapping, Sequence
@@ -86,9 +87,13 @@ def path_of(scenario: str) -> Path:
         FileNotFoundError: there is no such scenario.
     """
     path = Path(scenario) if scenario.endswith((".yaml", ".yml")) else find(scenario)
-    if path is None or not path.is_file():
-        raise FileNotFoundError(f"{scenario}: no such scenario; there is {', '.join(names())}")
-    return path
+    if path is not None and path.is_file():
+        return path
+    if path is not None:
+        raise FileNotFoundError(f"{scenario}: no such file")
+    near = difflib.get_close_matches(scenario, names(), n=3, cutoff=0.4)
+    meant = f"did you mean {' or '.join(near)}? " if near else ""
+    raise FileNotFoundError(f"{scenario}: no such scenario; {meant}`swiftqueue lab scenarios` lists them")
 
 
 def load(path: Path) -> Scenario:
@@ -276,8 +281,12 @@ def _joined(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _first(error: ValidationError) -> str:
-    """Return one line about the first error: its key and what it must be."""
-    problem = error.errors()[0]
+    """Return one line about the first error: its key and what it must be.
+
+    An unknown key comes first, because a misspelt one is missing as well.
+    """
+    problems = error.errors()
+    problem = next((one for one in problems if one["type"] == "extra_forbidden"), problems[0])
     at = problem["loc"]
     where = ".".join(
         str(part)

@@ -85,7 +85,10 @@ class Bottleneck(ScenarioPart):
     mbps: Annotated[float, Field(ge=LEAST_LINK_MBPS, le=MOST_LINK_MBPS)]  # rate of the link, Mbit/s
     buffer_bdp: Positive  # limit of the queue, in bandwidth-delay products of this link and `rtt_ms`
     disc: Disc | None = None  # disc of the link; None: the profile's
-    trace: str | None = None  # file of lines `seconds Mbit/s` for a variable link; None: always `mbps`
+    # File of a variable link's rates, in the project's folder. Each line has a time in s and the rate up to
+    # then in Mbit/s. Times ascend from above 0, and the last is the run's end or later. `mbps` still sizes
+    # the buffer.
+    trace: str | None = None  # None: always `mbps`
 
 
 class Allotment(ScenarioPart):

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from swiftqueue.common.json_file import read_object
 from swiftqueue.feature_store.events.beginning import NOTHING, Beginning
 from swiftqueue.feature_store.packets.schema import HORIZON, read_packets
-from swiftqueue.feature_store.packets.truth import Waits
+from swiftqueue.feature_store.packets.truth import Waits, read_waits
 from swiftqueue.models.sharp import PAPERS, Change
 from swiftqueue.models.training.protocol import Round, Slice, TraceSlices, together
 
@@ -102,6 +102,11 @@ class Trace:
     def to_predict(self, part: Slice) -> TracePart:
         """Return a slice to predict."""
         return TracePart(self.name, self.packets, part, self.visibility, self.told, self.change)
+
+    def with_waits(self, truth: Path) -> Trace:
+        """Return the trace with the waits in both queues that its simulator wrote to `truth`, if it did."""
+        known = truth / f"{self.name}.parquet"
+        return replace(self, waits=read_waits(known, self.packets)) if known.is_file() else self
 
 
 def decision_times(packets: pl.DataFrame) -> NDArray[np.int64]:

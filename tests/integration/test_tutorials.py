@@ -40,7 +40,7 @@ PAGES = (
     ),
     *("live-loop", "add-an-input"),
 )
-BLOCK = re.compile(r"(<!-- minutes -->\n)?^```sh\n(.*?)^```$", re.M | re.S)
+BLOCK = re.compile(r"(\*This takes minutes\.\*\n\n)?^```sh\n(.*?)^```$", re.M | re.S)
 ACTIVATE = ". .venv/bin/activate\n"
 # Runs a notebook's cells one after the other, and prints what each ends with.
 CELLS = """

@@ -227,12 +227,14 @@ def test_what_cannot_be_run_stands_in_the_results_with_the_reason(
     tiny: Callable[..., str],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     gone = Model(tmp_path / "gone", "c0ffee", "selective")  # since it was looked at
     monkeypatch.setattr(command, "models_by_profile", lambda *_: {"uncoupled": gone})
     output = tmp_path / "lab"
     scenario = tiny(seconds=2, controls=["default", "random", "model"], profiles=["rfc9332", "uncoupled"])
     assert run_lab(Request([scenario], artifact="given"), output) == 1
+    assert "model: 1 run left out: --artifact has no rfc9332/\n" in capfd.readouterr().out
     rows = {(r["profile"], r["control"]): r for r in load(output).iter_rows(named=True)}
     assert {key for key, row in rows.items() if row["status"] == COMPLETE} == {
         ("rfc9332", "default"),
@@ -566,7 +568,7 @@ def test_two_commands_do_not_share_an_output(tmp_path: Path) -> None:
             Request(["sweep-rtt"], points=["8, *"]),
             "--points '8, \\*': no point is named so; there is 10 ms; 20",
         ),
-        (Request(["nothing"]), "nothing: no such scenario; there is .*small"),
+        (Request(["nothing"]), "nothing: no such scenario; .*`swiftqueue lab scenarios` lists them"),
     ],
 )
 def test_a_wrong_request_is_one_line_and_runs_nothing(request_: Request, line: str, tmp_path: Path) -> None:

@@ -440,6 +440,11 @@ BAD_ENVIRONMENTS: list[tuple[str, object, str]] = [
         ("extra", 1, "mine.yaml: extra: unknown key"),
         ("environment.bottlenecks.0.speed", 3, "mine.yaml: environment.bottlenecks.0.speed: unknown key"),
         (f"{S1}.l4s.traffic.burst", 3, f"mine.yaml: {S1}.l4s.traffic.burst: unknown key"),
+        (  # `mbps` is missing, too
+            "environment.bottlenecks",
+            [{"mpbs": 100, "buffer_bdp": 2}],
+            "mine.yaml: environment.bottlenecks.0.mpbs: unknown key",
+        ),
         (f"{S1}.l4s.flows", -1, f"{S1}.l4s.flows: input should be greater than or equal to 0"),
         (f"{S1}.l4s.flows", 1.5, f"{S1}.l4s.flows: "),
         (f"{S1}.l4s.tcp", "reno", f"{S1}.l4s.tcp: input should be 'dctcp', "),
@@ -557,7 +562,7 @@ def test_a_file_that_is_no_scenario_is_said(tmp_path: Path, text: bytes, line: s
 
 
 def test_an_unknown_scenario_is_answered_with_the_known_ones() -> None:
-    with pytest.raises(FileNotFoundError, match=r"figure9: no such scenario; there is .*figure8.*small"):
+    with pytest.raises(FileNotFoundError, match=r"figure9: no such scenario; did you mean figure8\b"):
         path_of("figure9")
 
 

@@ -150,14 +150,14 @@ def test_pictures_are_readable_on_light_and_dark_pages(project: Path) -> None:
 def test_a_benchmark_takes_the_place_of_its_old_figures(copy: Path) -> None:
     path = copy / published.FILE
     before = published.load(path)
-    published.publish("swap", [ROW], path)
+    published.publish("ingest", [ROW], path)
     after = published.load(path)
-    assert after["swap"].rows == [ROW]
-    assert {k: v for k, v in after.items() if k != "swap"} == {k: v for k, v in before.items() if k != "swap"}
-    assert "| a thing | 2 s | 1 s | another | 2 |" in TABLES["bench-swap"](Data.load(copy))
-    path.write_text('{"swap": {}}')
+    assert after["ingest"].rows == [ROW]
+    assert {**after, "ingest": None} == {**before, "ingest": None}
+    assert "| a thing | 2 s | 1 s | another | 2 |" in TABLES["bench-ingest"](Data.load(copy))
+    path.write_text('{"ingest": {}}')
     with pytest.raises(ValueError, match=r"bench\.json is damaged \(.*: restore it with git"):
-        published.publish("swap", [ROW], path)
+        published.publish("ingest", [ROW], path)
     with pytest.raises(ValueError, match=r"bench\.json is not here: run this in the project's folder"):
         published.load(copy / "no" / "bench.json")
 
@@ -176,8 +176,8 @@ def test_nothing_is_published_outside_the_project(
 
 
 def test_a_row_that_no_table_holds_becomes_a_list(copy: Path) -> None:
-    published.publish("swap", [Row("x" * 200, 2.0, 1.0, "y", 2.0, "us", 3)], copy / published.FILE)
-    lines = TABLES["bench-swap"](Data.load(copy))
+    published.publish("ingest", [Row("x" * 200, 2.0, 1.0, "y", 2.0, "us", 3)], copy / published.FILE)
+    lines = TABLES["bench-ingest"](Data.load(copy))
     assert "- **2 µs**:" in lines
     assert not any(line.startswith("|") for line in lines)
 

@@ -27,8 +27,7 @@ namespace {
 constexpr std::int64_t kTendNs = 10'000'000;          // servers are looked after this often
 constexpr std::int64_t kLastStallNs = 1'000'000'000;  // then the only server is given up, too
 constexpr std::int64_t kSecondLookNs = 5'000'000;
-constexpr std::int64_t kPollNs = 200'000;  // between polls while no answer is due
-constexpr std::int64_t kRoomTimes = 3;     // a question is not held with less time left than this
+constexpr std::int64_t kRoomTimes = 3;  // a question is not held with less time left than this
 
 // The events of a completion queue, which a thread of its own takes. The loop's thread sleeps for
 // them as it does for anything else: gRPC counts its own waits in whole ms.
@@ -116,7 +115,6 @@ class TritonPredictor : public Predictor {
   std::vector<std::unique_ptr<Request>> leaving_;  // those that `gather` took
   bool pressed_ = false;  // whether the last question came while others were under way
   std::int64_t tended_ns_ = 0;
-  std::int64_t polled_ns_ = 0;
   std::int64_t overdue_since_ns_ = 0;  // when a server was first found stalled; 0: none is
   std::atomic<bool> woken_{false};
   mutable std::mutex states_lock_;
@@ -196,9 +194,8 @@ bool TritonPredictor::next(Answer& answer, std::int64_t until_ns) {
     if (woken_.exchange(false)) return false;
     if (now - tended_ns_ >= kTendNs) tend(now);
     const bool idle = active_ == nullptr || (active_->idle() && waiting_.empty());
-    if (now >= until_ns && idle && now - polled_ns_ < kPollNs) return false;
-    polled_ns_ = now;
     const bool event = wait(now, until_ns);
+    if (!event && idle && now >= until_ns) return false;
     now = monotonic_ns();
     if (!event) give_up_stalled(now);
     route(now);
