@@ -237,7 +237,8 @@ class _Laboratory:
         self._keep([row for key in kept for row in self._rows(key, waiting[key])])
         left_out = [(one, one.reason or "") for one in asked if one.run is None]
         self._keep([self._not_run(one, reason) for one, reason in left_out])
-        for reason in dict.fromkeys(reason for _, reason in left_out):
+        chosen = (LEFT_OUT, POINT_LEFT_OUT)  # the command says these itself
+        for reason in dict.fromkeys(reason for _, reason in left_out if reason not in chosen):
             names = [one.cell.control for one, why in left_out if why == reason]
             runs = f"{len(names)} run{'' if len(names) == 1 else 's'}"
             print(f"{', '.join(dict.fromkeys(names))}: {runs} left out: {reason}")
