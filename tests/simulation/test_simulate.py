@@ -89,6 +89,9 @@ def test_bad_parameters_get_one_clear_line(
 def unbuilt(project: Path, tmp_path: Path) -> Path:
     """A project folder with the simulator's sources and nothing built."""
     shutil.copytree(project / "simulation", tmp_path / "simulation")
+    rules = Path("serving/engine/kernels.mk")
+    (tmp_path / rules).parent.mkdir(parents=True)
+    shutil.copy2(project / rules, tmp_path / rules)
     return tmp_path
 
 
