@@ -51,8 +51,8 @@ class SwapLoad:
         return f"a swap every {self.every_s:g} s, {self.rate} questions/s"
 
 
-# Five rounds of the first load are a minute with swaps, and as much without. The last is near the highest
-# rate that two cores take.
+# Five rounds of the first load are a minute with swaps, and as much without. The last is more than two cores
+# answer as it comes, so its round trips are mostly waiting.
 SETTINGS: Final = (SwapLoad(1.0, 1_000, 12.0), SwapLoad(5.0, 500, 20.0), SwapLoad(1.0, 10_000, 12.0))
 ANSWER_WITHIN_S: Final = 30.0  # limit for an answer; lateness is in the quantiles
 
