@@ -42,7 +42,7 @@ LEARN_S, JUDGE_S, LEAD_IN_S = 60.0, 10.0, 5.0  # the defaults of `swiftqueue sch
 ROUND_S: Final = 60.0  # seconds of telemetry for a round and its judging slice; a shadow needs as much
 STEP_S: Final = 0.25  # seconds of telemetry shipped together
 START_S: Final = 3.0  # first seconds of the simulation, in which its flows begin
-LEAST_WINDOWS: Final = 200
+LEAST_DECISIONS: Final = 200
 # These parameters differ from params.yaml: the same network, seven times as fast. Its sender gets about 100
 # Mbit/s.
 TRAFFIC: Final = {"seeds": [1], "bottleneck_mbps": 175, "flow_mbps": 14}
@@ -100,7 +100,7 @@ def _run(
         learn_s=LEARN_S,
         judge_s=JUDGE_S,
         lead_in_s=LEAD_IN_S,
-        least_windows=LEAST_WINDOWS,
+        least_decisions=LEAST_DECISIONS,
     )
     live = Rounds(store.latest, judged, FinetuneParams(**params["finetune"]), model)
     try:

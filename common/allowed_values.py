@@ -34,11 +34,12 @@ def allowed(schema: Mapping[str, Any]) -> str:
     match schema.get("type"):
         case "integer" | "number" as kind:
             words = ["a whole number" if kind == "integer" else "a number"]
-            if kind == "integer" and "exclusiveMaximum" in schema:
-                schema = {**schema, "maximum": schema["exclusiveMaximum"] - 1}
-                del schema["exclusiveMaximum"]
             for key, word in _RANGE.items():
-                if key in schema:
+                if key not in schema:
+                    continue
+                if kind == "integer" and key == "exclusiveMaximum":
+                    words.append(f"{_RANGE['maximum']} {schema[key] - 1}")
+                else:
                     words.append(f"{word} {schema[key]:.15g}")
             return ", ".join([" ".join(words[:2]), *words[2:]])
         case "array":

@@ -80,8 +80,13 @@ def read_all(path: Path) -> dict[str, Any]:
 
 def near(word: str, known: list[str]) -> str:
     """Return the closest of some names as a hint, or all of them."""
+    return meant(word, known) or f"known: {', '.join(sorted(known))}"
+
+
+def meant(word: str, known: list[str]) -> str | None:
+    """Ask whether the closest of some names was meant; return None if none is close."""
     close = [name for name in known if name.startswith(word)] or difflib.get_close_matches(word, known, 1)
-    return f"did you mean {close[0]}?" if close else f"known: {', '.join(sorted(known))}"
+    return f"did you mean {close[0]}?" if close else None
 
 
 def schema_at(section: type[Section], path: list[Any]) -> dict[str, Any]:
@@ -100,7 +105,9 @@ def schema_at(section: type[Section], path: list[Any]) -> dict[str, Any]:
 
 def _line(section: type[Section], error: ValidationError, values: Any) -> str:
     """Turn the first thing that pydantic found wrong into one line."""
-    first = error.errors()[0]
+    found = error.errors()
+    # A misspelt name is both unknown and, under its right name, missing; the unknown one says more.
+    first = next((one for one in found if one["type"] == "extra_forbidden"), found[0])
     path: list[Any] = []
     value = values
     for key in first["loc"]:  # the location names a union's branches too: follow only the keys given

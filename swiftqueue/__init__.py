@@ -12,6 +12,11 @@ if TYPE_CHECKING:
 __all__ = ["Model", "events", "load_model", "model_card", "plot", "read_capture", "scores"]
 
 
+def __dir__() -> list[str]:
+    """Return the names of the library, so that `help(swiftqueue)` lists them before they are loaded."""
+    return sorted({*globals(), *__all__})
+
+
 def __getattr__(name: str) -> Any:
     """Load a function of the library when it is first asked for: each room is imported through here."""
     if name not in __all__:

@@ -228,6 +228,11 @@ def warnings(
             "was captured: it seems to be the receiver's side. Read it with `--latency timestamps`, or "
             "capture at the sender"
         )
+    if latency == "timestamps" and stats.near_sender > stats.near_receiver:
+        lines.append(
+            "WARNING: its handshakes show that it was captured near the sender, where `--latency timestamps` "
+            "counts the sender's pauses as latency; read it with `--latency acks`"
+        )
     return lines
 
 

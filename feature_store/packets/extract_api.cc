@@ -129,7 +129,12 @@ std::int64_t sq_sender_view_without_timestamps(const SenderView* view) {
 
 // Pushes the segments, or the sender's view of them if `view` is not null.
 void sq_matcher_push(Matcher* matcher, SenderView* view, const Segment* segments, std::size_t n) {
-  matcher->Push(view == nullptr ? std::span(segments, n) : view->Translate({segments, n}));
+  const std::span captured(segments, n);
+  if (view == nullptr) {
+    matcher->Push(captured);
+  } else {
+    matcher->Push(view->Translate(captured), captured);
+  }
 }
 
 // `mode` is a value of Matcher::Mode.

@@ -36,14 +36,19 @@ std::uint32_t FirstByte(const Segment& segment) {
 
 }  // namespace
 
-void Matcher::Push(std::span<const Segment> segments) {
+void Matcher::Push(std::span<const Segment> segments, std::span<const Segment> captured) {
+  for (const Segment& segment : captured) {
+    if (segment.kind != kTcp) continue;
+    const TraceClock::Reading now = captures_clock_.Read(segment.time_ns);
+    if (IsOpening(segment, now)) Open(segment, now);
+  }
   for (const Segment& segment : segments) {
     if (segment.kind != kTcp) continue;
     const TraceClock::Reading now = clock_.Read(segment.time_ns);
     if (first_ns_ < 0) first_ns_ = now.time_ns;
     evidence_.span_ns = now.time_ns - first_ns_;
     ForgetOldest(now.time_ns);
-    if (segment.flags & kSyn || now.time_ns < opening_until_ns_) Open(segment, now);
+    if (!at_receiver_ && IsOpening(segment, now)) Open(segment, now);
     if (segment.destination == sender_ && segment.flags & kAck) Ack(segment, now);
     if (segment.source == sender_ && (segment.payload_bytes > 0 || segment.flags & kSyn)) {
       Data(segment, now);

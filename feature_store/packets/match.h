@@ -53,7 +53,9 @@ class Matcher {
   // Leaves a flow out of the table; call it before the first Push.
   void LeaveOut(const FlowKey& flow) { left_out_.insert(flow); }
 
-  void Push(std::span<const Segment> segments);
+  // Takes the next segments. `captured` are the capture's own where `segments` are a SenderView's:
+  // the ends of a handshake show in its stamps alone.
+  void Push(std::span<const Segment> segments, std::span<const Segment> captured = {});
   void Finish();  // no more segments: what is unacknowledged stays so
 
   // Moves up to `capacity` finished rows, in send order, into `columns`.
@@ -170,6 +172,9 @@ class Matcher {
   };
   static constexpr std::size_t kMostHandshakes = 1 << 12;
 
+  bool IsOpening(const Segment& segment, TraceClock::Reading now) const {
+    return segment.flags & kSyn || now.time_ns < opening_until_ns_;
+  }
   void Open(const Segment& segment, TraceClock::Reading now);
   std::uint16_t VlanOf(const Segment& segment);
   Flow* Acknowledged(const Segment& segment);
@@ -197,9 +202,10 @@ class Matcher {
   bool selective_;
   LatencyStats stats_;
   TraceClock clock_;
-  std::deque<Row> rows_;        // not yet drained, in send order
-  std::int64_t first_row_ = 0;  // number of rows_.front()
-  std::int64_t oldest_ = 0;     // rows before it are done
+  TraceClock captures_clock_{true};  // at the receiver, where `clock_` is the sender's
+  std::deque<Row> rows_;             // not yet drained, in send order
+  std::int64_t first_row_ = 0;       // number of rows_.front()
+  std::int64_t oldest_ = 0;          // rows before it are done
   std::unordered_map<FlowKey, Flow, FlowKeyHash> flows_;
   std::vector<Flow*> flow_of_id_;
   std::unordered_map<Address, std::int32_t, AddressHash> receivers_;

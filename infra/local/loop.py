@@ -100,6 +100,8 @@ def start_loop(
                     raise
                 print(f"{name} does not run, the loop does: {error}", flush=True)  # the keeper tries again
             else:
+                if name == PROMETHEUS and not _has_prometheus():
+                    continue  # its own line said so
                 print(f"{place}: up after {time.monotonic() - begin_s:.1f} s", flush=True)
     print(f"the loop is up after {time.monotonic() - first_s:.0f} s", flush=True)
     print("`swiftqueue status` judges it, `swiftqueue down` ends it, `make logs` shows logs")
@@ -359,10 +361,14 @@ def _start_scheduler(live: live_options.LiveOptions) -> None:
     )
 
 
+def _has_prometheus() -> bool:
+    return shutil.which("prometheus") is not None
+
+
 def _start_prometheus() -> None:
     from swiftqueue.infra.local import prometheus
 
-    if shutil.which("prometheus") is None:
+    if not _has_prometheus():
         print("no prometheus here (Debian: apt-get install prometheus): no metrics are kept")
         return
     print(f"prometheus is up at {prometheus.start()}")

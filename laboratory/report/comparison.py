@@ -22,6 +22,7 @@ from swiftqueue.laboratory.report.judging import (
     MOST_UNFINISHED,
     NO_HARM,
     PACKET_BITS,
+    SEEDS_SHOWN,
     SETTLED,
 )
 from swiftqueue.laboratory.report.measures import (
@@ -379,9 +380,9 @@ def against_chance(runs: pl.DataFrame, place: Place) -> Estimate | None:
 
 
 def percent(change: Estimate) -> str:
-    """Return a change as `-38.0 % (-45.1…-31.2)`; the interval is left out where there is none."""
+    """Return a change as `-38.0 % (-45.1…-31.2)`; the interval needs SEEDS_SHOWN seeds."""
     text = f"{_points(change.mean)} %"
-    if change.low is None or change.high is None:
+    if change.low is None or change.high is None or change.n < SEEDS_SHOWN:
         return text
     return f"{text} ({_points(change.low)}…{_points(change.high)})"
 
@@ -394,7 +395,7 @@ def _points(change: float) -> str:
 def times(change: Estimate) -> str:
     """Return a change as a ratio: `1.38 times (1.31…1.45)`."""
     text = f"{1 + change.mean:.2f} times"
-    if change.low is None or change.high is None:
+    if change.low is None or change.high is None or change.n < SEEDS_SHOWN:
         return text
     return f"{text} ({1 + change.low:.2f}…{1 + change.high:.2f})"
 

@@ -20,6 +20,7 @@ SETTLED: Final = 0.05  # the chance that it is chance, corrected for the places 
 FEWEST_PACKETS: Final = 100  # packets that a quantile rests on
 MOST_UNFINISHED: Final = 0.5  # mean share of S1's bytes; with more unfinished, messages' times say little
 FEWEST_SEEDS: Final = 5
+SEEDS_SHOWN: Final = 3  # fewest with an interval in a table; that of two is 3.6 times as wide as of three
 
 # The figures to reach, beside the limits above.
 JUDGED: Final = "figure8"

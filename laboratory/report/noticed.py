@@ -7,6 +7,7 @@ from typing import Final
 
 import polars as pl
 
+from swiftqueue.laboratory.report.judging import SEEDS_SHOWN
 from swiftqueue.laboratory.report.tables import NONE, head_of, row_of
 from swiftqueue.laboratory.report.verdict import Verdict
 from swiftqueue.models.scoring.intervals import estimate
@@ -60,11 +61,11 @@ def verdict_cells(one: Verdict) -> list[str]:
 
 
 def interval(values: Sequence[float], digits: int = 1) -> str:
-    """Return the mean, and Student's 95 % interval in brackets where there are several values."""
+    """Return the mean, and Student's 95 % interval in brackets from `SEEDS_SHOWN` values on."""
     found = estimate(values)
     if found is None:
         return NONE
-    if found.low is None:
+    if found.low is None or found.n < SEEDS_SHOWN:
         return f"{found.mean:.{digits}f}"
     return f"{found.mean:.{digits}f} ({found.low:.{digits}f} to {found.high:.{digits}f})"
 

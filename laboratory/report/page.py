@@ -77,7 +77,7 @@ def make_report(output: Path, scenarios: Sequence[str] = ()) -> tuple[Path, tupl
     tail = "\n".join(["", *missing, ""]) if missing else ""
     over_uplinks = tables(experience.load(output, experience.UPLINKS).filter(of_these))
     steered = "".join("\n".join([*table.markdown(), ""]) for table in over_uplinks)
-    write_file(folder / MARKDOWN, head + markdown(runs) + steered + tail)
+    write_file(folder / MARKDOWN, head + steered + markdown(runs) + tail)
     if first:
         write_file(folder / OPENING, first.plot.png)
     for section in sections:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import difflib
 import fnmatch
 import functools
 from collections.abc import Mapping, Sequence
@@ -13,6 +12,7 @@ from typing import Any, Final
 import yaml
 from pydantic import ValidationError
 
+from swiftqueue.common.section import meant
 from swiftqueue.common.studies import FOLDER as STUDIES
 from swiftqueue.laboratory.scenarios.controls import AGENTS
 from swiftqueue.laboratory.scenarios.schema import (
@@ -91,9 +91,8 @@ def path_of(scenario: str) -> Path:
         return path
     if path is not None:
         raise FileNotFoundError(f"{scenario}: no such file")
-    near = difflib.get_close_matches(scenario, names(), n=3, cutoff=0.4)
-    meant = f"did you mean {' or '.join(near)}? " if near else ""
-    raise FileNotFoundError(f"{scenario}: no such scenario; {meant}`swiftqueue lab scenarios` lists them")
+    hints = [hint for hint in (meant(scenario, names()), "`swiftqueue lab scenarios` lists them") if hint]
+    raise FileNotFoundError(f"{scenario}: no such scenario; {' '.join(hints)}")
 
 
 def load(path: Path) -> Scenario:

@@ -24,7 +24,7 @@ from swiftqueue.models.forecasters.forecaster import AutoParams, Say, Variant
 from swiftqueue.models.forecasters.traces import Trace, lessons, tested
 from swiftqueue.models.forecasters.walk import PRETRAINED, DecisionForecasts, forecasts, learning_from
 from swiftqueue.models.scoring.metrics import late_from, late_margin, score_predictions
-from swiftqueue.models.training.protocol import LEAST_WINDOWS, Round, Slice, TraceSlices
+from swiftqueue.models.training.protocol import LEAST_DECISIONS, Round, Slice, TraceSlices
 
 FIRST_SHARE: Final = 0.4  # share of a training slice that the first step trains on
 AP_AS_GOOD: Final = 0.02  # average precision below the best that counts as equal: the gate's margin
@@ -209,7 +209,7 @@ def _usable(step: Sequence[Trace]) -> bool:
 
 def _begun(step: Sequence[Trace]) -> bool:
     """Return whether each trace has decisions to train on and one to validate."""
-    return all(len(trace.slices.pretrain) >= LEAST_WINDOWS for trace in step)
+    return all(len(trace.slices.pretrain) >= LEAST_DECISIONS for trace in step)
 
 
 def tested_in(step: Sequence[Trace]) -> list[Trace]:

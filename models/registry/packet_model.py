@@ -48,12 +48,22 @@ class Model:
             incomplete last batch.
 
         Raises:
+            TypeError: the table is not a Polars one.
             ValueError: the rows are not one whole trace in send order.
         """
         import polars as pl
 
+        _check_polars(packets)
         predicted_N = pl.Series(PREDICTED, self._predicted(packets))
         return packets.with_columns(predicted_N.extend_constant(None, packets.height - len(predicted_N)))
+
+
+def _check_polars(packets: object) -> None:
+    import polars as pl
+
+    if not isinstance(packets, pl.DataFrame):
+        kind = f"{type(packets).__module__.partition('.')[0]} {type(packets).__name__}"
+        raise TypeError(f"packets are a Polars DataFrame, not a {kind}; `polars.from_pandas` makes one")
 
 
 def read_model(folder: Path) -> Model:

@@ -1,7 +1,7 @@
 """Compute `scores.json`: the scores of every method by trace, pooled, per round and on the last test slice.
 
 Each entry of a method has protocol, seed, visibility (`acked`, as in its training) and number of packets
-beside its figures. Shapes: `B` windows, `H` horizon (8 packets).
+beside its figures. Shapes: `B` decisions, `H` horizon (8 packets).
 """
 
 from __future__ import annotations

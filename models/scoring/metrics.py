@@ -1,6 +1,6 @@
 """Score latency predictions: late packets, absolute error, sharp changes.
 
-Shapes: `B` windows, `H` horizon (8 packets), `N` packets in send order, `R` bootstrap replicates.
+Shapes: `B` decisions, `H` horizon (8 packets), `N` packets in send order, `R` bootstrap replicates.
 Latencies are microseconds; scores report milliseconds. Undefined figures are `None`, never NaN.
 """
 
@@ -165,7 +165,7 @@ def pool_changes(scored: Sequence[dict[str, Any]]) -> dict[str, Any]:
 def block_draws(time_ns_B: Ints, seed: int, block_ns: int = SECOND_NS) -> tuple[Ints, Floats]:
     """Draw blocks of time with replacement (seeded): a block bootstrap.
 
-    Return the block number of each window, (B,), and how often each draw takes each block, (R, blocks).
+    Return the block number of each decision, (B,), and how often each draw takes each block, (R, blocks).
     """
     blocks, block_B = np.unique(time_ns_B // block_ns, return_inverse=True)
     rng = np.random.default_rng(seed)
@@ -217,7 +217,7 @@ def score_predictions(
     change: Change = PAPERS,
     lateness_BH: NDArray[Any] | None = None,
 ) -> dict[str, Any]:
-    """Score predicted latencies (µs) of windows in time order against the true ones (NaN where unknown).
+    """Score predicted latencies (µs) of decisions in time order against the true ones (NaN where unknown).
 
     `last_flow_BH` holds the last latency of each packet's flow visible at the decision (zero or NaN: none).
     Packets of unknown latency are not scored; those of a flow without a visible latency cannot be late:

@@ -1,6 +1,6 @@
 """Make the tables behind the plots, one CSV each for `dvc plots`, with a column for each line of a plot.
 
-Shapes: `B` windows, `H` horizon (8 packets), `N` packets in send order.
+Shapes: `B` decisions, `H` horizon (8 packets), `N` packets in send order.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Compute the loss: an error in target space, heavier on sharp changes (SwiftQueue, arXiv 2410.06112).
 
-Shapes: B batch, N windows in send order, H horizon (8 packets), L levels of quantiles.
+Shapes: B batch, N decisions in send order, H horizon (8 packets), L levels of quantiles.
 """
 
 from __future__ import annotations

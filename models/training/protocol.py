@@ -1,6 +1,6 @@
-"""Divide a trace's windows into slices of pre-training, tuning and test, by walk-forward protocols.
+"""Divide a trace's decisions into slices of pre-training, tuning and test, by walk-forward protocols.
 
-Splits are by time, never by random window. As in the paper (SwiftQueue, section 5), a walk pre-trains on the
+Splits are by time, never by random choice. As in the paper (SwiftQueue, section 5), a walk pre-trains on the
 trace's beginning. Then, round by round, it fine-tunes the head on the slice just past and tests on the next.
 
 Shapes: B batches (decisions).
@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 @dataclass(frozen=True)
 class Slice:
-    """The windows [lo, hi) of a trace, by decision time."""
+    """The decisions [lo, hi) of a trace, by decision time."""
 
     lo: int
     hi: int
@@ -53,7 +53,7 @@ class EvaluationProtocol:
 SHORT: Final = EvaluationProtocol("short", 2.5, 0.5, 1)  # for speed tests of a few seconds
 SMALL: Final = EvaluationProtocol("small", 30, 6, 10)
 PAPER: Final = EvaluationProtocol("paper", 300, 60, 300)
-LEAST_WINDOWS: Final = 2  # windows of a pre-training slice: one to train on, one to validate
+LEAST_DECISIONS: Final = 2  # decisions of a pre-training slice: one to train on, one to validate
 ROUND_S: Final = 28.9  # seconds from trigger to first answer of a `window` round on a minute (docs/LIVE.md)
 PROTOCOLS: Final = {p.name: p for p in (SHORT, SMALL, PAPER)}
 TEACH: Final = EvaluationProtocol("teach", 1e9, 0, 0)  # for a trace that only trains
@@ -70,7 +70,7 @@ class Round:
 
 @dataclass(frozen=True)
 class TraceSlices:
-    """A trace's windows divided by decision time."""
+    """A trace's decisions divided by decision time."""
 
     protocol: EvaluationProtocol
     duration_s: float  # seconds from the first decision to the last
@@ -87,8 +87,8 @@ class TraceSlices:
         }
 
     @classmethod
-    def from_json(cls, described: Mapping[str, Any], windows: int, trace: str) -> TraceSlices:
-        """Read the form of data/split.json, for a trace of `windows` windows.
+    def from_json(cls, described: Mapping[str, Any], decisions: int, trace: str) -> TraceSlices:
+        """Read the form of data/split.json, for a trace of `decisions` decisions.
 
         Raises:
             ValueError: a slice lies outside the trace.
@@ -96,9 +96,9 @@ class TraceSlices:
 
         def cut(bounds: Any) -> Slice:
             lo, hi = (int(bound) for bound in bounds)
-            if not 0 <= lo <= hi <= windows:
+            if not 0 <= lo <= hi <= decisions:
                 raise ValueError(
-                    f"slice [{lo}, {hi}) of trace {trace} has {windows} windows; run the stage `split` again"
+                    f"slice [{lo}, {hi}) of trace {trace} has {decisions} decisions; run stage `split` again"
                 )
             return Slice(lo, hi)
 
@@ -123,7 +123,7 @@ def protocol_named(name: str, among: Mapping[str, EvaluationProtocol] = PROTOCOL
 
 
 def divide(decision_ns_B: npt.NDArray[np.int64], protocol: EvaluationProtocol, trace: str) -> TraceSlices:
-    """Divide a trace's windows, in decision order, by time from its first decision.
+    """Divide a trace's decisions, in decision order, by time from its first decision.
 
     Round r has its boundary at `pretrain_s + r * test_s`. The trace's end may cut the last test slice short,
     to half its length at the least. A round is left out if the sender was silent in its test slice. A
@@ -140,7 +140,7 @@ def divide(decision_ns_B: npt.NDArray[np.int64], protocol: EvaluationProtocol, t
             was silent in the pre-training time, or after it.
     """
     if not len(decision_ns_B):
-        raise ValueError(f"trace {trace}: fewer than 8 packets, so no window; leave it out")
+        raise ValueError(f"trace {trace}: fewer than 8 packets, so no decision; leave it out")
     elapsed_ns_B = decision_ns_B - decision_ns_B[0]
     duration_s = float(elapsed_ns_B[-1]) / 1e9
     if protocol == TEACH:
@@ -162,7 +162,7 @@ def divide(decision_ns_B: npt.NDArray[np.int64], protocol: EvaluationProtocol, t
             rounds.append(Round(between(boundary_s - protocol.finetune_s, boundary_s), test))
         boundary_s = end_s
     pretrain = between(0, protocol.pretrain_s)
-    if len(pretrain) < LEAST_WINDOWS or not rounds:
+    if len(pretrain) < LEAST_DECISIONS or not rounds:
         silent = f"in the first {protocol.pretrain_s:g} s" if rounds else f"after {protocol.pretrain_s:g} s"
         raise ValueError(
             f"trace {trace}: its sender was silent {silent}, so protocol {protocol.name!r} has nothing to "

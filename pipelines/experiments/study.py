@@ -71,9 +71,12 @@ def run_study(
         until: name of the last stage to run; a study does not register.
 
     Raises:
-        ValueError: an argument is wrong, or the folder holds something else; nothing was changed.
+        ValueError: an argument is wrong, a file is no capture, or the folder holds something else; nothing
+            was changed.
 
     """
+    from swiftqueue.feature_store.packets.captures import CaptureFile
+
     if latency != "acks" and not traces:
         raise ValueError(f"--latency {latency} is of captures, and none is given")
     study = Study(_named(traces), protocol, overrides, latency, architecture)
@@ -82,6 +85,8 @@ def run_study(
     if until not in stages["stages"]:
         raise ValueError(f"a study on these traces has no stage {until!r}, but {', '.join(stages['stages'])}")
     _check_folder(folder, study)
+    for path in study.captures.values():
+        next(iter(CaptureFile(path)), None)  # a file that is no capture is refused before a folder is made
     _prepare(folder, study, params, stages)
 
     print(f"study {folder}: {len(params['extract']['traces'])} traces, protocol {protocol}, up to {until}")

@@ -22,7 +22,7 @@ from swiftqueue.models.training.head import FinetuneParams
 from swiftqueue.models.training.warm_worker import WarmWorkerError
 from swiftqueue.pipelines.live import DRIFT
 from swiftqueue.pipelines.live.metrics import Metrics
-from swiftqueue.pipelines.live.reservoir import memory_windows
+from swiftqueue.pipelines.live.reservoir import memory_decisions
 from swiftqueue.pipelines.live.retrain import Retraining
 from swiftqueue.pipelines.live.rounds import RoundParams, Rounds
 from swiftqueue.pipelines.live.runner import alone
@@ -31,7 +31,7 @@ from swiftqueue.pipelines.validate import ValidateParams
 from swiftqueue.serving.ingest.server import telemetry_dir
 
 PARAMS_FILE: Final = Path("params.yaml")
-LEAD_IN_S: Final = 5.0  # several times the history of a window, at any supported rate
+LEAD_IN_S: Final = 5.0  # several times the history of a decision, at any supported rate
 
 
 def schedule(
@@ -41,7 +41,7 @@ def schedule(
     every_s: float,
     learn_s: float,
     judge_s: float,
-    least_windows: int,
+    least_decisions: int,
     limit: int | None,
     metrics_port: int,
     drift: float,
@@ -70,9 +70,9 @@ def schedule(
                 read(PARAMS_FILE, ValidateParams).model_dump(),
                 learn_s=learn_s,
                 judge_s=judge_s,
-                least_windows=least_windows,
+                least_decisions=least_decisions,
                 drift=drift,
-                remembered=memory_windows(PARAMS_FILE),
+                remembered=memory_decisions(PARAMS_FILE),
                 change=change_of(PARAMS_FILE),
             ),
             read(PARAMS_FILE, FinetuneParams),
@@ -102,7 +102,7 @@ def round_params(
     *,
     learn_s: float,
     judge_s: float,
-    least_windows: int,
+    least_decisions: int,
     drift: float = DRIFT,
     lead_in_s: float = LEAD_IN_S,
     remembered: int = 0,
@@ -113,10 +113,10 @@ def round_params(
         learn_s=learn_s,
         judge_s=judge_s,
         lead_in_s=lead_in_s,
-        least_windows=least_windows,
+        least_decisions=least_decisions,
         drift=drift,
         max_unknown_latency=validate["max_unknown_latency"],
         max_latency_s=validate["max_latency_s"],
-        memory_windows=remembered,
+        memory_decisions=remembered,
         change=change,
     )

@@ -1,12 +1,12 @@
 """The arithmetic of one round: it takes the last minute of packets and returns a new head and its judgement.
 
-It is pure but for time. The packets before `learn_from_ns` only fill the first windows' history. Windows
-decided in [learn_from_ns, judge_from_ns) teach, with the latencies known at `judge_from_ns`. Later windows
+It is pure but for time. The packets before `learn_from_ns` only fill the first decisions' history. Decisions
+decided in [learn_from_ns, judge_from_ns) teach, with the latencies known at `judge_from_ns`. Later decisions
 judge, with the latencies known when the telemetry was read, and are encoded while the head is trained. The
 slices that judged earlier rounds judge, too, and teach nothing. Champion, challenger and reference share one
-encoder, so each window is encoded once; a re-trained challenger has its own, and each encodes what judges.
+encoder, so each decision is encoded once; a re-trained challenger has its own, and each encodes what judges.
 
-Shapes: B windows, W window tokens, F features, R tokens that the head reads, D model width, H horizon.
+Shapes: B decisions, W window tokens, F features, R tokens that the head reads, D model width, H horizon.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ from swiftqueue.models.sharp import PAPERS, Change
 from swiftqueue.models.training.head import FinetuneParams, TuningReport
 from swiftqueue.models.training.protocol import Slice
 from swiftqueue.pipelines.live.encoding import Decisions, load
-from swiftqueue.pipelines.live.reservoir import EMPTY, PastWindows, Reservoir, stretches
+from swiftqueue.pipelines.live.reservoir import EMPTY, PastDecisions, Reservoir, stretches
 from swiftqueue.pipelines.live.rounds_log import DeclinedError
 from swiftqueue.pipelines.live.slices import JudgingSlice, due, encoder_of, usable
 
-MOST_STEPS: Final = 500  # steps of a tuning; a fast sender's minute needs few passes over its windows
+MOST_STEPS: Final = 500  # steps of a tuning; a fast sender's minute needs few passes over its decisions
 LEAD_IN_NS: Final = 5_000_000_000  # lead-in of a kept slice: more than the lead-in of docs/EVENTS.md
 
 
@@ -58,12 +58,12 @@ class Minute:
     champion: Mapping[str, bytes]  # artifact files by name
     params: FinetuneParams
     trained_on: NDArray[np.float32] | None  # inputs (N, F) of the encoder's training; None: this minute's
-    least_windows: int
+    least_decisions: int
     retrained: Mapping[str, bytes] | None = None  # files of a re-train that is to replace the champion
     reference: Mapping[str, bytes] | None = None  # files of the version that brought the champion's encoder
     earlier: tuple[JudgingSlice, ...] = ()  # slices that judged earlier rounds
     reservoir: Reservoir = EMPTY  # stretches of earlier minutes, which teach too
-    memory_windows: int = 0  # most windows of the reservoir; 0: it is neither kept nor taught from
+    memory_decisions: int = 0  # most decisions of the reservoir; 0: it is neither kept nor taught from
     change: Change = PAPERS  # change of latency that the loss weights and the gate counts as late
 
 
@@ -78,7 +78,7 @@ class TuningResult:
     psi: Mapping[str, float]  # population stability index by input
     trained_on: NDArray[np.float32]  # inputs (N, F) that the index compares with
     slices: tuple[JudgingSlice, ...]  # slices to be kept, oldest first
-    remembered: int  # windows of the reservoir that taught
+    remembered: int  # decisions of the reservoir that taught
     reservoir: Reservoir | None  # the new reservoir to be kept; None keeps the present one
     seconds: Mapping[str, float]  # seconds by step
 
@@ -87,7 +87,7 @@ def tune(minute: Minute) -> TuningResult:
     """Fine-tune the head of the champion or of a re-train on a minute, and judge it on the packets after it.
 
     Raises:
-        DeclinedError: too few windows, no known latency, or telemetry with a gap; the line says which.
+        DeclinedError: too few decisions, no known latency, or telemetry with a gap; the line says which.
     """
     clock = _Clock()
     champion = load(minute.champion)
@@ -104,8 +104,8 @@ def tune(minute: Minute) -> TuningResult:
         learn_B &= ~one.holds(trace, decision_ns_B)
     judges = len(decision_ns_B) - judge
     for name, count in (("to learn from", int(learn_B.sum())), ("to judge on", judges)):
-        if count < minute.least_windows:
-            raise DeclinedError(f"{count} windows {name}, at least {minute.least_windows} are needed")
+        if count < minute.least_decisions:
+            raise DeclinedError(f"{count} decisions {name}, at least {minute.least_decisions} are needed")
     learnt = TracePart(trace, packets, Slice(first, judge), change=minute.change, beginning=beginning)
     with ThreadPoolExecutor(1) as meanwhile:
         taught = Decisions.of(own, learnt).chosen(learn_B[first:judge])
@@ -113,7 +113,7 @@ def tune(minute: Minute) -> TuningResult:
         rest = replace(learnt, decisions=Slice(judge, len(decision_ns_B)))
         judging = meanwhile.submit(Decisions.of, own, rest)  # while the head is trained
         past = None
-        if minute.memory_windows:
+        if minute.memory_decisions:
             past = minute.reservoir.beside(encoder, trace, minute.learn_from_ns, minute.judge_from_ns)
         lesson = _train(own, taught, targets, learn_B, minute, past)
         clock.lap("train")
@@ -150,11 +150,11 @@ def tune(minute: Minute) -> TuningResult:
     kept = [one for one in seen[encoder_of(served)] if id(one) not in known]  # new or newly encoded ones
     sample = sample_inputs(np.concatenate([taught.candidates_BHF, judged.candidates_BHF]))
     reservoir = None
-    if minute.memory_windows and minute.retrained is None:  # a re-trained challenger may fail
+    if minute.memory_decisions and minute.retrained is None:  # a re-trained challenger may fail
         candidates = Candidates(taught.candidates_BHF, held_out.features)
         last_us_BH = last_visible(candidates, "last_flow", lesson.median_us)
         new = stretches(trace, decision_ns_B[learn_B], taught, lesson.y_BH, last_us_BH)
-        reservoir = minute.reservoir.with_minute(encoder, new, minute.memory_windows)
+        reservoir = minute.reservoir.with_minute(encoder, new, minute.memory_decisions)
     trained_on = sample if minute.trained_on is None else minute.trained_on
     clock.lap("judge")
     return TuningResult(
@@ -164,7 +164,7 @@ def tune(minute: Minute) -> TuningResult:
         loss=None if lesson.tuning is None else (lesson.tuning.loss[0], lesson.tuning.loss[-1]),
         psi=input_shift(trained_on, sample),
         trained_on=trained_on,
-        remembered=len(past.windows) if past else 0,
+        remembered=len(past.decisions) if past else 0,
         reservoir=reservoir,
         slices=tuple(kept if due(minute.earlier, newest) else kept[:-1]),
         seconds=clock.laps,
@@ -172,7 +172,7 @@ def tune(minute: Minute) -> TuningResult:
 
 
 def _held_out(slices: Sequence[JudgingSlice], change: Change) -> gate.HeldOutDecisions:
-    """Return the held-out windows of all slices together."""
+    """Return the held-out decisions of all slices together."""
     return gate.HeldOutDecisions(
         np.concatenate([one.decisions.candidates_BHF for one in slices]),
         np.concatenate([one.y_BH for one in slices]),
@@ -222,7 +222,7 @@ def _train(
     targets: event_stream.Targets,
     learn_B: NDArray[np.bool_],
     minute: Minute,
-    past: PastWindows | None,
+    past: PastDecisions | None,
 ) -> _Lesson:
     """Train the head, if there is one, on what was known when the judging slice began."""
     y_BH = targets.known_at(minute.judge_from_ns)[learn_B]
@@ -230,7 +230,7 @@ def _train(
     if not known.size:
         raise DeclinedError("no latency was known at the time of training")
     came = [y_BH, *past.labels] if past else [y_BH]
-    lesson = Decisions.joined([taught, past.windows]) if past else taught
+    lesson = Decisions.joined([taught, past.decisions]) if past else taught
     starts = np.cumsum([len(one) for one in came])[:-1].tolist()
     steps = -(-len(lesson) // minute.params.batch_size)
     how = minute.params.model_copy(update={"epochs": min(minute.params.epochs, max(1, MOST_STEPS // steps))})

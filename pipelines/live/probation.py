@@ -49,7 +49,7 @@ class Probation:
             telemetry: returns the last seconds of a sender's packets.
             worker: runs the comparisons.
             model: name in the registry.
-            lead_in_s: seconds of telemetry before the judged ones, only for the first windows' history.
+            lead_in_s: seconds of telemetry before the judged ones, only for the first decisions' history.
             change: change of latency above which a packet is late.
         """
         self._telemetry = telemetry

@@ -6,7 +6,7 @@ where there are too many, the older of the two that are most alike goes. Rare an
 other, so they stay. Memento compares distributions of predictions and outcomes. Here a stretch is described
 by its latencies and their distance from the last visible latency, to which the head adds.
 
-Shapes: B windows, R tokens that the head reads, D model width, H horizon (8 packets), F features,
+Shapes: B decisions, R tokens that the head reads, D model width, H horizon (8 packets), F features,
 S stretches, K numbers that describe a stretch.
 """
 
@@ -29,7 +29,7 @@ from swiftqueue.common.section import Section, read, read_all
 from swiftqueue.pipelines.live.encoding import ASIDE, NOT_READ, Decisions
 
 STRETCH_NS: Final = 1_000_000_000
-MOST_WINDOWS: Final = 128  # most of a stretch; of more, every second or third is taken: they are alike
+MOST_DECISIONS: Final = 128  # most of a stretch; of more, every second or third is taken: they are alike
 QUANTILES: Final = (0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
 RATE_SHARE: Final = 0.5  # weight of the rate beside one quantile, both in natural logarithms
 FILE: Final = "reservoir.npz"  # file in var/live
@@ -39,27 +39,27 @@ class LiveParams(Section):
     """Parameters of the live loop's rounds (docs/LIVE.md); the scheduler reads them, no stage does."""
 
     section: ClassVar = "live"
-    memory_windows: Annotated[int, Field(ge=0, le=65_536)]
-    """Windows of earlier stretches, some 4 KB each, that teach beside the last minute, chosen by coverage."""
+    memory_decisions: Annotated[int, Field(ge=0, le=65_536)]
+    """Decisions of earlier stretches, 4 KB each, that teach beside the last minute, chosen by coverage."""
 
 
-def memory_windows(params: Path) -> int:
+def memory_decisions(params: Path) -> int:
     """Return the parameter of a file; 0 if the file is older than the parameter.
 
     Raises:
         ValueError: the value is invalid; the line names it.
     """
     known = LiveParams.section in read_all(params)
-    return read(params, LiveParams).memory_windows if known else 0
+    return read(params, LiveParams).memory_decisions if known else 0
 
 
 @dataclass(frozen=True)
 class ReservoirStretch:
-    """A second of one sender, with its windows that taught."""
+    """A second of one sender, with its decisions that taught."""
 
     sender: str
     from_ns: int  # a multiple of STRETCH_NS
-    windows: Decisions
+    decisions: Decisions
     y_BH: NDArray[np.float32]  # µs as known when it taught; NaN where unknown
     like_K: NDArray[np.float64]  # numbers that describe it (`_like`)
 
@@ -70,11 +70,11 @@ class ReservoirStretch:
 def stretches(
     sender: str,
     decision_ns_B: NDArray[np.int64],
-    windows: Decisions,
+    decisions: Decisions,
     y_BH: NDArray[np.float32],
     last_us_BH: NDArray[np.float64],
 ) -> list[ReservoirStretch]:
-    """Cut windows that taught into stretches; a second without a known latency gives none.
+    """Cut decisions that taught into stretches; a second without a known latency gives none.
 
     `last_us_BH` is the last visible latency of the packet's flow, to which the head adds.
     """
@@ -84,8 +84,8 @@ def stretches(
         here_B = np.flatnonzero(second_B == second)
         like_K = _like(y_BH[here_B], last_us_BH[here_B])
         if like_K is not None:
-            some_B = here_B[:: -(-len(here_B) // MOST_WINDOWS)]
-            some = windows.chosen(some_B), y_BH[some_B], like_K
+            some_B = here_B[:: -(-len(here_B) // MOST_DECISIONS)]
+            some = decisions.chosen(some_B), y_BH[some_B], like_K
             found.append(ReservoirStretch(sender, int(second) * STRETCH_NS, *some))
     return found
 
@@ -102,10 +102,10 @@ def _like(y_BH: NDArray[np.float32], last_us_BH: NDArray[np.float64]) -> NDArray
 
 
 @dataclass(frozen=True)
-class PastWindows:
-    """The windows of the past that teach, and their latencies."""
+class PastDecisions:
+    """The decisions of the past that teach, and their latencies."""
 
-    windows: Decisions
+    decisions: Decisions
     labels: list[NDArray[np.float32]]  # by stretch, µs
 
 
@@ -116,7 +116,7 @@ class Reservoir:
     encoder: str = ""
     kept: tuple[ReservoirStretch, ...] = ()
 
-    def beside(self, encoder: str, sender: str, from_ns: int, to_ns: int) -> PastWindows | None:
+    def beside(self, encoder: str, sender: str, from_ns: int, to_ns: int) -> PastDecisions | None:
         """Return the stretches that teach beside a minute of a sender; None where there are none.
 
         Stretches within the minute, and those of another encoder, are left out.
@@ -126,9 +126,11 @@ class Reservoir:
         chosen = [one for one in self.kept if not _within(one, sender, from_ns, to_ns)]
         if not chosen:
             return None
-        return PastWindows(Decisions.joined([one.windows for one in chosen]), [one.y_BH for one in chosen])
+        return PastDecisions(
+            Decisions.joined([one.decisions for one in chosen]), [one.y_BH for one in chosen]
+        )
 
-    def with_minute(self, encoder: str, new: Sequence[ReservoirStretch], most_windows: int) -> Self:
+    def with_minute(self, encoder: str, new: Sequence[ReservoirStretch], most_decisions: int) -> Self:
         """Return a reservoir with a minute's stretches added, reduced to the least alike.
 
         They replace stretches of the same seconds. Another encoder's are dropped: their traffic is past.
@@ -136,7 +138,7 @@ class Reservoir:
         own = self.kept if encoder == self.encoder else ()
         again = {(one.sender, one.from_ns) for one in new}
         old = [one for one in own if (one.sender, one.from_ns) not in again]
-        return replace(self, encoder=encoder, kept=tuple(least_alike([*old, *new], most_windows)))
+        return replace(self, encoder=encoder, kept=tuple(least_alike([*old, *new], most_decisions)))
 
 
 def _within(one: ReservoirStretch, sender: str, from_ns: int, to_ns: int) -> bool:
@@ -146,9 +148,9 @@ def _within(one: ReservoirStretch, sender: str, from_ns: int, to_ns: int) -> boo
 EMPTY: Final = Reservoir()
 
 
-def least_alike(found: list[ReservoirStretch], most_windows: int) -> list[ReservoirStretch]:
-    """Drop the older of the two most alike stretches until at most `most_windows` windows are left."""
-    if (windows := sum(map(len, found))) <= most_windows:
+def least_alike(found: list[ReservoirStretch], most_decisions: int) -> list[ReservoirStretch]:
+    """Drop the older of the two most alike stretches until at most `most_decisions` decisions are left."""
+    if (decisions := sum(map(len, found))) <= most_decisions:
         return found
     like_SK = np.stack([one.like_K for one in found])
     left_S = np.ones(len(found), bool)
@@ -162,10 +164,10 @@ def least_alike(found: list[ReservoirStretch], most_windows: int) -> list[Reserv
 
     for one in range(len(found)):
         compare(one)
-    while windows > most_windows:
+    while decisions > most_decisions:
         older = int(apart_S.argmin()) if left_S.sum() > 1 else int(left_S.argmax())
         left_S[older], apart_S[older] = False, np.inf
-        windows -= len(found[older])
+        decisions -= len(found[older])
         for one in np.flatnonzero(left_S & (most_like_S == older)).tolist():
             compare(one)
     return [one for one, stays in zip(found, left_S, strict=True) if stays]
@@ -205,15 +207,15 @@ class ReservoirFile:
 
 def _written(what: Reservoir) -> bytes:
     content = io.BytesIO()
-    windows = Decisions.joined([one.windows for one in what.kept])
+    decisions = Decisions.joined([one.decisions for one in what.kept])
     np.savez(
         content,
         encoder=what.encoder,
         senders=np.array([one.sender for one in what.kept]),
         from_ns_S=np.array([one.from_ns for one in what.kept], np.int64),
-        windows_S=np.array([len(one) for one in what.kept], np.int64),
+        decisions_S=np.array([len(one) for one in what.kept], np.int64),
         like_SK=np.stack([one.like_K for one in what.kept]),
-        **windows.arrays,
+        **decisions.arrays,
         y_BH=np.concatenate([one.y_BH for one in what.kept]),
     )
     return content.getvalue()
@@ -221,16 +223,16 @@ def _written(what: Reservoir) -> bytes:
 
 def _read(file: Path) -> Reservoir:
     with np.load(file, allow_pickle=False) as found:
-        windows_S, y_BH, like_SK = found["windows_S"], found["y_BH"], found["like_SK"]
+        decisions_S, y_BH, like_SK = found["decisions_S"], found["y_BH"], found["like_SK"]
         senders, from_ns_S = found["senders"], found["from_ns_S"]
         every = Decisions.of_arrays(found)
-        lengths = {len(y_BH), len(every), int(windows_S.sum())}
-        if len(lengths) != 1 or len({len(windows_S), len(like_SK), len(senders), len(from_ns_S)}) != 1:
+        lengths = {len(y_BH), len(every), int(decisions_S.sum())}
+        if len(lengths) != 1 or len({len(decisions_S), len(like_SK), len(senders), len(from_ns_S)}) != 1:
             raise ValueError("its arrays differ in length")
-        ends_S = np.cumsum(windows_S)
+        ends_S = np.cumsum(decisions_S)
         kept = []
         for place, end in enumerate(ends_S):
-            part = slice(int(end - windows_S[place]), int(end))
+            part = slice(int(end - decisions_S[place]), int(end))
             said = str(senders[place]), int(from_ns_S[place])
             kept.append(ReservoirStretch(*said, every.chosen(part), y_BH[part], like_SK[place]))
         return Reservoir(str(found["encoder"]), tuple(kept))

@@ -62,17 +62,17 @@ class RoundParams:
 
     learn_s: float  # seconds of telemetry that teach
     judge_s: float  # seconds of telemetry after them that judge
-    lead_in_s: float  # seconds of telemetry before them that only fill the first windows' history
-    least_windows: int  # least windows in either part; with fewer the round is declined
+    lead_in_s: float  # seconds of telemetry before them that only fill the first decisions' history
+    least_decisions: int  # least decisions in either part; with fewer the round is declined
     drift: float  # population stability index of an input above which a full re-train is due
     max_unknown_latency: float
     max_latency_s: float
-    memory_windows: int = 0  # most windows of earlier stretches that teach beside the minute
+    memory_decisions: int = 0  # most decisions of earlier stretches that teach beside the minute
     change: Change = PAPERS  # change of latency that the loss weights and the gate counts as late
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
-            if name in ("max_unknown_latency", "memory_windows", "change"):  # their sections check them
+            if name in ("max_unknown_latency", "memory_decisions", "change"):  # their sections check them
                 continue
             if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
                 raise ValueError(f"{name} is {value!r}; it must be a number above zero")
@@ -80,7 +80,7 @@ class RoundParams:
 
 TURNS: Final = 50  # rounds over which senders get their shares
 MOST_WORKERS_LOST: Final = 2  # losses with one re-trained candidate before it is given up; one may be chance
-MAX_MISSING: Final = 0.01  # share of packets that telemetry lost; windows around them show a wrong history
+MAX_MISSING: Final = 0.01  # share of packets that telemetry lost; decisions around them show a wrong history
 
 
 class Rounds(Runner[RoundRecord]):
@@ -353,11 +353,11 @@ class Rounds(Runner[RoundRecord]):
             retrained=retrained.files if retrained else None,
             reference=reference,
             earlier=self._slices.recent(),
-            reservoir=self._reservoir.load() if self._params.memory_windows else EMPTY,
-            memory_windows=self._params.memory_windows,
+            reservoir=self._reservoir.load() if self._params.memory_decisions else EMPTY,
+            memory_decisions=self._params.memory_decisions,
             params=self._finetune,
             trained_on=np.load(trained_on, allow_pickle=False) if trained_on.is_file() else None,
-            least_windows=self._params.least_windows,
+            least_decisions=self._params.least_decisions,
             change=self._params.change,
         )
         tuned: TuningResult = self._worker.do(minute)

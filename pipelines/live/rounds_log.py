@@ -38,7 +38,7 @@ class RoundRecord:
     figures: Mapping[str, Any] = field(default_factory=dict)
     loss: tuple[float, float] | None = None
     psi: dict[str, float] = field(default_factory=dict)
-    remembered: int = 0  # windows of the reservoir that taught beside the minute
+    remembered: int = 0  # decisions of the reservoir that taught beside the minute
     shadow: Mapping[str, Any] = field(default_factory=dict)  # batches and figures beside the served head
     rolled_back: str = ""  # a line about a rollback since the round before
     retrain: bool = False  # whether the inputs have drifted from those of the encoder's training

@@ -1,9 +1,9 @@
 """The slices of telemetry that judged earlier rounds and judge again: nothing learns from them.
 
-A slice is a file of `var/live/slices`: the packets with the lead-in that fills the first windows' history,
-and their windows as the served encoder encoded them, so judging a new head costs its two layers alone.
+A slice is a file of `var/live/slices`: the packets with the lead-in that fills the first decisions' history,
+and their decisions as the served encoder encoded them, so judging a new head costs its two layers alone.
 
-Shapes: B windows, F features, R tokens that the head reads, D model width, H horizon (8 packets).
+Shapes: B decisions, F features, R tokens that the head reads, D model width, H horizon (8 packets).
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ from swiftqueue.models.training.protocol import Slice
 from swiftqueue.pipelines.live.encoding import ASIDE, NOT_READ, Decisions
 
 KEPT: Final = 11  # slices that are kept: with the newest ten seconds, two minutes judge
-MOST_WINDOWS: Final = 2048  # most windows of a slice; of more, every second or third is taken: they are alike
+MOST_DECISIONS: Final = (
+    2048  # most decisions of a slice; of more, every second or third is taken: they are alike
+)
 # Pause from one slice's end to the next one's beginning, in slice lengths: three quarters of the time teach.
 PAUSE: Final = 3
 _BEGINNING: Final = TypeAdapter(Beginning)
@@ -59,7 +61,7 @@ class JudgingSlice:
         """Return the slice of all decisions since `from_ns`."""
         targets = event_stream.targets(packets)
         chosen_B = np.flatnonzero(targets.decision_ns_B >= from_ns)
-        every = slice(None, None, -(-len(chosen_B) // MOST_WINDOWS) or 1)
+        every = slice(None, None, -(-len(chosen_B) // MOST_DECISIONS) or 1)
         return cls(
             packets,
             beginning,

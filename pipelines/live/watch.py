@@ -1,9 +1,9 @@
 """Compares two heads on live traffic that neither learned from: before a switch, and after it.
 
 Telemetry says what was sent and how late it was, so a head's predictions of it can be computed here, away
-from the senders' requests (docs/decisions/0008). One window of several is encoded, for both heads at once.
+from the senders' requests (docs/decisions/0008). One decision of several is encoded, for both heads at once.
 
-Shapes: B windows, H horizon (8 packets).
+Shapes: B decisions, H horizon (8 packets).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from swiftqueue.pipelines.live.encoding import Decisions, load
 from swiftqueue.pipelines.live.minute import Minute, TuningResult, aligned, tune
 from swiftqueue.pipelines.live.slices import encoder_of
 
-MOST_WINDOWS: Final = 2048
+MOST_DECISIONS: Final = 2048
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class HeadComparison:
 
 
 def compare(pair: HeadPair) -> HeadComparison:
-    """Judge both heads on the same windows.
+    """Judge both heads on the same decisions.
 
     Raises:
         DeclinedError: the telemetry has a gap.
@@ -65,7 +65,7 @@ def compare(pair: HeadPair) -> HeadComparison:
     batches = len(targets.decision_ns_B) - first
     if not batches:
         return HeadComparison(0, 0.0, {}, "", {})
-    every = -(-batches // MOST_WINDOWS)
+    every = -(-batches // MOST_DECISIONS)
     decided = Slice(first, first + batches)
     part = TracePart(str(packets["trace"][0]), packets, decided, every=every, beginning=beginning)
     decision_ns_B = targets.decision_ns_B[first::every]

@@ -27,7 +27,7 @@ from swiftqueue.models.forecasters.traces import TracePart, decision_times
 from swiftqueue.models.networks import artifact
 from swiftqueue.models.registry import gate
 from swiftqueue.models.training.head import FinetuneParams
-from swiftqueue.models.training.protocol import LEAST_WINDOWS
+from swiftqueue.models.training.protocol import LEAST_DECISIONS
 from swiftqueue.pipelines.live import DRIFT
 from swiftqueue.pipelines.live.encoding import Decisions, load
 from swiftqueue.pipelines.live.minute import Minute, TuningResult, tune
@@ -52,7 +52,7 @@ class Policy:
     """A way of keeping the model fresh."""
 
     name: str
-    memory_windows: int = 0
+    memory_decisions: int = 0
     lesson: tuple[float, float] | None = (
         None  # part of a re-train's telemetry that teaches; None: none is made
     )
@@ -126,7 +126,7 @@ class Walk:
     _loaded: dict[int, tuple[Files, NetworkForecaster, str]] = field(default_factory=dict)
 
     def round(
-        self, state: LoopState, memory_windows: int, from_ns: int, at_ns: int
+        self, state: LoopState, memory_decisions: int, from_ns: int, at_ns: int
     ) -> tuple[LoopState, dict[str, Any]]:
         """Run a round on the packets since the last one; return the next state and what happened."""
         part = between(self.trace.known_at(at_ns), from_ns, at_ns + 1)
@@ -139,12 +139,12 @@ class Walk:
             champion=state.served,
             params=self.how,
             trained_on=state.trained.inputs_NF,
-            least_windows=LEAST_WINDOWS,
+            least_decisions=LEAST_DECISIONS,
             retrained=retrained.files if retrained else None,
             reference=None if state.served is state.trained.files else state.trained.files,
             earlier=state.slices,
             reservoir=state.reservoir,
-            memory_windows=memory_windows,
+            memory_decisions=memory_decisions,
         )
         try:
             found = tune(minute)
@@ -252,9 +252,9 @@ def walked(
         records = {}
         for policy in policies:
             state = states[policy.name]
-            key = id(state), policy.memory_windows
+            key = id(state), policy.memory_decisions
             if key not in done:
-                done[key] = walk.round(state, policy.memory_windows, from_ns, at_ns)
+                done[key] = walk.round(state, policy.memory_decisions, from_ns, at_ns)
             after, record = done[key]
             records[policy.name] = record
             if policy.lesson and record.get("psi", 0.0) > DRIFT and not record["retrained"]:

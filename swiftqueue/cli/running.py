@@ -245,8 +245,8 @@ def schedule(
     every: Annotated[float, typer.Option(help="seconds from one round to the next")] = 300.0,
     learn: Annotated[float, typer.Option(help="seconds of telemetry that a round learns from")] = 60.0,
     judge: Annotated[float, typer.Option(help="seconds after them that a round is judged on")] = 10.0,
-    least_windows: Annotated[
-        int, typer.Option(min=1, help="least windows in either part; with fewer the round is declined")
+    least_decisions: Annotated[
+        int, typer.Option(min=1, help="least decisions in either part; with fewer the round is declined")
     ] = 200,
     rounds: Annotated[int | None, typer.Option(min=1, help="rounds to stop after (default: never)")] = None,
     metrics_port: Annotated[int, METRICS_PORT] = 0,
@@ -268,7 +268,7 @@ def schedule(
             every_s=every,
             learn_s=learn,
             judge_s=judge,
-            least_windows=least_windows,
+            least_decisions=least_decisions,
             limit=rounds,
             metrics_port=metrics_port,
             drift=drift,

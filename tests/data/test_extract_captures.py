@@ -179,10 +179,14 @@ def test_real_captures_give_their_published_figures(name: str, captures: Path, t
 
 
 @pytest.mark.parametrize("name", ["cubic_dualpi2_wifi", "cubic_fq_codel_wifi", "prague_dualpi2_wifi"])
-def test_timestamps_give_the_latencies_that_acks_give(name: str, captures: Path, tmp_path: Path) -> None:
+def test_timestamps_give_the_latencies_that_acks_give(
+    name: str, captures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     capture = captures / "wifi-l4s" / f"{name}.pcap.gz"
     _, acks = extracted(capture, tmp_path / "acks")
+    assert "near the sender" not in capsys.readouterr().err
     _, stamps = extracted(capture, tmp_path / "stamps", latency="timestamps")
+    assert "its handshakes show that it was captured near the sender" in capsys.readouterr().err
     assert stamps["size_bytes"].to_list() == acks["size_bytes"].to_list()
     difference = (stamps["latency_us"] - acks["latency_us"]).drop_nulls()
     assert len(difference) > 0.999 * acks["latency_us"].count()

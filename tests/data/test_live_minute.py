@@ -60,15 +60,15 @@ def minute(packets: pl.DataFrame, champion: Path, **changes: Any) -> Minute:
         "champion": artifact.read_files(champion),
         "params": PARAMS,
         "trained_on": None,
-        "least_windows": 10,
+        "least_decisions": 10,
     }
     return Minute(**(values | changes))
 
 
 def learns_from(one: Minute) -> int:
-    """Return the number of windows to learn from, as a round names it that wants more of them."""
-    with pytest.raises(DeclinedError, match="windows to learn from") as declined:
-        tune(replace(one, least_windows=10**9))
+    """Return the number of decisions to learn from, as a round names it that wants more of them."""
+    with pytest.raises(DeclinedError, match="decisions to learn from") as declined:
+        tune(replace(one, least_decisions=10**9))
     return int(str(declined.value).split()[0])
 
 
@@ -131,7 +131,7 @@ def trees_of(packets: pl.DataFrame, folder: Path) -> Path:
 def test_a_round_leaves_a_champion_without_a_head_as_it_is(packets: pl.DataFrame, tmp_path: Path) -> None:
     """It is judged and its inputs' drift is measured, so that a re-train can begin; nothing is pushed."""
     trees = trees_of(packets, tmp_path / "trees")
-    one = tune(minute(packets, trees, memory_windows=64))
+    one = tune(minute(packets, trees, memory_decisions=64))
     assert (one.loss, one.verdict.passed) == (None, False)
     assert one.verdict.reason == "trees has no head to tune, so the champion stays"
     assert one.figures["challenger"] == one.figures["champion"]
@@ -232,10 +232,10 @@ def test_inputs_that_have_drifted_show(packets: pl.DataFrame, champion: Path, tu
     ("change", "line"),
     [
         (lambda p: p[:0], "no packet was sent"),
-        (lambda p: p[:4], "no packet was sent|0 windows"),
+        (lambda p: p[:4], "no packet was sent|0 decisions"),
         (lambda p: pl.concat([p[:5000], p[5001:]]), "telemetry has a gap before packet 5001"),
         (lambda p: p.with_columns(latency_us=pl.lit(None, pl.Float32)), "no latency was known"),
-        (lambda p: p[:2000], "0 windows to learn from|windows to learn from"),
+        (lambda p: p[:2000], "0 decisions to learn from|decisions to learn from"),
     ],
 )
 def test_nothing_sound_to_learn_from_is_declined(
@@ -385,7 +385,7 @@ def test_some_of_the_windows_are_those_that_all_would_be(
     good = artifact.read_files(champion)
     pair = HeadPair(long, NOTHING, START_NS + 9 * S, good, good)
     everything = compare(pair).figures["head"]["log_mae"]
-    monkeypatch.setattr(watch, "MOST_WINDOWS", 300)
+    monkeypatch.setattr(watch, "MOST_DECISIONS", 300)
     assert compare(pair).figures["head"]["n"] < 8 * 300
     assert compare(pair).figures["head"]["log_mae"] == pytest.approx(everything, rel=0.1)
 
@@ -395,29 +395,29 @@ def test_a_reservoir_teaches_beside_the_minute_and_takes_it_in(
 ) -> None:
     assert tuned.reservoir is None  # the default
     assert tuned.remembered == 0
-    first = tune(minute(packets, champion, memory_windows=300))
+    first = tune(minute(packets, champion, memory_decisions=300))
     assert first.files == tuned.files, "an empty one changes nothing"
     assert first.reservoir is not None
     assert 0 < sum(map(len, first.reservoir.kept)) <= 300
-    again = tune(minute(packets, champion, memory_windows=300, reservoir=first.reservoir))
+    again = tune(minute(packets, champion, memory_decisions=300, reservoir=first.reservoir))
     assert again.files == tuned.files, "what the minute holds itself teaches once"
     assert again.remembered == 0
     other = bottleneck_table("other", seconds=12, seed=5, episodes=True)
-    before = tune(minute(other, champion, memory_windows=300)).reservoir
-    beside = tune(minute(packets, champion, memory_windows=300, reservoir=before))
+    before = tune(minute(other, champion, memory_decisions=300)).reservoir
+    beside = tune(minute(packets, champion, memory_decisions=300, reservoir=before))
     assert beside.remembered > 0
     assert beside.files != tuned.files
     assert beside.reservoir is not None
     assert {one.sender for one in beside.reservoir.kept} == {"live", "other"}
     assert sum(map(len, beside.reservoir.kept)) <= 300
-    off = tune(minute(packets, champion, memory_windows=0, reservoir=before))
+    off = tune(minute(packets, champion, memory_decisions=0, reservoir=before))
     assert off.files == tuned.files
 
 
 def test_nothing_of_a_slice_that_judges_is_remembered(packets: pl.DataFrame, champion: Path) -> None:
     from swiftqueue.pipelines.live.reservoir import STRETCH_NS
 
-    first = tune(minute(packets, champion, judge_from_ns=START_NS + 4 * S, memory_windows=5000))
+    first = tune(minute(packets, champion, judge_from_ns=START_NS + 4 * S, memory_decisions=5000))
     judging = first.slices[-1]
     later = tune(
         minute(
@@ -425,7 +425,7 @@ def test_nothing_of_a_slice_that_judges_is_remembered(packets: pl.DataFrame, cha
             champion,
             learn_from_ns=START_NS + 2 * S,
             earlier=(replace(judging, to_ns=START_NS + 6 * S),),
-            memory_windows=5000,
+            memory_decisions=5000,
         )
     )
     assert later.reservoir is not None

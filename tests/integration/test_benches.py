@@ -119,7 +119,7 @@ def test_a_round_is_timed_up_to_an_asking_clients_first_answer(
 ) -> None:
     monkeypatch.chdir(project)
     # A head that learned from 6 s was once kept: 2 % worse than repeating a flow's last latency.
-    set_to(live, TRAFFIC={"seeds": [1]}, LEARN_S=12.0, JUDGE_S=3.0, LEAD_IN_S=2.0, LEAST_WINDOWS=50)
+    set_to(live, TRAFFIC={"seeds": [1]}, LEARN_S=12.0, JUDGE_S=3.0, LEAD_IN_S=2.0, LEAST_DECISIONS=50)
     set_to(live, ROUND_S=40.0)
     monkeypatch.setenv(variable("rollback_after_s"), "5")
     found = live.measure(rounds=1)

@@ -44,7 +44,7 @@ PARAMS = RoundParams(
     learn_s=6,
     judge_s=2,
     lead_in_s=1,
-    least_windows=50,
+    least_decisions=50,
     drift=4,
     max_unknown_latency=0.5,
     max_latency_s=10,
@@ -137,7 +137,7 @@ def test_a_spoilt_head_is_kept_from_serving(rounds: Rounds, monkeypatch: pytest.
     ("rows", "missing", "change", "line"),
     [
         (0, 0, {}, "no telemetry"),
-        (400, 0, {}, "windows to learn from"),
+        (400, 0, {}, "decisions to learn from"),
         (9000, 0, {"size_bytes": pl.lit(0, pl.Int32)}, "bad telemetry: .*size_bytes"),
         (9000, 0, {"latency_us": pl.lit(1.0, pl.Float32)}, r"impossible claims: \d+ latency_below_path"),
         (9000, 500, {}, "telemetry has gaps: 500 packets are missing among"),

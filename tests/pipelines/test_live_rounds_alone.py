@@ -63,7 +63,7 @@ def params(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> live.RoundParams:
     }.items():
         monkeypatch.setattr(runner, name, value)
     limits = {"max_unknown_latency": 0.5, "max_latency_s": 10}
-    return round_params(limits, learn_s=6, judge_s=2, least_windows=50)
+    return round_params(limits, learn_s=6, judge_s=2, least_decisions=50)
 
 
 def test_a_declined_round_is_a_turn_and_names_a_damaged_file(
@@ -216,12 +216,12 @@ def test_rounds_take_the_limits_that_the_section_may_have(
     tmp_path: Path, project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limits = {"max_unknown_latency": 0, "max_latency_s": 10}
-    assert round_params(limits, learn_s=6, judge_s=2, least_windows=50).max_unknown_latency == 0
+    assert round_params(limits, learn_s=6, judge_s=2, least_decisions=50).max_unknown_latency == 0
     params = yaml.safe_load((project / "params.yaml").read_text())
     params["validate"]["max_unknown_latency"] = 2
     (tmp_path / "params.yaml").write_text(yaml.safe_dump(params))
     monkeypatch.chdir(tmp_path)
-    asked = {"every_s": 1, "learn_s": 6, "judge_s": 2, "least_windows": 50, "limit": 1, "metrics_port": 0}
+    asked = {"every_s": 1, "learn_s": 6, "judge_s": 2, "least_decisions": 50, "limit": 1, "metrics_port": 0}
     with pytest.raises(ValueError, match=r"params\.yaml: validate\.max_unknown_latency is 2; it must be"):
         schedule(tmp_path, sender=None, drift=1, retrain=False, **asked)
 
@@ -232,7 +232,7 @@ def test_a_second_scheduler_is_refused_and_leaves_the_re_train_of_the_first(
     monkeypatch.setenv("SWIFTQUEUE_STATE", str(tmp_path))
     monkeypatch.setattr(runner, "LOCK_WAIT_S", 0.0)
     monkeypatch.chdir(project)
-    asked = {"every_s": 1, "learn_s": 6, "judge_s": 2, "least_windows": 50, "limit": 1, "metrics_port": 0}
+    asked = {"every_s": 1, "learn_s": 6, "judge_s": 2, "least_decisions": 50, "limit": 1, "metrics_port": 0}
     (works_on := tmp_path / "live" / "retrain").mkdir(parents=True)
     with alone("schedule.lock", ""), pytest.raises(LockHeldError, match="`swiftqueue schedule`"):
         schedule(tmp_path, sender=None, drift=1, retrain=True, **asked)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -163,6 +164,9 @@ def test_bad_folders_and_captures_stop_before_anything_runs(tmp_path: Path) -> N
     (tmp_path / "my office.pcap").touch()
     with pytest.raises(ValueError, match=r"'my office' cannot name a trace.*; rename the capture$"):
         attempt("new", [tmp_path / "my office.pcap"])
+    (tmp_path / "notes.pcap").write_text("no capture\n" * 100)
+    with pytest.raises(ValueError, match=r"notes\.pcap: not a capture"):
+        attempt("new", [tmp_path / "notes.pcap"])
     with pytest.raises(ValueError, match="would both be trace 'same'"):
         attempt("new", twice)
     with pytest.raises(ValueError, match="protocol 'long' is unknown"):
@@ -235,14 +239,14 @@ def test_a_study_of_a_capture_does_not_simulate(tmp_path: Path, capfd: pytest.Ca
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_a_capture_that_is_none_stops_the_study_with_one_line(
+def test_a_capture_without_packets_stops_the_study_with_one_line(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    capture = tmp_path / "notes.pcap"
-    capture.write_text("no capture\n" * 100)
+    capture = tmp_path / "quiet.pcap"
+    capture.write_bytes(struct.pack("<IHHiIII", 0xA1B2C3D4, 2, 4, 0, 0, 65535, 1))
     assert run_study(tmp_path / "s", [capture], protocol="short", overrides=[], until="extract") != 0
     captured = capfd.readouterr()
-    assert "notes.pcap: not a capture" in captured.out + captured.err
+    assert "quiet.pcap: no packets in it" in captured.out + captured.err
     assert "Traceback" not in captured.out + captured.err
     assert "the same command goes on from there; other settings are another study" in captured.out
     assert not [path for path in (tmp_path / "s" / "data/packets").rglob("*") if path.is_file()]

@@ -15,13 +15,13 @@ from swiftqueue.pipelines.live.encoding import Decisions
 from swiftqueue.pipelines.live.reservoir import (
     EMPTY,
     FILE,
-    MOST_WINDOWS,
+    MOST_DECISIONS,
     STRETCH_NS,
     Reservoir,
     ReservoirFile,
     ReservoirStretch,
     least_alike,
-    memory_windows,
+    memory_decisions,
     stretches,
 )
 
@@ -33,20 +33,20 @@ def second(number: int, factor: float, sender: str = "a", per_s: int = PER_S) ->
     """A second whose latencies are `factor` times the last visible one, but for noise."""
     rng = np.random.default_rng(number)
     y_BH = (LAST_US * factor * np.exp(rng.normal(0, 0.02, (per_s, HORIZON)))).astype(np.float32)
-    windows = Decisions(
+    decisions = Decisions(
         rng.normal(size=(per_s, HORIZON, 4)).astype(np.float32),
         np.zeros((per_s, HORIZON), np.float32),
         np.full((per_s, HORIZON, 3), number, np.float32),
     )
     decision_ns_B = number * STRETCH_NS + np.arange(per_s) * (STRETCH_NS // per_s)
-    return stretches(sender, decision_ns_B, windows, y_BH, np.full(y_BH.shape, LAST_US))
+    return stretches(sender, decision_ns_B, decisions, y_BH, np.full(y_BH.shape, LAST_US))
 
 
-def filled(seconds: int, most_windows: int, late: tuple[int, ...] = ()) -> Reservoir:
+def filled(seconds: int, most_decisions: int, late: tuple[int, ...] = ()) -> Reservoir:
     found = EMPTY
     for number in range(seconds):
         one = second(number, 3.0 if number in late else 1.0)
-        found = found.with_minute("e", one, most_windows)
+        found = found.with_minute("e", one, most_decisions)
     return found
 
 
@@ -64,9 +64,9 @@ def test_the_least_alike_are_found_without_all_pairs_in_memory() -> None:
     (same,) = second(1, 1.0, per_s=2)
     found = [replace(same, from_ns=n, like_K=rng.integers(0, 4, 3).astype(float)) for n in range(60)]
 
-    def literally(most_windows: int) -> list[ReservoirStretch]:
+    def literally(most_decisions: int) -> list[ReservoirStretch]:
         left = list(found)
-        while sum(map(len, left)) > most_windows:
+        while sum(map(len, left)) > most_decisions:
             pairs = itertools.combinations(range(len(left)), 2)
             apart = {pair: np.abs(left[pair[0]].like_K - left[pair[1]].like_K).mean() for pair in pairs}
             del left[min(apart, key=apart.__getitem__)[0] if apart else 0]
@@ -85,13 +85,13 @@ def test_the_least_alike_are_found_without_all_pairs_in_memory() -> None:
 
 def test_of_two_alike_the_older_goes() -> None:
     same = second(5, 1.0)[0]
-    older = ReservoirStretch("a", 0, same.windows, same.y_BH, same.like_K)
+    older = ReservoirStretch("a", 0, same.decisions, same.y_BH, same.like_K)
     other = second(6, 2.0)[0]
     assert EMPTY.with_minute("e", [older, other, same], 2 * PER_S).kept == (other, same)
 
 
 def test_a_second_is_kept_once_and_thinned() -> None:
-    many = 3 * MOST_WINDOWS + 1
+    many = 3 * MOST_DECISIONS + 1
     found = EMPTY.with_minute("e", second(3, 1.0), 1000).with_minute("e", second(3, 2.0, per_s=many), 1000)
     assert len(found.kept) == 1
     assert len(found.kept[0]) == -(-many // 4)
@@ -101,8 +101,16 @@ def test_what_a_minute_holds_teaches_once_and_another_encoders_not_at_all() -> N
     found = filled(10, 1000).with_minute("e", second(5, 1.5, sender="b"), 1000)
     past = found.beside("e", "a", 4 * STRETCH_NS, 8 * STRETCH_NS)
     assert past is not None
-    assert set(np.unique(past.windows.candidates_BHF)) == {0, 1, 2, 3, 5, 8, 9}  # the 5 is the other sender's
-    assert sum(map(len, past.labels)) == len(past.windows.read_BRD) == 7 * PER_S
+    assert set(np.unique(past.decisions.candidates_BHF)) == {
+        0,
+        1,
+        2,
+        3,
+        5,
+        8,
+        9,
+    }  # the 5 is the other sender's
+    assert sum(map(len, past.labels)) == len(past.decisions.read_BRD) == 7 * PER_S
     assert found.beside("other", "a", 0, 1) is None
     assert EMPTY.beside("e", "a", 0, 1) is None
     assert [one.from_ns for one in found.with_minute("other", second(30, 1.0), 1000).kept] == [
@@ -114,7 +122,7 @@ def test_a_second_of_which_nothing_is_known_is_not_kept() -> None:
     (one,) = second(1, 1.0)
     unknown_BH = np.full_like(one.y_BH, np.nan)
     decision_ns_B = STRETCH_NS + np.arange(PER_S)
-    assert stretches("a", decision_ns_B, one.windows, unknown_BH, np.full(unknown_BH.shape, LAST_US)) == []
+    assert stretches("a", decision_ns_B, one.decisions, unknown_BH, np.full(unknown_BH.shape, LAST_US)) == []
 
 
 def test_it_survives_a_restart_and_damage_costs_only_itself(
@@ -130,8 +138,8 @@ def test_it_survives_a_restart_and_damage_costs_only_itself(
         assert (one.sender, one.from_ns) == (two.sender, two.from_ns)
         for name in ("y_BH", "like_K"):
             np.testing.assert_array_equal(getattr(one, name), getattr(two, name))
-        np.testing.assert_array_equal(one.windows.read_BRD, two.windows.read_BRD)
-        np.testing.assert_array_equal(one.windows.candidates_BHF, two.windows.candidates_BHF)
+        np.testing.assert_array_equal(one.decisions.read_BRD, two.decisions.read_BRD)
+        np.testing.assert_array_equal(one.decisions.candidates_BHF, two.decisions.candidates_BHF)
     whole = (tmp_path / FILE).read_bytes()
     at = whole.index(b"PK\x01\x02") + 8
     encrypted = whole[:at] + b"\1" + whole[at + 1 :]  # as one flipped bit says
@@ -151,9 +159,9 @@ def test_it_survives_a_restart_and_damage_costs_only_itself(
 def test_a_parameter_file_of_before_it_has_none(tmp_path: Path) -> None:
     params = tmp_path / "params.yaml"
     params.write_text("finetune: {}\n")
-    assert memory_windows(params) == 0
-    params.write_text("live: {memory_windows: 64}\n")
-    assert memory_windows(params) == 64
-    params.write_text("live: {memory_windows: -1}\n")
-    with pytest.raises(ValueError, match=r"live\.memory_windows is -1"):
-        memory_windows(params)
+    assert memory_decisions(params) == 0
+    params.write_text("live: {memory_decisions: 64}\n")
+    assert memory_decisions(params) == 64
+    params.write_text("live: {memory_decisions: -1}\n")
+    with pytest.raises(ValueError, match=r"live\.memory_decisions is -1"):
+        memory_decisions(params)

@@ -360,6 +360,10 @@ def test_a_prometheus_that_does_not_start_keeps_nothing_from_starting(
         assert bool(re.search(up, said, re.M)) == (name != broken)
     assert re.search(r"^the loop is up after \d+ s$", said, re.M)
     assert "the live page does not run" in said
+    broken = ""
+    monkeypatch.setattr(loop, "_has_prometheus", lambda: False)
+    start_loop("t", speed=1, every_s=60, learn_s=30, judge_s=8)
+    assert "prometheus: up" not in capsys.readouterr().out  # what is not installed is not said to be up
     broken = "agent"
     with pytest.raises(OSError, match="port 9090"):
         start_loop("t", speed=1, every_s=60, learn_s=30, judge_s=8)

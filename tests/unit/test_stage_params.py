@@ -99,6 +99,7 @@ def test_register_refuses_by_name(change: dict[str, Any], line: str) -> None:
             {"file": "x", "sendr": 1, "latency": "acks", "sender": None},
             r"traces.a.sendr; did you mean sender\?",
         ),
+        ({"file": "x", "sendr": 1, "latency": "acks"}, r"traces.a.sendr; did you mean sender\?"),
     ],
 )
 def test_a_trace_that_is_described_wrongly_is_named(trace: dict[str, Any], line: str) -> None:

@@ -111,7 +111,7 @@ def test_what_is_missing_is_said_before_the_first_champion_is_made(
     [
         ("units --memory 12G --evry 60", "Try 'swiftqueue up --live --help'"),
         ("schedule --rounds -1", "for '--rounds'"),
-        ("schedule --least-windows 0", "for '--least-windows'"),
+        ("schedule --least-decisions 0", "for '--least-decisions'"),
         ("schedule --metrics-port 65536", "for '--metrics-port'"),
         ("schedule --telemetry README.md", "for '--telemetry': dir 'README.md' is a file"),
         ("extract docs -o var/packets", "file 'docs' is a directory"),
