@@ -649,6 +649,7 @@ def test_what_came_before_a_session_reaches_the_store(ingest: Ingest) -> None:
 
 
 def test_there_are_only_so_many_senders(ingest: Ingest) -> None:
+    assert ingest.post("/v1/senders/plain/sessions")[0] == 201
     statuses = [ingest.answer(f"/v1/senders/one-of-many-{n}/sessions", b"") for n in range(SENDERS)]
     assert {status for status, _, _ in statuses} == {201, 507}
     assert '"reason":"senders"' in statuses[-1][1]
