@@ -66,6 +66,14 @@ def test_the_pythons_of_the_wheels_are_taken(project: Path, tmp_path: Path, vers
     assert "Python 3.11 to 3.13" in (project / "README.md").read_text()
 
 
+def test_the_python_that_setup_is_given_makes_the_environment_and_builds_nothing(project: Path) -> None:
+    """The rooms ask the environment for ns-3, since another Python has none."""
+    command = ["make", "--dry-run", "--no-print-directory", "PYTHON=/nowhere/python", "native-simulation"]
+    said = subprocess.run(command, cwd=project, capture_output=True, text=True, check=True).stdout
+    asked = re.findall(r"wheel is not installed for (\S+):", said)
+    assert asked == [str(project / ".venv/bin/python")]
+
+
 def setup_with(project: Path, folder: Path, version: tuple[int, int]) -> subprocess.CompletedProcess[str]:
     """Make the environment's first file with an interpreter of that version, which makes no environment."""
     python = folder / "python"
