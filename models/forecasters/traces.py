@@ -76,9 +76,16 @@ class TracePart:
         return replace(self, packets=packets)
 
     def held_out(self, share: float = VALIDATION_SHARE) -> tuple[TracePart, TracePart]:
-        """Divide the part by time: the training part, as known at its end, and the last `share`."""
+        """Divide the part by time: the training part, as known at its end, and the last `share`.
+
+        Where no latency of the last `share` is known, as at the end of a short part whose last round trip is
+        long, it is the last `share` of the decisions with a known latency, and what comes after them.
+        """
         lo, hi = self.decisions.lo, self.decisions.hi
         middle = hi - max(1, round((hi - lo) * share))
+        known = np.flatnonzero(np.isfinite(replace(self, every=1).latencies_us()).any(1))
+        if len(known) and lo + known[-1] < middle:
+            middle = lo + int(known[-max(1, round(len(known) * share))])
         earlier = replace(self, decisions=Slice(lo, middle)).to_learn()
         return earlier, replace(self, decisions=Slice(middle, hi))
 

@@ -132,6 +132,18 @@ def test_what_is_learned_from_ends_with_its_slice(toy: Trace) -> None:
     assert held_out.packets is part.packets
 
 
+def test_what_is_held_out_has_a_known_latency(toy: Trace) -> None:
+    """A short slice may end in a wait so long that nothing of its last tenth is known."""
+    part = toy.to_learn(Slice(10, 50))
+    silent = pl.when(pl.int_range(pl.len()) < 30 * 8).then("latency_us")
+    part = replace(part, packets=part.packets.with_columns(latency_us=silent))
+    earlier, held_out = part.held_out(0.25)
+    assert (earlier.decisions, held_out.decisions) == (Slice(10, 25), Slice(25, 50))
+    assert np.isfinite(held_out.latencies_us()).any()
+    nothing = replace(part, packets=part.packets.with_columns(latency_us=pl.lit(None, pl.Float32)))
+    assert nothing.held_out(0.25)[1].decisions == Slice(40, 50)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_no_forecast_depends_on_what_comes_after_its_decision(model: Any, toy: Trace) -> None:
