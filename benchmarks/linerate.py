@@ -32,12 +32,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+from swiftqueue.benchmarks.inference import ROUNDED
 from swiftqueue.benchmarks.inference_references import save
 from swiftqueue.benchmarks.rows import Row, interleaved_medians
 from swiftqueue.benchmarks.served_models import build, served, write_model
 from swiftqueue.feature_store.packets.schema import HORIZON
 from swiftqueue.infra.local import processes
 from swiftqueue.serving.agent.process import running_agent
+from swiftqueue.serving.engine import Engine
 from swiftqueue.serving.triton.config import Backend
 from swiftqueue.serving.triton.repository import MODEL
 
@@ -171,12 +173,14 @@ def measure(rounds: int, long: bool = False) -> list[Row]:
         root = Path(temporary)
         artifact = save(root / "artifact")
         local = Agent(programs / "swiftqueue-agent", (f"--local={artifact}",))
-        rounded = Agent(local.program, (*local.source, "--arithmetic=bf16"))
+        agents = [local]
+        if Engine(artifact, ROUNDED).isa != Engine(artifact).isa:  # else the processor has no bfloat16
+            agents.append(Agent(local.program, (*local.source, f"--arithmetic={ROUNDED}")))
         rows = _sender_rows(programs / "sender_cost", artifact, root, rounds)
         with _cores(1):
             unhurried = (USUAL_FLOWS, UNHURRIED_S)
-            local_per_s, rounded_per_s = interleaved_medians(
-                rounds, *(partial(agent.packets_per_s, *unhurried) for agent in (local, rounded))
+            local_per_s, *rounded_per_s = interleaved_medians(
+                rounds, *(partial(agent.packets_per_s, *unhurried) for agent in agents)
             )
         loads = [LineLoad(flows, ahead_us) for ahead_us in form.ahead_us for flows in FLOWS]
         searched = [each for each in loads if each.flows in form.searched_flows]
@@ -189,7 +193,7 @@ def measure(rounds: int, long: bool = False) -> list[Row]:
 
         reference = measured(local)
         usual = LineLoad(USUAL_FLOWS, min(form.ahead_us))
-        fastest = rounded.highest(usual.flows, usual.ahead_us, seconds, form.probe_s)
+        fastest = [one.highest(usual.flows, usual.ahead_us, seconds, form.probe_s) for one in agents[1:]]
         with _serving(root / "native", artifact) as address:
             triton = Agent(local.program, (f"--server={address}",))
             ours = measured(triton)
@@ -199,22 +203,16 @@ def measure(rounds: int, long: bool = False) -> list[Row]:
         rows += _in_time(load, *pair, rounds)
     for load, pair in zip(searched, pairs[len(loads) :], strict=True):
         rows += _highest(load, *pair, rounds)
-    fp32, bf16 = reference[len(loads) + searched.index(usual)].rate_bps / 1e6, fastest.rate_bps / 1e6
-    name = f"{_highest_name(usual)}, {LOCAL}, bf16"
-    return [
-        *rows,
-        Row(name, bf16, fp32, "fp32", bf16 / max(fp32, LOWEST_BPS / 1e6), "Mbit/s", rounds),
-        Row(PER_S, local_per_s, per_s, PER_S_REFERENCE, local_per_s / per_s, "packets/s", rounds),
-        Row(
-            f"{PER_S}, bf16",
-            rounded_per_s,
-            local_per_s,
-            "fp32",
-            rounded_per_s / local_per_s,
-            "packets/s",
-            rounds,
-        ),
-    ]
+    rows.append(Row(PER_S, local_per_s, per_s, PER_S_REFERENCE, local_per_s / per_s, "packets/s", rounds))
+    fp32 = reference[len(loads) + searched.index(usual)].rate_bps / 1e6
+    name = f"{_highest_name(usual)}, {LOCAL}, {ROUNDED}"
+    for stretch, decided_per_s in zip(fastest, rounded_per_s, strict=True):
+        bf16, ratio = stretch.rate_bps / 1e6, decided_per_s / local_per_s
+        rows += [
+            Row(name, bf16, fp32, "fp32", bf16 / max(fp32, LOWEST_BPS / 1e6), "Mbit/s", rounds),
+            Row(f"{PER_S}, {ROUNDED}", decided_per_s, local_per_s, "fp32", ratio, "packets/s", rounds),
+        ]
+    return rows
 
 
 def _in_time(load: LineLoad, ours: Stretch, reference: Stretch, rounds: int) -> list[Row]:

@@ -41,7 +41,7 @@ FORMAT: Final = 2  # version of a record's format; the first had neither `boot` 
 MARK: Final = variable("part")  # variable in a part's environment: state folder, name and ports
 # Variables that systemd sets for the process that it started, and for no other.
 NOTIFY: Final = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")
-SAME_S: Final = 1.0  # largest difference of two readings of a start time, by the wall clock
+SAME_S: Final = 2.0  # largest difference of two readings of a start; that of the boot is in whole seconds
 LOG_BYTES: Final = 8 << 20  # a log that is longer when its server starts again becomes `server.log.1`
 
 

@@ -179,7 +179,8 @@ def test_batches_in_time_are_measured_through_triton_and_in_process(
     in_time = [row for row in found if row.name.startswith("decided in time")]
     highest = [row for row in found if row.name.startswith("highest rate")]
     lateness = [row for row in found if row.name.startswith("lateness of the load itself")]
-    assert [len(rows) for rows in (in_time, highest, lateness)] == [4, 3, 6]
+    rounded = "amx_bf16" in Path("/proc/cpuinfo").read_text()  # no rows of bf16 on another processor
+    assert [len(rows) for rows in (in_time, highest, lateness)] == [4, 2 + rounded, 6]
     assert all(0 < row.ours <= 1 for row in in_time), in_time
     assert all(0 <= row.ours < 2 for row in highest), highest
     for ahead in ("asked 50 ms ahead", "asked 100 ms ahead"):
@@ -192,7 +193,7 @@ def test_batches_in_time_are_measured_through_triton_and_in_process(
             assert row.name.partition("asked")[2] in beside.name
     unhurried = [row for row in found if row.name.startswith("packets decided in a second")]
     sender = [row for row in found if row.name.startswith("a sender pays for a packet")]
-    assert (len(unhurried), len(sender)) == (2, 4)
+    assert (len(unhurried), len(sender)) == (1 + rounded, 4)
     check([*unhurried, *sender, *lateness])
     every, *parts = sender
     assert all(0 < part.ours < every.ours for part in parts)
