@@ -82,7 +82,7 @@ class Model {
         std::string_view arithmetic = "auto");
 
   // Throws InvalidError unless Triton's configuration (JSON) promises clients the inputs and
-  // outputs of this version. Takes the limits of sessions from it.
+  // outputs of this version. Takes the limits of all sessions from it.
   void check_config(std::string_view json) const;
   // Gives the senders' sessions the keys and values of this version's encoder, from the rows sent
   // before, so that its first questions need not wait for them. Other versions answer meanwhile.
