@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -263,6 +264,11 @@ void hostile_messages(const Folders& folders, long rounds, Random& random) {
     const std::size_t which = below(random, 4) == 0 ? 1 : 0;
     auto& [model, worker, reference] = served[which];
     Sender& sender = senders[below(random, senders.size())];
+    if (below(random, 40) == 0) {  // another log under the same number
+      sender.x_EF.clear();
+      sender.sent = 0;
+      for (const auto& all : sender.all) all->begin(0);
+    }
     const std::vector<float> more = made_rows(static_cast<std::int64_t>(below(random, 20)), random);
     sender.x_EF.insert(sender.x_EF.end(), more.begin(), more.end());
     const std::int64_t end = sender.events();
@@ -431,14 +437,26 @@ void filled_sessions(const Folders& folders, Random& random) {
   SessionStore& store = old.sessions();
   const std::vector<float> x_QF(std::size_t{16} *
                                 kEventWindowFeatureCount);  // no version refuses it
-  const std::vector<float> x_EF = made_rows(kEvents + 1, random);
+  std::vector<float> x_EF = made_rows(kEvents + 1, random);
+  // Asks for each sender; returns how many are asked for rows again.
   const auto ask = [&](const Model& model, std::int64_t first, std::int64_t events) {
     Worker worker(model);
+    const auto reference = model.engine().share();
+    const auto all = reference->open_session();
+    std::array<float, 16> none_Q{};
+    std::array<float, 16> y_Q{};
+    reference->answer(*all, x_QF.data(), 16, none_Q.data(), nullptr);
+    reference->take(*all, 0, x_EF.data(), static_cast<int>(first + events));
+    reference->answer(*all, x_QF.data(), 16, y_Q.data(), nullptr);
+    require(y_Q != none_Q, "the version answers the same whatever happened");
     std::int64_t resent = 0;
-    for (std::int64_t sender = 1; sender <= kSenders; ++sender) {
-      const Question question(static_cast<std::uint64_t>(sender), first == 0, first,
+    for (std::uint64_t sender = 1; sender <= kSenders; ++sender) {
+      const Question question(sender, first == 0, first,
                               x_EF.data() + first * kEventWindowFeatureCount, events, x_QF);
-      resent += worker.converse(question.message()).resend[0] < 0 ? 0 : 1;
+      const SessionReply reply = worker.converse(question.message());
+      resent += reply.resend[0] < 0 ? 0 : 1;
+      require(reply.resend[0] >= 0 || std::memcmp(reply.y_BH.data(), y_Q.data(), sizeof y_Q) == 0,
+              "a filled session answers otherwise than one that has all events");
     }
     return resent;
   };
@@ -469,12 +487,27 @@ void filled_sessions(const Folders& folders, Random& random) {
     require(ask(strict, kEvents + 1, 0) == kSenders, "a version uses rows that it refuses");
   }
   const Model next(folders.of[1], 4, encoders);
+  const auto now = std::chrono::steady_clock::now();
+  store.fill(next.encoder(), next.engine().reach(), now, [&](const RecentRows& rows) {
+    for (std::uint64_t sender = 1; sender <= kSenders; ++sender) store.open(sender, now).begin(0);
+    auto session = next.engine().open_session();
+    session->begin(rows.next());
+    return session;
+  });
+  require(store.bytes() == before,
+          "a session that was begun anew meanwhile is filled with old rows");
+  require(ask(old, 0, kEvents + 1) == 0, "a session is not begun anew");
   const SessionLimits limits{.bytes = before + 10 * state + state / 2};
   store.limit(limits);
   require(states_after(next) == 10, "another number of sessions is filled than there is room for");
   require(ask(next, kEvents + 1, 0) == 0 && ask(old, kEvents + 1, 0) == 0,
           "without room a session is not answered");
   require(store.size() == kSenders && store.bytes() <= limits.bytes, "more memory than may be");
+  store.limit({});
+  require(ask(next, kEvents + 1, 0) == 0 && ask(old, kEvents + 1, 0) == 0, "a session went");
+  x_EF = made_rows(kEvents + 20, random);
+  require(ask(old, 0, kEvents + 20) == 0 && ask(next, kEvents + 20, 0) == 0,
+          "another log under the same number is not answered");
   std::printf("filled: %ld sessions, 10 where there is no more room\n", long{kSenders});
 }
 

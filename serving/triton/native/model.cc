@@ -255,7 +255,6 @@ void Model::fill_sessions() const {
                              if (std::chrono::steady_clock::now() - begun > kFillTime)
                                return nullptr;
                              auto session = engine_->open_session();
-                             session->begin(rows.first());
                              const bool filled =
                                  bring_up_to_date(*engine_, limits_, *session, rows, rows.next());
                              return filled ? std::move(session) : nullptr;

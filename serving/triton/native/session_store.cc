@@ -28,7 +28,6 @@ engine::Session& SessionStore::Use::with(const Encoder& encoder,
                                          const engine::Engine& engine) const {
   if (const State* known = slot_->find(encoder)) return *known->session;
   auto made = engine.open_session();
-  made->begin(slot_->rows.first());
   slot_->rows.keep(engine.reach());
   if (!store_->has_room(made->bytes())) slot_->states.clear();  // the rows can make them again
   slot_->states.push_back({&encoder, std::move(made)});
