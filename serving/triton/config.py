@@ -49,10 +49,9 @@ parameters {{ key: "session_mib" value {{ string_value: "{mib}" }} }}
 parameters {{ key: "session_idle_s" value {{ string_value: "{idle_s}" }} }}
 parameters {{ key: "arithmetic" value {{ string_value: "{arithmetic}" }} }}
 """
-# Limits of the sessions of all versions with the same encoder. A sender whose session went sends its last
-# events again.
+# Limits of the sessions of all versions. A sender whose session went sends its last events again.
 SESSIONS: Final = 1024
-SESSION_MIB: Final = 128  # a session of the default network takes 64 KiB
+SESSION_MIB: Final = 128  # a session of the default network takes 26 KiB, and 64 KiB for each encoder
 SESSION_IDLE_S: Final = 60
 # The Python backend computes waiting requests together. The engine answers each request by itself, so there
 # collecting requests would only add a thread to each one's way (docs/explanation/serving.md has the figures).

@@ -178,12 +178,13 @@ def test_senders_whose_questions_travel_together_get_their_own_answers(
         assert requests < count * ENOUGH, "no two questions travelled together"
 
 
-def test_another_head_goes_on_and_another_encoder_begins_anew(
+def test_another_head_and_another_encoder_go_on_and_one_that_looks_back_further_begins_anew(
     native: Native,  # noqa: F811
     make_artifact: Callable[..., Path],
     tmp_path: Path,
 ) -> None:
-    folders = {1: make_artifact(1), 2: make_artifact(1, head=2), 3: make_artifact(2, layers=3)}
+    folders = {1: make_artifact(1), 2: make_artifact(1, head=2), 3: make_artifact(2)}
+    folders[4] = make_artifact(2, layers=3)
     path = tmp_path / "agent.sock"
     native.push(folders[1], 1)
     with (
@@ -194,15 +195,17 @@ def test_another_head_goes_on_and_another_encoder_begins_anew(
     ):
         wait_until(lambda: sender.live(1) or sender.decided)
         sender.live(ENOUGH)
-        native.push(folders[2], 2, 1)
-        sender.live(ENOUGH)
-        assert resends(agent) == 0, "a head keeps the session"
-        native.push(folders[3], 3, 2)
+        for version in (2, 3):
+            native.push(folders[version], version, version - 1)
+            sender.live(ENOUGH)
+            assert sender.version == version
+            assert resends(agent) == 0, "the session is kept"
+        native.push(folders[4], 4, 3)
         sender.live(ENOUGH)
         assert resends(agent) >= 1
         assert sender.outcomes.count("decided") >= len(sender.outcomes) - 3 - sender.outcomes.index("decided")
         with Triton(native.triton.address) as triton:
-            assert triton.served_version() == 3
+            assert triton.served_version() == 4
 
 
 def test_in_local_mode_another_encoder_goes_on_with_filled_sessions(

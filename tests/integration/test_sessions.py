@@ -39,6 +39,7 @@ class Talk:
     x_QF: np.ndarray
     number: int = field(default_factory=itertools.count(1 << 40).__next__)
     y_BH: np.ndarray | None = None
+    version: int = 0  # of the model that answered last
 
     def say(
         self, first: int, *questions: tuple[int, int], rest: int = 0, start: bool = False, end: bool = False
@@ -57,6 +58,7 @@ class Talk:
                 MODEL, tensors, sequence_id=self.number, sequence_start=start, sequence_end=end
             )
         self.y_BH = answer.as_numpy("latency_us")
+        self.version = int(answer.get_response().model_version)
         return int(answer.as_numpy("resend")[0, 0])
 
     def expected(self, engine: Engine, event: int, queries: int = 16) -> np.ndarray:
@@ -303,25 +305,87 @@ def test_an_impossible_message_of_several_sessions_changes_none(talk: Talk, head
     assert talk.say(NEW, (0, 16)) == 0, "no session was opened"
 
 
-def test_a_head_keeps_sessions_and_an_encoder_wants_them_anew(
+@pytest.mark.parametrize("begin", [0, 150, 300 - REACH])
+def test_another_head_keeps_a_session_and_so_does_another_encoder(
     native: Native,  # noqa: F811
     talk: Talk,
     make_artifact: Callable[..., Path],
+    begin: int,
 ) -> None:
-    folders = {2: make_artifact(1, head=2), 3: make_artifact(2)}
+    """However many of the sender's events the server was sent, if they are enough for an answer."""
+    folders = {2: make_artifact(1, head=2), 3: make_artifact(2), 4: make_artifact(1)}
+    assert talk.say(begin, (300 - begin, 16), start=True) == -1
+    event = 300
+    for version, folder in folders.items():
+        native.push(folder, version, version - 1)
+        engine = Engine(folder)
+        assert talk.say(event + 1, (NEW, 16)) == event + 1 + NEW - REACH, "one is missing, as ever"
+        for _ in range(2):
+            assert talk.say(event, (NEW, 16)) == -1
+            event += NEW
+            np.testing.assert_allclose(talk.y_BH, talk.expected(engine, event), rtol=EXACT)
+
+
+def test_senders_that_ask_all_the_while_get_answers_of_every_encoder_and_no_resend(
+    native: Native,  # noqa: F811
+    make_artifact: Callable[..., Path],
+) -> None:
+    folders = {1: make_artifact(1), 2: make_artifact(2), 3: make_artifact(1), 4: make_artifact(3)}
+    native.push(folders[1], 1)
+    counts = [native.metric(f"swiftqueue_{name}_total") for name in ("resends", "sessions_opened")]
+    senders, done = [sender(native, folders[1], seed) for seed in (1, 2)], threading.Event()
+
+    def live(talk: Talk) -> set[int]:
+        engines = {version: Engine(folder) for version, folder in folders.items()}
+        talk.x_EF = np.tile(talk.x_EF, (100, 1))
+        event, seen = 0, set[int]()
+        while not done.is_set() or event < 2 * REACH:
+            assert talk.say(event, (3, 16), rest=1, start=event == 0) == -1
+            np.testing.assert_allclose(talk.y_BH, talk.expected(engines[talk.version], event + 3), rtol=EXACT)
+            event += 4
+            seen.add(talk.version)
+        return seen
+
+    with ThreadPoolExecutor(2) as pool:
+        lives = [pool.submit(live, each) for each in senders]
+
+        def answers(version: int) -> bool:
+            return all(each.version == version for each in senders) or any(each.done() for each in lives)
+
+        try:
+            for version in (2, 3, 4):
+                wait_until(lambda version=version: answers(version - 1))
+                native.push(folders[version], version, version - 1)
+            wait_until(lambda: answers(4))
+        finally:
+            done.set()
+        assert [each.result() for each in lives] == [set(folders)] * 2
+    counted(native, counts[0][0], "swiftqueue_resends_total")
+    counted(native, counts[1][0] + 2, "swiftqueue_sessions_opened_total")
+
+
+def test_an_encoder_that_looks_back_further_wants_what_was_never_kept(
+    native: Native,  # noqa: F811
+    talk: Talk,
+    folder: Path,
+    make_artifact: Callable[..., Path],
+) -> None:
+    further, short = make_artifact(1, layers=3), sender(native, folder, 2)
     assert talk.say(0, (300, 16), start=True) == -1
-    native.push(folders[2], 2, 1)
-    assert talk.say(300, (NEW, 16)) == -1
-    np.testing.assert_allclose(talk.y_BH, talk.expected(Engine(folders[2]), 300 + NEW), rtol=EXACT)
-    native.push(folders[3], 3, 2)
-    assert talk.say(300 + NEW, (NEW, 16)) == 300 + 2 * NEW - REACH
-    assert talk.say(300 + 2 * NEW - REACH, (REACH, 16), start=True) == -1
-    np.testing.assert_allclose(talk.y_BH, talk.expected(Engine(folders[3]), 300 + 2 * NEW), rtol=EXACT)
+    assert short.say(0, (REACH, 16), start=True) == -1
+    native.push(further, 2, 1)
+    reach, engine = 192, Engine(further)
+    assert talk.say(300, (NEW, 16)) == 300 + NEW - reach
+    assert short.say(REACH, (0, 16)) == -1, "all its events are still there"
+    queries = np.split(np.resize(short.x_QF, (16, short.x_QF.shape[1])), 2)
+    padding = np.zeros((reach - REACH, short.x_EF.shape[1]), np.float32)
+    expected = engine.forward(np.stack([np.vstack([padding, short.x_EF[:REACH], x_HF]) for x_HF in queries]))
+    np.testing.assert_allclose(short.y_BH, expected, rtol=EXACT)
 
 
-def limited(native: Native, folder: Path, **limits: int) -> None:  # noqa: F811
+def limited(native: Native, folder: Path, version: int = 1, **limits: int) -> None:  # noqa: F811
     """Serve with other limits of sessions."""
-    served_folder(native, folder, 1)
+    served_folder(native, folder, version)
     config = native.repository.embedded / MODEL / "config.pbtxt"
     lines = config.read_text().splitlines()
     for name, value in limits.items():
@@ -344,6 +408,23 @@ def test_the_least_recently_used_session_goes_for_want_of_room(native: Native, f
     counted(native, evicted + 1, "swiftqueue_sessions_evicted_total", reason="room")
 
 
+def test_a_session_that_has_gone_is_unknown_to_another_encoder_too(
+    native: Native,  # noqa: F811
+    folder: Path,
+    make_artifact: Callable[..., Path],
+) -> None:
+    limited(native, folder, sessions=2)
+    talks = [sender(native, folder, seed) for seed in range(3)]
+    for each in talks:
+        assert each.say(0, (50, 16), start=True) == -1
+    limited(native, make_artifact(2), 2, sessions=2, session_idle_s=1)
+    assert [each.say(50, (0, 16)) for each in talks] == [0, -1, -1]
+    wait_until(lambda: talks[1].say(50, (0, 16)) == -1 and native.metric("swiftqueue_sessions") == [1])
+    limited(native, make_artifact(3), 3)
+    assert [each.say(50, (0, 16)) for each in talks] == [0, -1, 0]
+    assert talks[0].version == 3
+
+
 def test_an_idle_session_goes(native: Native, folder: Path) -> None:  # noqa: F811
     limited(native, folder, session_idle_s=1)
     idle, busy = sender(native, folder, 1), sender(native, folder, 2)
@@ -353,12 +434,20 @@ def test_an_idle_session_goes(native: Native, folder: Path) -> None:  # noqa: F8
     assert idle.say(50, (0, 16)) == 0
 
 
-def test_sessions_take_no_more_memory_than_they_may(native: Native, folder: Path) -> None:  # noqa: F811
+def test_sessions_take_no_more_memory_than_they_may(
+    native: Native,  # noqa: F811
+    folder: Path,
+    make_artifact: Callable[..., Path],
+) -> None:
+    """One takes 26 KB of rows and 64 KB of keys and values; those of another encoder evict nobody."""
     limited(native, folder, session_mib=1)
     talks = [sender(native, folder, 1) for _ in range(40)]
     for each in talks:
         assert each.say(0, (50, 16), start=True) == -1
-    wait_until(lambda: 8 <= native.metric("swiftqueue_sessions")[0] < 40)
+    counted(native, 11, "swiftqueue_sessions")
+    limited(native, make_artifact(2), 2, session_mib=1)
+    assert [each.say(50, (0, 16)) for each in talks] == [0] * 29 + [-1] * 11
+    counted(native, 11, "swiftqueue_sessions")
 
 
 def test_two_instances_take_turns_at_one_session(native: Native, folder: Path) -> None:  # noqa: F811
@@ -403,7 +492,7 @@ def test_any_number_of_sessions_costs_their_cap(native: Native, folder: Path) ->
         client.stop_stream()
     assert errors == []
     assert held[-1] - held[2] < 32 << 20, (
-        "without a cap 7,000 sessions take 450 MB; before, the server fills its pools"
+        "without a cap 7,000 sessions take 640 MB; before, the server fills its pools"
     )
     assert kept.say(50, (0, 16)) == 0, "it was evicted, and is not mixed up with another"
 

@@ -99,7 +99,9 @@ def test_native_backend(make_artifact: Callable[..., Path], tmp_path: Path) -> N
     assert len(re.findall(r"^sessions: \d+ answers by three threads", said, re.M)) == 2
     assert len(re.findall(r"^limits: \d+ of 5000 damaged texts refused", said, re.M)) == 1
     assert len(re.findall(r"^config: \d+ of 5000 damaged texts refused", said, re.M)) == 1
+    assert len(re.findall(r"^filled: 40 sessions, 10 where there is no more room", said, re.M)) == 2
     assert len(re.findall(r"^swap: 50 versions under \d+ predictions, one encoder", said, re.M)) == 2
+    assert len(re.findall(r"^swap: 50 encoders under \d+ answers, no rows again", said, re.M)) == 2
 
 
 @pytest.mark.skipif(agent_process.why_not_built() is not None, reason=str(agent_process.why_not_built()))

@@ -2,18 +2,23 @@
 //
 // The backend without Triton, to be run under sanitizers (`make sanitize`): hostile requests and
 // limits end in an answer or one error line, sessions answer what one that lost nothing answers,
-// and versions that share an encoder come and go while others predict.
+// and versions, of one encoder and of two, come and go while others predict.
 //
 // stress_SANITIZER FOLDER ROUNDS [SEED]   FOLDER: a valid version folder
 //                                         ROUNDS 0: only what has threads
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
+#include <fstream>
 #include <limits>
 #include <memory>
 #include <mutex>
@@ -148,20 +153,95 @@ void hostile_requests(const std::string& folder, long rounds, Random& random) {
   std::printf("requests: %ld of %ld answered\n", answered, rounds);
 }
 
-// A sender of messages, good ones and others: what is answered is what a session that never lost
-// anything answers, bit for bit.
-void hostile_messages(const std::string& folder, long rounds, Random& random) {
+// Writes a copy of a version with another number in a file: the first one of `key` after `place`.
+std::string changed_version(const std::string& folder, const char* name, const char* file,
+                            const std::string& place, const std::string& key, const char* number) {
+  const std::string copy =
+      std::filesystem::temp_directory_path() / (std::string(name) + "-" + std::to_string(getpid()));
+  std::filesystem::copy(folder, copy, std::filesystem::copy_options::recursive);
+  std::string text = engine::read_file(copy + "/" + file, 1 << 20);
+  const std::size_t from = text.find(key, text.find(place)) + key.size();
+  require(from < text.size(), "the version has other files");
+  text.replace(from, text.find_first_of(",}\n", from) - from, number);
+  std::ofstream(copy + "/" + file) << text;
+  return copy;
+}
+
+// Two versions that differ in their encoders, and one that takes no event as well.
+struct Folders {
+  explicit Folders(const std::string& folder)
+      : of{folder, changed_version(folder, "stress-encoder", "model.json", "\"features\"",
+                                   "\"shift\": ", "0.125")},
+        strict(changed_version(of[1], "stress-strict", "limits.json", "\"size_bytes\"",
+                               "\"high\": ", "0.5")) {}
+  ~Folders() {
+    std::filesystem::remove_all(of[1]);
+    std::filesystem::remove_all(strict);
+  }
+  Folders(const Folders&) = delete;
+  Folders& operator=(const Folders&) = delete;
+
+  const std::array<std::string, 2> of;
+  const std::string strict;
+};
+
+// A sender's message: `events` from number `first` on, then a question about 16 rows.
+class Question {
+ public:
+  Question(std::uint64_t id, bool start, std::int64_t first, const float* x_EF, std::int64_t events,
+           const std::vector<float>& x_QF)
+      : header_{first, events, 16},
+        events_shape_{1, events, kEventWindowFeatureCount},
+        message_{id,
+                 start,
+                 false,
+                 {header_shape_, {{header_.data(), sizeof header_}}},
+                 {events_shape_, {{x_EF, static_cast<std::size_t>(events) * kRowBytes}}},
+                 {queries_shape_, {{x_QF.data(), 16 * kRowBytes}}}} {}
+  Question(const Question&) = delete;
+  Question& operator=(const Question&) = delete;
+
+  const SessionMessage& message() const { return message_; }
+
+ private:
+  static constexpr std::size_t kRowBytes = kEventWindowFeatureCount * sizeof(float);
+
+  std::array<std::int64_t, 3> header_;
+  std::array<std::int64_t, 2> header_shape_{1, 3};
+  std::array<std::int64_t, 3> events_shape_;
+  std::array<std::int64_t, 3> queries_shape_{1, 16, kEventWindowFeatureCount};
+  SessionMessage message_;
+};
+
+// Senders of messages, good ones and others, to versions of two encoders that come and go: what is
+// answered is what a session of that encoder that never lost anything answers, bit for bit.
+void hostile_messages(const Folders& folders, long rounds, Random& random) {
+  struct Served {
+    std::unique_ptr<Model> model;
+    std::unique_ptr<Worker> worker;
+    std::unique_ptr<engine::Engine> reference;
+  };
   EncoderCache encoders;
-  const Model model(folder, 1, encoders);
-  Worker worker(model);
-  model.sessions().limit({.sessions = 4});
-  const auto reference = model.engine().share();
-  const std::int64_t reach = reference->reach();
+  std::array<Served, 2> served;
+  const auto load = [&](std::size_t i) {
+    served[i].worker.reset();
+    served[i].model.reset();
+    served[i].model = std::make_unique<Model>(folders.of[i], 1, encoders);
+    if (below(random, 2) == 0) served[i].model->fill_sessions();
+    served[i].worker = std::make_unique<Worker>(*served[i].model);
+    served[i].reference = served[i].model->engine().share();
+  };
+  load(0);
+  load(1);
+  require(encoders.size() == 2, "the versions have one encoder");
+  SessionLimits limits{.sessions = 4};
+  served[0].model->sessions().limit(limits);
+  const std::int64_t reach = served[0].reference->reach();
   struct Sender {
     std::uint64_t id;
     std::vector<float> x_EF;
     std::int64_t sent = 0;
-    std::unique_ptr<engine::Session> all;  // has all its events
+    std::array<std::unique_ptr<engine::Session>, 2> all;  // of each encoder, with all its events
     std::int64_t events() const {
       return static_cast<std::int64_t>(x_EF.size()) / kEventWindowFeatureCount;
     }
@@ -169,14 +249,26 @@ void hostile_messages(const std::string& folder, long rounds, Random& random) {
   std::vector<Sender> senders(6);
   for (Sender& sender : senders) {
     sender.id = random();
-    sender.all = reference->open_session();
+    for (std::size_t i = 0; i < 2; ++i) sender.all[i] = served[i].reference->open_session();
   }
   const std::vector<float> x_QF = made_rows(16, random);
   long answered = 0;
   long resent = 0;
   long refused = 0;
   for (long i = 0; i < rounds; ++i) {
+    if (below(random, 20) == 0) load(below(random, 2));
+    if (below(random, 20) == 0) {
+      limits.bytes = below(random, 2) == 0 ? SessionLimits().bytes : below(random, 1 << 19);
+      served[0].model->sessions().limit(limits);
+    }
+    const std::size_t which = below(random, 4) == 0 ? 1 : 0;
+    auto& [model, worker, reference] = served[which];
     Sender& sender = senders[below(random, senders.size())];
+    if (below(random, 40) == 0) {  // another log under the same number
+      sender.x_EF.clear();
+      sender.sent = 0;
+      for (const auto& all : sender.all) all->begin(0);
+    }
     const std::vector<float> more = made_rows(static_cast<std::int64_t>(below(random, 20)), random);
     sender.x_EF.insert(sender.x_EF.end(), more.begin(), more.end());
     const std::int64_t end = sender.events();
@@ -215,7 +307,7 @@ void hostile_messages(const std::string& folder, long rounds, Random& random) {
                        random);
     const bool ends = below(random, 50) == 0;
     try {
-      const SessionReply reply = worker.converse(
+      const SessionReply reply = worker->converse(
           {sender.id, start, ends, parts[0].tensor(), parts[1].tensor(), parts[2].tensor()});
       if (!good) {  // by chance it may be possible, and its sender cannot say what the server has
         sender.sent = 0;
@@ -227,13 +319,14 @@ void hostile_messages(const std::string& folder, long rounds, Random& random) {
         ++resent;
         continue;
       }
-      const auto known = static_cast<std::int64_t>(sender.all->next());
-      require(reference->take(*sender.all, static_cast<std::uint64_t>(known),
+      engine::Session& all = *sender.all[which];
+      const auto known = static_cast<std::int64_t>(all.next());
+      require(reference->take(all, static_cast<std::uint64_t>(known),
                               sender.x_EF.data() + known * kEventWindowFeatureCount,
                               static_cast<int>(end - known)),
               "the reference does not go on");
       std::array<float, 16> y_Q{};
-      reference->answer(*sender.all, x_QF.data(), static_cast<int>(queries), y_Q.data(), nullptr);
+      reference->answer(all, x_QF.data(), static_cast<int>(queries), y_Q.data(), nullptr);
       require(std::memcmp(reply.y_BH.data(), y_Q.data(), reply.y_BH.size_bytes()) == 0,
               "a session answers otherwise than one that has all events");
       sender.sent = ends ? 0 : end;
@@ -243,7 +336,9 @@ void hostile_messages(const std::string& folder, long rounds, Random& random) {
       sender.sent = 0;
       ++refused;
     }
-    require(model.sessions().size() <= 4, "more sessions than may be");
+    const SessionStore& store = model->sessions();
+    require(store.size() <= 4, "more sessions than may be");
+    require(store.bytes() <= limits.bytes || store.size() == 1, "more memory than may be");
   }
   require(answered > 0 && resent > 0 && refused > 0, "the messages do not reach all outcomes");
   std::printf("messages: %ld of %ld answered, %ld resent\n", answered, rounds, resent);
@@ -332,6 +427,152 @@ void hostile_texts(const std::string& folder, long rounds, Random& random) {
                [&](const std::string& text) { model.check_config(text); });
 }
 
+// Sessions of one encoder get the keys and values of another while there is room, or when they are
+// used first. Nobody is asked for rows again, unless the version refuses those that it was sent.
+void filled_sessions(const Folders& folders, Random& random) {
+  constexpr std::int64_t kSenders = 40;
+  constexpr std::int64_t kEvents = 300;
+  EncoderCache encoders;
+  const Model old(folders.of[0], 1, encoders);
+  SessionStore& store = old.sessions();
+  const std::vector<float> x_QF(std::size_t{16} *
+                                kEventWindowFeatureCount);  // no version refuses it
+  std::vector<float> x_EF = made_rows(kEvents + 1, random);
+  // Asks for each sender; returns how many are asked for rows again.
+  const auto ask = [&](const Model& model, std::int64_t first, std::int64_t events) {
+    Worker worker(model);
+    const auto reference = model.engine().share();
+    const auto all = reference->open_session();
+    std::array<float, 16> none_Q{};
+    std::array<float, 16> y_Q{};
+    reference->answer(*all, x_QF.data(), 16, none_Q.data(), nullptr);
+    reference->take(*all, 0, x_EF.data(), static_cast<int>(first + events));
+    reference->answer(*all, x_QF.data(), 16, y_Q.data(), nullptr);
+    require(y_Q != none_Q, "the version answers the same whatever happened");
+    std::int64_t resent = 0;
+    for (std::uint64_t sender = 1; sender <= kSenders; ++sender) {
+      const Question question(sender, first == 0, first,
+                              x_EF.data() + first * kEventWindowFeatureCount, events, x_QF);
+      const SessionReply reply = worker.converse(question.message());
+      resent += reply.resend[0] < 0 ? 0 : 1;
+      require(reply.resend[0] >= 0 || std::memcmp(reply.y_BH.data(), y_Q.data(), sizeof y_Q) == 0,
+              "a filled session answers otherwise than one that has all events");
+    }
+    return resent;
+  };
+  require(ask(old, 0, kEvents) == 0, "an old question is not answered");
+  const std::size_t before = store.bytes();
+  const std::size_t state = old.engine().open_session()->bytes();
+  const std::size_t rows =
+      static_cast<std::size_t>(old.engine().reach()) * kEventWindowFeatureCount * sizeof(float);
+  require(before > kSenders * (state + rows) && before < kSenders * (state + rows + 1000),
+          "the counted memory is not that of rows, keys and values");
+  const auto states_after = [&](const Model& model) {
+    model.fill_sessions();
+    require(store.size() == kSenders, "a session went");
+    return (store.bytes() - before) / state;
+  };
+  {
+    const Model next(folders.of[1], 2, encoders);
+    require(states_after(next) == kSenders, "not all sessions are filled");
+    require(states_after(next) == kSenders, "a session is filled twice");
+    require(ask(next, kEvents, 0) == 0, "a filled session is not answered");
+    require(ask(old, kEvents, 1) == 0 && ask(next, kEvents + 1, 0) == 0,
+            "an event after the filling is not made up");
+  }
+  require(store.bytes() == before, "an encoder's memory outlives it");
+  {
+    const Model strict(folders.strict, 3, encoders);
+    require(states_after(strict) == 0, "a version takes rows that it refuses");
+    require(ask(strict, kEvents + 1, 0) == kSenders, "a version uses rows that it refuses");
+  }
+  const Model next(folders.of[1], 4, encoders);
+  const auto now = std::chrono::steady_clock::now();
+  store.fill(next.encoder(), next.engine().reach(), now, [&](const RecentRows& rows) {
+    for (std::uint64_t sender = 1; sender <= kSenders; ++sender) store.open(sender, now).begin(0);
+    auto session = next.engine().open_session();
+    session->begin(rows.next());
+    return session;
+  });
+  require(store.bytes() == before,
+          "a session that was begun anew meanwhile is filled with old rows");
+  require(ask(old, 0, kEvents + 1) == 0, "a session is not begun anew");
+  const SessionLimits limits{.bytes = before + 10 * state + state / 2};
+  store.limit(limits);
+  require(states_after(next) == 10, "another number of sessions is filled than there is room for");
+  require(ask(next, kEvents + 1, 0) == 0 && ask(old, kEvents + 1, 0) == 0,
+          "without room a session is not answered");
+  require(store.size() == kSenders && store.bytes() <= limits.bytes, "more memory than may be");
+  store.limit({});
+  require(ask(next, kEvents + 1, 0) == 0 && ask(old, kEvents + 1, 0) == 0, "a session went");
+  x_EF = made_rows(kEvents + 20, random);
+  require(ask(old, 0, kEvents + 20) == 0 && ask(next, kEvents + 20, 0) == 0,
+          "another log under the same number is not answered");
+  std::printf("filled: %ld sessions, 10 where there is no more room\n", long{kSenders});
+}
+
+// Imitates Triton while encoders are swapped: each of two senders goes on with its session. None is
+// asked for rows again, and each answer is that of a session that had only this encoder.
+void encoders_under_load(const Folders& folders, long versions) {
+  EncoderCache encoders;
+  std::mutex mutex;
+  const auto load = [&](long version) {
+    auto model = std::make_shared<const Model>(folders.of[static_cast<std::size_t>(version % 2)],
+                                               version, encoders);
+    model->fill_sessions();
+    return model;
+  };
+  std::shared_ptr<const Model> served = load(0);
+  std::atomic<bool> done{false};
+  std::atomic<long> answers{0};
+  std::vector<std::thread> threads;
+  for (std::uint64_t id = 1; id <= 2; ++id) {
+    threads.emplace_back([&, id] {
+      Random random(id);
+      std::array<std::unique_ptr<engine::Engine>, 2> references;
+      std::array<std::unique_ptr<engine::Session>, 2> all;
+      for (std::size_t i = 0; i < 2; ++i) {
+        references[i] = std::make_unique<engine::Engine>(folders.of[i]);
+        all[i] = references[i]->open_session();
+      }
+      const std::vector<float> x_QF = made_rows(16, random);
+      std::array<float, 16> y_Q{};
+      for (std::int64_t event = 0; !done; event += 16) {
+        std::shared_ptr<const Model> mine;
+        {
+          const std::lock_guard<std::mutex> lock(mutex);
+          mine = served;
+        }
+        const std::vector<float> x_EF = made_rows(16, random);
+        for (std::size_t i = 0; i < 2; ++i) {
+          references[i]->take(*all[i], static_cast<std::uint64_t>(event), x_EF.data(), 16);
+        }
+        Worker worker(*mine);
+        const Question question(id, event == 0, event, x_EF.data(), 16, x_QF);
+        const SessionReply reply = worker.converse(question.message());
+        require(reply.resend[0] < 0, "a sender is asked for rows again");
+        const auto which = static_cast<std::size_t>(mine->engine().version() % 2);
+        references[which]->answer(*all[which], x_QF.data(), 16, y_Q.data(), nullptr);
+        require(std::memcmp(reply.y_BH.data(), y_Q.data(), sizeof y_Q) == 0,
+                "a filled session answers otherwise than one that has all events");
+        ++answers;
+      }
+    });
+  }
+  for (long version = 1; version <= versions; ++version) {
+    const long before = answers;
+    while (answers < before + 20) std::this_thread::yield();
+    auto next = load(version);
+    const std::lock_guard<std::mutex> lock(mutex);
+    served = std::move(next);
+  }
+  done = true;
+  for (std::thread& thread : threads) thread.join();
+  served.reset();
+  require(encoders.size() == 0, "an encoder outlives its versions");
+  std::printf("swap: %ld encoders under %ld answers, no rows again\n", versions, answers.load());
+}
+
 // Imitates Triton while versions are swapped: a loader thread replaces the served version, two
 // threads predict with whichever is served, each with a session of its own.
 void versions_under_load(const std::string& folder, long versions) {
@@ -386,12 +627,15 @@ int main(int argc, char** argv) {
   const std::string folder = argv[1];
   const long rounds = std::atol(argv[2]);
   std::mt19937_64 random(argc > 3 ? std::strtoull(argv[3], nullptr, 10) : 1);
+  const swiftqueue::backend::Folders folders(folder);
   if (rounds > 0) {
     swiftqueue::backend::hostile_requests(folder, rounds / 10, random);
-    swiftqueue::backend::hostile_messages(folder, rounds, random);
+    swiftqueue::backend::hostile_messages(folders, rounds, random);
     swiftqueue::backend::hostile_texts(folder, rounds, random);
   }
   swiftqueue::backend::shared_sessions(folder, 2000);
+  swiftqueue::backend::filled_sessions(folders, random);
   swiftqueue::backend::versions_under_load(folder, 50);
+  swiftqueue::backend::encoders_under_load(folders, 50);
   return 0;
 }

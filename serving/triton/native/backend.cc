@@ -58,6 +58,7 @@ class Version {
         model_(std::make_unique<Model>(folder, version, backend.encoders, arithmetic_of(config))),
         metrics_(backend.metrics, name, version, hexadecimal(model_->encoder_hash())) {
     model_->check_config(config);
+    model_->fill_sessions();
     backend_.metrics.encoders.set(static_cast<double>(backend_.encoders.size()));
     metrics_.head.set(
         std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count());

@@ -2,6 +2,7 @@
 #include "serving/triton/native/encoder_cache.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace swiftqueue::backend {
 
@@ -14,8 +15,9 @@ std::shared_ptr<Encoder> EncoderCache::get(const engine::Artifact& artifact) {
     }
     if (auto encoder = entry.encoder.lock()) return encoder;
   }
-  const std::shared_ptr<Encoder> encoder(new Encoder{
-      std::make_shared<const engine::EncoderWeights>(artifact), SessionStore(sessions_)});
+  auto sessions = sessions_.lock();
+  if (sessions == nullptr) sessions_ = sessions = std::make_shared<SessionStore>(counts_);
+  const auto encoder = std::make_shared<Encoder>(artifact, std::move(sessions));
   entries_.push_back({artifact.encoder_hash, artifact.description, encoder});
   return encoder;
 }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The encoders in this process. Versions that differ only in their heads (the five-minute update)
-// share one and its senders' sessions, so loading such a version adds the two last linear layers
-// and nothing else.
+// share one and what it made of the senders' sessions, so loading such a version adds the two last
+// linear layers and nothing else. All encoders share the sessions themselves.
 #ifndef SWIFTQUEUE_SERVING_TRITON_NATIVE_ENCODER_CACHE_H_
 #define SWIFTQUEUE_SERVING_TRITON_NATIVE_ENCODER_CACHE_H_
 
@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <utility>
 #include <vector>
 
 #include "serving/engine/artifact.h"
@@ -19,12 +20,19 @@
 namespace swiftqueue::backend {
 
 struct Encoder {
-  std::shared_ptr<const engine::EncoderWeights> weights;
-  SessionStore sessions;
+  Encoder(const engine::Artifact& artifact, std::shared_ptr<SessionStore> store)
+      : weights(std::make_shared<const engine::EncoderWeights>(artifact)),
+        sessions(std::move(store)) {}
+  ~Encoder() { sessions->forget(*this); }
+  Encoder(const Encoder&) = delete;
+  Encoder& operator=(const Encoder&) = delete;
+
+  const std::shared_ptr<const engine::EncoderWeights> weights;
+  const std::shared_ptr<SessionStore> sessions;
 };
 
-// An encoder lives as long as a version that uses it; the cache itself keeps none alive. Any thread
-// may call.
+// An encoder lives as long as a version that uses it, and the sessions as long as an encoder; the
+// cache itself keeps none alive. Any thread may call.
 class EncoderCache {
  public:
   // Returns the artifact's encoder: the one in memory if it has the same weights and description
@@ -34,8 +42,7 @@ class EncoderCache {
   // Returns the number of encoders in memory.
   std::size_t size() const;
 
-  // Counts of the sessions with all encoders.
-  SessionCounts& sessions() { return sessions_; }
+  SessionCounts& sessions() { return counts_; }
 
  private:
   struct Entry {
@@ -44,8 +51,9 @@ class EncoderCache {
     std::weak_ptr<Encoder> encoder;
   };
 
-  SessionCounts sessions_;
+  SessionCounts counts_;
   mutable std::mutex mutex_;
+  std::weak_ptr<SessionStore> sessions_;
   std::vector<Entry> entries_;
 };
 

@@ -27,14 +27,14 @@ Limits::Limits(std::string_view json, std::vector<std::string> names) : names_(s
 }
 
 // It has no branch per value, so that the compiler uses vectors. A NaN compares false with all.
-bool Limits::within(const float* x_TF, std::int64_t rows) const {
+bool Limits::within(const float* x_RF, std::int64_t rows) const {
   const std::size_t features = names_.size();
   const float* low_F = low_F_.data();
   const float* high_F = high_F_.data();
   int bad = 0;
-  for (std::int64_t row = 0; row < rows; ++row, x_TF += features) {
+  for (std::int64_t row = 0; row < rows; ++row, x_RF += features) {
     for (std::size_t f = 0; f < features; ++f) {
-      bad |= static_cast<int>(!(x_TF[f] >= low_F[f])) | static_cast<int>(!(x_TF[f] <= high_F[f]));
+      bad |= static_cast<int>(!(x_RF[f] >= low_F[f])) | static_cast<int>(!(x_RF[f] <= high_F[f]));
     }
   }
   return bad == 0;

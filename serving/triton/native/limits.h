@@ -22,12 +22,13 @@ class Limits {
   void check(const float* x_BWF, std::int64_t windows, std::int64_t tokens) const;
   // Likewise for rows x_RF, the first of which is number `first` of its kind: "event", "query".
   void check_rows(const float* x_RF, std::int64_t rows, const char* kind, std::int64_t first) const;
+  // Returns whether `check_rows` throws nothing.
+  bool within(const float* x_RF, std::int64_t rows) const;
 
  private:
   // Throws for the first value that is not in range; `name` tells the place of its row.
   template <typename Name>
   void refuse(const float* x_RF, std::int64_t rows, Name name) const;
-  bool within(const float* x_TF, std::int64_t rows) const;
 
   std::vector<std::string> names_;
   std::vector<float> low_F_;

@@ -33,6 +33,7 @@ constexpr std::int64_t kSessionNumbers =
     5;  // numbers of a session among several, before its questions
 constexpr std::int64_t kMostHeader = 1 + 2 * kMostQueries / kHorizon;
 constexpr std::int64_t kMostHeaderOfSeveral = kSessionNumbers * kMostSessions + kMostHeader - 1;
+constexpr std::chrono::seconds kFillTime{2};  // then a session is filled when it is first used
 constexpr std::int64_t kStart = 1;
 constexpr std::int64_t kEnd = 2;
 
@@ -88,6 +89,7 @@ bool possible(std::int64_t first, std::span<const std::int64_t> questions, std::
   for (std::size_t i = 0; fits && i < questions.size(); i += 2) {
     fits = questions[i] >= 0 && questions[i] <= events && questions[i + 1] > 0 &&
            questions[i + 1] <= kMostOfOne && questions[i + 1] % kHorizon == 0;
+    if (!fits) break;  // any number may be there, and none must overflow
     events -= questions[i];
     queries -= questions[i + 1];
   }
@@ -164,6 +166,27 @@ void set_limit(const Value& config, const std::string& name, Limit& limit, std::
   limit = Limit(number * unit);
 }
 
+// Gives a session the events before `end` that it lacks, from the rows that were sent before. One
+// that is far behind, or that begins too late because the engine refused some of them, begins anew
+// with the last ones. Returns false if the version refuses a row: perhaps another one took it.
+bool bring_up_to_date(engine::Engine& engine, const Limits& limits, engine::Session& session,
+                      const RecentRows& rows, std::uint64_t end) {
+  if (session.next() >= end) return true;
+  const auto reach = static_cast<std::uint64_t>(engine.reach());
+  const std::uint64_t begin = std::max(rows.first(), end - std::min(end, reach));
+  if (session.next() < begin || session.first() > begin) session.begin(begin);
+  bool taken = true;
+  rows.visit(session.next(), end, [&](std::uint64_t event, const float* x_EF, int events) {
+    taken = taken && limits.within(x_EF, events);
+    try {
+      if (taken) engine.take(session, event, x_EF, events);
+    } catch (const InvalidError&) {
+      taken = false;
+    }
+  });
+  return taken;
+}
+
 // Reads `limits.json` of rows with the features `names`; errors name the file.
 Limits read_limits(const std::string& path, std::vector<std::string> names) {
   const std::string text = engine::read_file(path, kMaxLimitsBytes);
@@ -222,7 +245,20 @@ void Model::check_config(std::string_view json) const {
   set_limit(config, "sessions", limits.sessions, 1);
   set_limit(config, "session_mib", limits.bytes, std::size_t{1} << 20);
   set_limit(config, "session_idle_s", limits.idle, 1);
-  encoder_->sessions.limit(limits);
+  encoder_->sessions->limit(limits);
+}
+
+void Model::fill_sessions() const {
+  const auto begun = std::chrono::steady_clock::now();
+  encoder_->sessions->fill(*encoder_, engine_->reach(), begun,
+                           [&](const RecentRows& rows) -> std::unique_ptr<engine::Session> {
+                             if (std::chrono::steady_clock::now() - begun > kFillTime)
+                               return nullptr;
+                             auto session = engine_->open_session();
+                             const bool filled =
+                                 bring_up_to_date(*engine_, limits_, *session, rows, rows.next());
+                             return filled ? std::move(session) : nullptr;
+                           });
 }
 
 std::span<const float> Worker::predict(const Tensor& windows) {
@@ -248,12 +284,7 @@ SessionReply Worker::converse(const SessionMessage& message) {
   float* y_Q = y_BH_.data();
   for (std::size_t i = 0; i < talks_.size(); ++i) {
     const Talk& talk = talks_[i];
-    if (const SessionStore::Use session = session_of(talk)) {
-      resend_[i] = go_through(*session, talk, y_Q);
-    } else {
-      resend_[i] =
-          wanted_at(talk.first + (talk.questions.empty() ? talk.events : talk.questions[0]));
-    }
+    resend_[i] = go_through(session_of(talk), talk, y_Q);
     if (talk.end) model_.sessions().close(talk.id);
     if (resend_[i] < 0) {
       y_Q += talk.queries;
@@ -319,7 +350,7 @@ void Worker::read_several(std::span<const std::int64_t> header, Talk rest) {
     talk.questions = header.subspan(kSessionNumbers, static_cast<std::size_t>(2 * header[4]));
     talk.queries = 0;
     for (std::size_t i = 1; i < talk.questions.size(); i += 2) {
-      fits = fits && talk.questions[i] <= kMostOfOne;
+      fits = fits && talk.questions[i] > 0 && talk.questions[i] <= kMostOfOne;
       talk.queries += fits ? talk.questions[i] : 0;
     }
     fits = fits && talk.queries <= rest.queries &&
@@ -341,10 +372,9 @@ void Worker::read_several(std::span<const std::int64_t> header, Talk rest) {
 SessionStore::Use Worker::session_of(const Talk& talk) const {
   const auto now = std::chrono::steady_clock::now();
   if (!talk.start) return model_.sessions().find(talk.id, now);
-  SessionStore::Use session =
-      model_.sessions().open(talk.id, now, [&] { return engine_->open_session(); });
-  session->begin(static_cast<std::uint64_t>(talk.first));
-  return session;
+  SessionStore::Use use = model_.sessions().open(talk.id, now);
+  use.begin(static_cast<std::uint64_t>(talk.first));
+  return use;
 }
 
 // Returns from which event on a session that is asked after `event` events is begun anew.
@@ -353,13 +383,23 @@ std::int64_t Worker::wanted_at(std::int64_t event) const {
 }
 
 // Takes the events and answers the questions; returns -1, or from which event on rows are wanted
-// where the session has others than the sender thinks: then the rest is not looked at.
-std::int64_t Worker::go_through(engine::Session& session, const Talk& talk, float* y_Q) {
+// where there is no session or it has others than the sender thinks: then the rest is not looked
+// at.
+std::int64_t Worker::go_through(const SessionStore::Use& use, const Talk& talk, float* y_Q) {
   std::int64_t event = talk.first;
+  const std::int64_t before = talk.questions.empty() ? talk.events : talk.questions[0];
+  if (!use) return wanted_at(event + before);
+  RecentRows& rows = use.rows();
+  engine::Session& session = use.with(model_.encoder(), *engine_);
+  if (!bring_up_to_date(*engine_, model_.limits(), session, rows,
+                        std::min(static_cast<std::uint64_t>(event), rows.next()))) {
+    return wanted_at(event + before);
+  }
   const float* x_EF = talk.x_EF;
   const auto take = [&](std::int64_t count) {
     const bool follow =
         engine_->take(session, static_cast<std::uint64_t>(event), x_EF, static_cast<int>(count));
+    if (follow) rows.add(static_cast<std::uint64_t>(event), x_EF, count);
     event += count;
     x_EF += count * kEventWindowFeatureCount;
     return follow && session.next() == static_cast<std::uint64_t>(event);

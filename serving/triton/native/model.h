@@ -72,8 +72,8 @@ class Whole {
 
 inline constexpr char kOutput[] = "latency_us";  // name of the answers' tensor
 
-// One version: head and limits of its own; encoder and sessions shared with the other versions that
-// have it.
+// One version: head and limits of its own; an encoder shared with the other versions that have it,
+// and sessions shared with all.
 class Model {
  public:
   // Loads version folder `folder`: model.json, model.safetensors, limits.json. Throws FileError or
@@ -82,14 +82,18 @@ class Model {
         std::string_view arithmetic = "auto");
 
   // Throws InvalidError unless Triton's configuration (JSON) promises clients the inputs and
-  // outputs of this version. Takes the limits of sessions from it.
+  // outputs of this version. Takes the limits of all sessions from it.
   void check_config(std::string_view json) const;
+  // Gives the senders' sessions the keys and values of this version's encoder, from the rows sent
+  // before, so that its first questions need not wait for them. Other versions answer meanwhile.
+  void fill_sessions() const;
   // Hash of the encoder that versions may share.
   std::uint64_t encoder_hash() const { return encoder_hash_; }
 
   const engine::Engine& engine() const { return *engine_; }
   const Limits& limits() const { return limits_; }
-  SessionStore& sessions() const { return encoder_->sessions; }
+  const Encoder& encoder() const { return *encoder_; }
+  SessionStore& sessions() const { return *encoder_->sessions; }
   SessionCounts& session_counts() const { return counts_; }
 
  private:
@@ -138,7 +142,7 @@ class Worker {
   void read_several(std::span<const std::int64_t> header, Talk rest);
   SessionStore::Use session_of(const Talk& talk) const;
   std::int64_t wanted_at(std::int64_t event) const;
-  std::int64_t go_through(engine::Session& session, const Talk& talk, float* y_Q);
+  std::int64_t go_through(const SessionStore::Use& use, const Talk& talk, float* y_Q);
 
   const Model& model_;
   std::unique_ptr<engine::Engine> engine_;

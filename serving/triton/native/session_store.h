@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The sessions of one encoder's senders, by number (Triton's correlation id). A sender draws its
-// number at random, so whoever can name a session opened it. All versions and instances with the
-// encoder share the store. A session that goes is begun anew by its sender, which keeps the rows.
+// The senders' sessions in this process, by number (Triton's correlation id). A sender draws its
+// number at random, so whoever can name a session opened it. All versions and instances share the
+// store. A session has its last rows once, and for each encoder that it was asked with the keys and
+// values made from them: these can be made again, so they go where there is no room, and another
+// encoder's are made while the old one answers. A session that goes is begun anew by its sender,
+// which keeps the rows, too.
 #ifndef SWIFTQUEUE_SERVING_TRITON_NATIVE_SESSION_STORE_H_
 #define SWIFTQUEUE_SERVING_TRITON_NATIVE_SESSION_STORE_H_
 
@@ -15,18 +18,23 @@
 #include <memory>
 #include <mutex>
 #include <unordered_map>
+#include <vector>
 
+#include "serving/engine/engine.h"
 #include "serving/engine/session.h"
+#include "serving/triton/native/recent_rows.h"
 
 namespace swiftqueue::backend {
 
+struct Encoder;
+
 struct SessionLimits {
-  std::size_t sessions = 1024;  // an encoder has no more; the least recently used one goes
-  std::size_t bytes = std::size_t{128} << 20;  // memory of its sessions
+  std::size_t sessions = 1024;  // there are no more; the least recently used one goes
+  std::size_t bytes = std::size_t{128} << 20;  // memory of all: rows, keys and values
   std::chrono::seconds idle{60};               // a session that is not used for so long goes
 };
 
-// Counts of all stores in the process. Those of events are taken out as they are reported.
+// Counts of all sessions in the process. Those of events are taken out as they are reported.
 struct SessionCounts {
   std::atomic<std::int64_t> open{0};
   std::atomic<std::int64_t> opened{0};
@@ -41,10 +49,18 @@ class SessionStore {
   using Time = std::chrono::steady_clock::time_point;
 
  private:
+  struct State {
+    const Encoder* encoder;
+    std::unique_ptr<engine::Session> session;  // has no events that the rows never had
+  };
   struct Slot {
-    explicit Slot(std::unique_ptr<engine::Session> made) : session(std::move(made)) {}
+    State* find(const Encoder& encoder);
+    std::size_t bytes() const;
+
     std::mutex mutex;
-    std::unique_ptr<engine::Session> session;
+    RecentRows rows;
+    std::vector<State> states;
+    std::size_t counted = 0;  // the store's part: memory that it counts, 0 for one that has gone
   };
 
  public:
@@ -52,12 +68,18 @@ class SessionStore {
   class Use {
    public:
     Use() = default;
-    explicit Use(std::shared_ptr<Slot> slot) : slot_(std::move(slot)), lock_(slot_->mutex) {}
+    Use(SessionStore& store, std::shared_ptr<Slot> slot)
+        : store_(&store), slot_(std::move(slot)), lock_(slot_->mutex) {}
     explicit operator bool() const { return slot_ != nullptr; }
-    engine::Session& operator*() const { return *slot_->session; }
-    engine::Session* operator->() const { return slot_->session.get(); }
+
+    RecentRows& rows() const { return slot_->rows; }
+    // Forgets all events; the log begins at event `first`.
+    void begin(std::uint64_t first) const;
+    // Returns the keys and values of the engine's encoder: they may lack events that the rows have.
+    engine::Session& with(const Encoder& encoder, const engine::Engine& engine) const;
 
    private:
+    SessionStore* store_ = nullptr;
     std::shared_ptr<Slot> slot_;  // outlives the lock
     std::unique_lock<std::mutex> lock_;
   };
@@ -71,27 +93,40 @@ class SessionStore {
 
   // Returns the session of this number.
   Use find(std::uint64_t id, Time now);
-  // Returns the session of this number, with or without events, or what `make` returns.
-  Use open(std::uint64_t id, Time now,
-           const std::function<std::unique_ptr<engine::Session>()>& make);
+  // Returns the session of this number, with or without events, or a new one.
+  Use open(std::uint64_t id, Time now);
   void close(std::uint64_t id);
 
+  // Gives the sessions that lack them, the last used first, up-to-date keys and values of an
+  // encoder that looks back at `reach` events, while there is room: what `make` returns for their
+  // rows, unless it returns none. No question waits for `make`.
+  void fill(const Encoder& encoder, int reach, Time now,
+            const std::function<std::unique_ptr<engine::Session>(const RecentRows&)>& make);
+  // Frees an encoder's keys and values.
+  void forget(const Encoder& encoder);
+
   std::size_t size() const;
+  // Returns the memory of all sessions.
+  std::size_t bytes() const;
 
  private:
   struct Entry {
     std::uint64_t id;
     Time used;
-    std::size_t bytes;
     std::shared_ptr<Slot> slot;
   };
   using Entries = std::list<Entry>;  // the last used one first
 
+  void expire(Time now, Entries& gone);
   std::shared_ptr<Slot> touch(std::uint64_t id, Time now, Entries& gone);
   void drop(Entries::iterator entry, Entries& gone);
+  void evict(Entries& gone);
+  std::vector<std::shared_ptr<Slot>> slots() const;
+  bool has_room(std::size_t bytes) const;
+  void count(Slot& slot);
 
   SessionCounts& counts_;
-  mutable std::mutex mutex_;
+  mutable std::mutex mutex_;  // never waits for a slot's
   SessionLimits limits_;
   Entries entries_;
   std::unordered_map<std::uint64_t, Entries::iterator> places_;
