@@ -66,9 +66,8 @@ def backends(folder: Path) -> TritonEnvironment:
         OSError: a backend is not built, or Triton's environment is not set up.
     """
     environment = with_native_backend(find_environment(), folder)
-    library = PROJECT / "serving" / "triton" / "identity" / "_build" / f"libtriton_{IDENTITY}.so"
-    if not library.is_file():
-        raise OSError(f"{library}: not built; run `make native`")
+    name = f"libtriton_{IDENTITY}.so"
+    library = build(name, room="triton/identity") / name
     (folder / IDENTITY).mkdir(exist_ok=True)
     link = folder / IDENTITY / library.name
     if not link.is_symlink():
