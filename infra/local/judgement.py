@@ -15,6 +15,15 @@ class Judgement:
     well: bool
     line: str
     part: str = ""
+    remedy: str = ""  # what to do where the keeper mends nothing, or where it is to be waited for
+
+
+@dataclass(frozen=True)
+class Alert(Judgement):
+    """An alert that fires; it changes no part's judgement."""
+
+    name: str = ""
+    severity: str = ""
 
 
 def duration(seconds: float) -> str:

@@ -293,13 +293,17 @@ def test_a_real_agent_is_understood(world: Path) -> None:
 def test_alerts_that_fire_are_shown(world: Path) -> None:
     """As Prometheus tells them (integration/test_monitoring.py asks a real one)."""
     labels = {"alertname": "TritonDown", "severity": "page"}
-    fires = {"state": "firing", "labels": labels, "annotations": {"summary": "no Triton <answers>"}}
+    fires = {
+        "state": "firing",
+        "labels": labels,
+        "annotations": {"summary": "no Triton <answers>", "action": "do"},
+    }
     pending = {"state": "pending", "labels": {"alertname": "DiskFills"}, "annotations": {}}
     told = {"status": "success", "data": {"alerts": [pending, fires]}}
     server = answering(parts.PROMETHEUS, "http", json.dumps(told).encode())
     try:
         (alert,) = seen("alerts")["alerts"]
-        assert alert.startswith("TritonDown (page): no Triton <answers>; docs/OPERATIONS.md")
+        assert alert.startswith("TritonDown (page): no Triton <answers>; do")
     finally:
         processes.stop(parts.PROMETHEUS)
         server.shutdown()
