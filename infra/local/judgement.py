@@ -15,7 +15,7 @@ class Judgement:
     well: bool
     line: str
     part: str = ""
-    remedy: str = ""  # what to do where the keeper mends nothing, or where it is to be waited for
+    remedy: str = ""  # next step, where it is another than to wait for the keeper
 
 
 @dataclass(frozen=True)

@@ -317,7 +317,7 @@ def _scheduler(server: processes.ServerProcess) -> Judgement:
     last = rounds[0]
     age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - last["ended_boot_s"]
     version = f" version {last['version']}" if last["version"] else ""
-    reason = last["reason"].removesuffix(f"; {START_IT}")  # that was the advice of then
+    reason = last["reason"].removesuffix(f"; {START_IT}")  # the advice is out of date
     line = f"round {last['number']} {last['outcome']}{version}, ended {duration(age_s)} ago: {reason}"
     late = live is not None and age_s > live.every_s + ROUND_LATE_S
     failing = {one["outcome"] for one in rounds} == {"failed"}  # one after a good one may be chance

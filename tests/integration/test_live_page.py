@@ -356,6 +356,18 @@ def test_a_browser_shows_it(shown: Browser) -> None:
     assert shown.run(cut) == []
 
 
+def test_what_was_said_of_a_part_that_is_gone_since_is_not_shown(shown: Browser) -> None:
+    rows = "[...document.querySelectorAll('#parts tr')]"
+    row = f"{rows}.find((one) => one.textContent.startsWith('keeper')).textContent"
+    wait_until(lambda: "so far" in shown.run(row), lambda: shown.run(row))
+    processes.stop("keeper")
+    try:
+        wait_until(lambda: "gone" in shown.run(row), lambda: shown.run(row))
+        assert "so far" not in shown.run(row)
+    finally:
+        start_counting("keeper")
+
+
 def test_the_key_leaves_the_address_and_lasts_for_the_tab(shown: Browser) -> None:
     assert shown.run("location.href") == f"http://127.0.0.1:{port()}/"
     assert shown.run("document.cookie") == ""
