@@ -15,6 +15,7 @@ from typing import Annotated, Final
 import typer
 
 from swiftqueue.common import program
+from swiftqueue.common.say import say
 from swiftqueue.infra.local import live_options, loop, processes, servers, under_way
 from swiftqueue.infra.local.parts import PARTS, TRITON
 
@@ -47,6 +48,9 @@ class Healing:
         self._said.seek(0)
         lines = [line for line in self._said.read().splitlines() if line.strip()]
         self._said.close()
+        for line in lines if code == 0 else ():
+            if line.startswith(f"{PROGRAM}: "):
+                say(line.removeprefix(f"{PROGRAM}: "))
         return "" if code == 0 else (lines or [f"ended with code {code}"])[-1].removeprefix(f"{PROGRAM}: ")
 
     def end(self) -> None:
@@ -70,8 +74,11 @@ def main(
     with under_way.leaving_at_sigterm():
         if not idle:
             processes.stop(part)  # with what it left
-            if part == TRITON and servers.start_triton_again():
-                return
+            if part == TRITON:
+                if servers.start_triton_again():
+                    return
+                why = f"{processes.log_path(TRITON)} says why"
+                print(f"{PROGRAM}: {TRITON} does not serve what it served last ({why})")
         loop.start_part(part, live)
 
 

@@ -15,6 +15,15 @@ class Judgement:
     well: bool
     line: str
     part: str = ""
+    remedy: str = ""  # next step, where it is another than to wait for the keeper
+
+
+@dataclass(frozen=True)
+class Alert(Judgement):
+    """An alert that fires; it changes no part's judgement."""
+
+    name: str = ""
+    severity: str = ""
 
 
 def duration(seconds: float) -> str:

@@ -97,6 +97,7 @@ def start_loop(
                 start_part(name, live)
             except (OSError, RuntimeError) as error:
                 if name not in OPTIONAL:
+                    print("what is up stays; to go on, give the same command again", flush=True)
                     raise
                 print(f"{name} does not run, the loop does: {error}", flush=True)  # the keeper tries again
             else:

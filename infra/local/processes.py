@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import resource
 import socket
 import subprocess
@@ -34,6 +35,7 @@ from swiftqueue.serving.triton.endpoint import LOOPBACK
 STOP_TIMEOUT_S: Final = 15.0  # Triton takes 3-6 s to unload its models
 CHILDREN_TIMEOUT_S: Final = 3.0  # for the children that a server left, once the server has ended
 POLL_S: Final = 0.1
+SAY_S: Final = 60.0  # seconds between two lines about a start that is waited for
 ENDED_POLL_S: Final = 0.02
 AHEAD: Final = -10  # niceness of a session whose part must answer within milliseconds
 BEHIND: Final = 5  # niceness of a session whose part can wait
@@ -186,7 +188,8 @@ def start(
     except BaseException:  # for example a full disk: without its record nobody would ever stop it
         child.kill()
         raise
-    deadline = time.monotonic() + timeout_s
+    begun_s = time.monotonic()
+    deadline, say_s = begun_s + timeout_s, begun_s + SAY_S
     try:
         if nice < 0:
             set_niceness(child.pid, nice)
@@ -196,6 +199,10 @@ def start(
             if time.monotonic() > deadline:
                 late = f"{name} did not answer within {timeout_s:.0f} s"
                 raise RuntimeError(f"{late}: {_last_error(name, begin)}")
+            if time.monotonic() > say_s:
+                say_s += SAY_S
+                waited = f"no answer after {time.monotonic() - begun_s:.0f} of {timeout_s:.0f} s"
+                print(f"{name}: {waited}, load average {os.getloadavg()[0]:.1f}", flush=True)
             time.sleep(POLL_S)
     except BaseException:
         stop(name)
@@ -390,8 +397,12 @@ def _start_of(pid: int) -> tuple[str, int]:
 
 
 def _last_error(name: str, begin: int) -> str:
-    """Return the last line of the log from byte `begin` on that looks like an error, or the last line."""
+    """Return the last line of the log from byte `begin` on that looks like an error, or the last line.
+
+    Lines of level INFO are none.
+    """
     said = log_path(name).read_bytes()[begin:].decode(errors="replace")
-    lines = [line for line in said.splitlines() if line.strip()]
+    lines = [line for line in said.splitlines() if line.strip() and not re.search(r"\bINFO\b", line)]
     errors = [line for line in lines if line.startswith("E") or "rror" in line]
-    return f"{redacted((errors or lines or ['it wrote nothing'])[-1].strip())[:300]} (log: {log_path(name)})"
+    nothing = "it wrote no error" if said.strip() else "it wrote nothing"
+    return f"{redacted((errors or lines or [nothing])[-1].strip())[:300]} (log: {log_path(name)})"

@@ -35,11 +35,11 @@ def judge_tritons(kind: str) -> list[Judgement]:
     with connected() as servers:
         judged = each(servers, partial(_judge_triton, kind))
     last = last_served(kind=kind)
-    newest = last["version"] if last else max((version or 0 for version, _ in judged), default=0)
-    one = len({version for version, _ in judged}) == 1
+    newest = last["version"] if last else max((version or 0 for version, *_ in judged), default=0)
+    one = len({version for version, *_ in judged}) == 1
     lines = []
-    for server, (version, line) in zip(servers, judged, strict=True):
-        lines.append(Judgement(one and version is not None, line, part))
+    for server, (version, line, remedy) in zip(servers, judged, strict=True):
+        lines.append(Judgement(one and version is not None, line, part, remedy))
         if version is not None and version != newest:
             old = f"version {newest} was deployed last, so {server.address} is not up to date"
             behind = f"{old}: {_deploy(kind)}"
@@ -47,12 +47,12 @@ def judge_tritons(kind: str) -> list[Judgement]:
     return lines or [Judgement(False, "no server", part)]
 
 
-def _judge_triton(kind: str, triton: Triton) -> tuple[int | None, str]:
-    """Return the version that answers a real inference, or None, and a line about the server."""
+def _judge_triton(kind: str, triton: Triton) -> tuple[int | None, str, str]:
+    """Return the version that answers a real inference, or None, a line about the server, and its remedy."""
     try:
         triton.require_live()
     except TritonError as error:
-        return None, str(error)
+        return None, str(error), ""
     try:
         config = triton.config(MODELS[kind])
         tokens, features = config.input[0].dims
@@ -60,13 +60,15 @@ def _judge_triton(kind: str, triton: Triton) -> tuple[int | None, str]:
         answer = triton.infer(np.zeros((1, tokens, features), dtype=np.float32), MODELS[kind])
         took_us = (time.perf_counter() - begin) * 1e6
     except TritonError as error:
-        return None, f"answers at {triton.address}, but serves no version ({error}): {_deploy(kind)}"
+        remedy = _deploy(kind)
+        return None, f"answers at {triton.address}, but serves no version ({error}): {remedy}", remedy
     age = age_s(answer.version, kind)
     old = "not deployed from here" if age is None else f"{duration(age)} old"
-    return answer.version, (
+    line = (
         f"serves version {answer.version} by the {Backend(config.backend).label} "
         f"at {triton.address}, {old}, inference {took_us:.0f} µs"
     )
+    return answer.version, line, _deploy(kind)
 
 
 def _deploy(kind: str) -> str:
@@ -138,7 +140,8 @@ def judge_alias(kind: str) -> list[Judgement]:
         astray = find_champion(Registry(served["model"]), kind).astray
     except OSError as error:
         astray = str(error)
-    return [Judgement(False, astray, "registry")] if astray else []
+    remedy = f"{_deploy(kind)} --version N: a version that may be served"
+    return [Judgement(False, astray, "registry", remedy)] if astray else []
 
 
 def _may_be_served(url: str, model: str) -> bool:

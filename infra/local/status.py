@@ -7,17 +7,18 @@ import json
 import math
 import time
 import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
+from itertools import islice
 from threading import Thread
 from typing import Any, Final
 
 from swiftqueue.common.state import state_dir
 from swiftqueue.infra.local import live_options, parts, processes, prometheus, ray_head, under_way
 from swiftqueue.infra.local.disk import disk
-from swiftqueue.infra.local.judgement import BOUND_S, Judgement, duration
+from swiftqueue.infra.local.judgement import BOUND_S, Alert, Judgement, duration
 from swiftqueue.infra.local.pages import answers, metrics, sample
 from swiftqueue.infra.local.parts import KEEPER, MLFLOW, PAGE, PARTS, TRITON
 from swiftqueue.infra.local.prometheus_query import QueryError, ask
@@ -27,7 +28,7 @@ from swiftqueue.pipelines.live.rounds_log import LOG_FILE, OUTCOMES, newest_firs
 from swiftqueue.serving.deploy.hold import held
 from swiftqueue.serving.deploy.log import last_served
 from swiftqueue.serving.ingest import server as ingest
-from swiftqueue.serving.triton.endpoint import LOOPBACK
+from swiftqueue.serving.triton.endpoint import LOOPBACK, START_IT, elsewhere
 from swiftqueue.serving.triton.repository import LATENCY, MODELS
 
 FLOWS: Final = {"agent": "batches decided", "forwarder": "events stored by the ingest"}
@@ -49,6 +50,7 @@ RESTS_ON: Final[dict[str, tuple[str, ...]]] = {
     PAGE: (),
     KEEPER: (),
 }
+LOOP: Final = "loop"  # part name of the line that nothing runs
 SEVERITIES: Final = ("page", "ticket")
 # Alerts that others follow from, as the rest of the table in docs/OPERATIONS.md follows from these.
 CAUSES: Final = (
@@ -74,8 +76,12 @@ def print_status(*, as_json: bool = False, kind: str = "") -> int:
     judged = judge(kind)
     well = all(one.well for one in judged)
     if as_json:
-        parts_said = [asdict(one) for one in judged]
-        print(json.dumps({"well": well, "parts": parts_said, "do": what_to_do(judged)}))
+        keys = {Judgement: ("part", "well", "line"), Alert: ("name", "severity", "line")}
+        said: dict[type, list[dict[str, Any]]] = {Judgement: [], Alert: []}
+        for one in judged:
+            said[type(one)].append({key: getattr(one, key) for key in keys[type(one)]})
+        told = {"well": well, "parts": said[Judgement], "alerts": said[Alert], "do": what_to_do(judged)}
+        print(json.dumps(told))
     else:
         show(judged, what_to_do(judged))
     return 0 if well else 1
@@ -93,16 +99,34 @@ def watch_status(kind: str = "") -> None:
 def judge(kind: str = "") -> list[Judgement]:
     """Return the judgement of each part, and first the one that explains the rest, if there is one."""
     kinds = [kind] if kind else [one for one in MODELS if one == LATENCY or last_served(kind=one)]
-    asking: list[Callable[[], list[Judgement]]] = []
+    asking: list[Callable[[], Sequence[Judgement]]] = []
     for which in kinds:
         asking += [partial(judge_tritons, which), partial(_hold, which)]
-    asking += [judge_mlflow] if kind else [_under_way, judge_mlflow, judge_parts, firing]
+    asking += [judge_mlflow] if kind else [_under_way, judge_mlflow, firing]
     with ThreadPoolExecutor() as pool:  # no silent part delays another
+        judging_parts = None if kind else pool.submit(judge_parts)
         asked_all = [pool.submit(ask_one) for ask_one in asking]
         judged = [one for answer in asked_all for one in answer.result()]
+        of_parts = judging_parts.result() if judging_parts else []
+    missing = {one.part for one in of_parts if not one.well}
+    judged = [one for one in judged if one.part.split(",")[0] not in missing] + of_parts
+    if processes.running(KEEPER):
+        mends = "the keeper restarts it if it stays silent"
+        judged = [replace(one, line=one.line.replace(START_IT, mends)) for one in judged]
+    if not kind and (nothing := _nothing_runs(judged)):
+        return explain(judged) + nothing
     if all(one.well for one in judged if one.part == MLFLOW):  # without an answer the alias is unknown
         judged += [one for which in kinds for one in judge_alias(which)]
     return ([] if kind else explain(judged)) + judged
+
+
+def _nothing_runs(judged: list[Judgement]) -> list[Judgement]:
+    """Return the one line that says all where nothing was started, or `down` has ended it."""
+    unwell = any(one.part == TRITON and not one.well for one in judged) and not elsewhere()
+    if not unwell or live_options.read() or any(map(processes.running, (*PARTS, under_way.NAME))):
+        return []
+    ended = "" if under_way.last_down() == "none" else " (`swiftqueue down` ended it)"
+    return [Judgement(False, f"nothing runs{ended}", LOOP, "start it: swiftqueue up --live")]
 
 
 def what_to_do(judged: list[Judgement]) -> list[str]:
@@ -110,6 +134,8 @@ def what_to_do(judged: list[Judgement]) -> list[str]:
     unwell = [one.part for one in judged if not one.well]
     if not unwell:
         return []
+    roots = [one for one in judged if not one.well and one.part != CAUSE and not _follows(one.part, unwell)]
+    remedies = list(dict.fromkeys(one.remedy for one in roots if one.remedy))
     if any(one.part == under_way.NAME for one in judged):
         return ["wait: an `up` is under way, and starts what is missing"]
     if disk().full:
@@ -117,13 +143,20 @@ def what_to_do(judged: list[Judgement]) -> list[str]:
     root = next((name for name in RESTS_ON if any(one.split(",")[0] == name for one in unwell)), "")
     log = processes.log_path(root) if root else None
     steps = [f"read why: tail -50 {log}"] if log and log.is_file() else []
+    if all(one.remedy for one in roots):
+        return [*remedies, *steps]
     if live_options.read() is None:
-        only_served = all(one.split(",")[0] in (TRITON, "alias") for one in unwell)
+        only_served = all(one.split(",")[0] in (TRITON, "registry") for one in unwell)
         return [*steps, f"start it: swiftqueue up{'' if only_served else ' --live'}"]
     if processes.running(KEEPER) is None:
         return ["start the keeper and what is missing: swiftqueue up --live", *steps]
     waits = "the keeper starts what has ended within seconds, and what is silent after a minute"
-    return [f"wait: {waits}", *steps, "start it anew if it stays so: swiftqueue down; swiftqueue up --live"]
+    return [
+        f"wait: {waits}",
+        *remedies,
+        *steps,
+        "start it anew if it stays so: swiftqueue down; swiftqueue up --live",
+    ]
 
 
 def explain(judged: list[Judgement]) -> list[Judgement]:
@@ -141,8 +174,12 @@ def explain(judged: list[Judgement]) -> list[Judgement]:
     return []
 
 
+def _follows(part: str, unwell: list[str]) -> bool:
+    return any(_rests_on(part, other.split(",")[0]) for other in unwell)
+
+
 def _rests_on(part: str, other: str) -> bool:
-    return any(one == other or _rests_on(one, other) for one in RESTS_ON[part])
+    return any(one == other or _rests_on(one, other) for one in RESTS_ON.get(part, ()))
 
 
 def judge_parts() -> list[Judgement]:
@@ -170,21 +207,28 @@ def judge_parts() -> list[Judgement]:
 
 
 def _why_missing(name: str, kept: bool) -> str:
+    stolen = _stolen(name)
+    if kept and not stolen:
+        return f"the keeper is starting it (log {processes.log_path(KEEPER)})"
     if not processes.record_path(name).exists():
         if processes.running(under_way.NAME):
             return "not started yet"
         return f"was never started, or did not start (log {processes.log_path(name)}); swiftqueue up --live"
     heals = "the keeper starts it" if kept else "swiftqueue up --live"
-    return f"was started and is gone{_stolen(name)} (log {processes.log_path(name)}); {heals}"
+    return f"was started and is gone{stolen} (log {processes.log_path(name)}); {heals}"
 
 
 def _stolen(name: str) -> str:
-    """Return which ports of a lost part another program has, as the end of a sentence; empty if none."""
+    """Return which ports of a lost part a stranger's program has, as the end of a sentence; empty if none."""
     try:
         ports = processes.read_record(processes.record_path(name)).ports
     except (OSError, ValueError):
         return ""
-    taken = [f"{port}" for port in ports.values() if not processes.is_free(port)]
+    taken = [
+        f"{port}"
+        for port in ports.values()
+        if not processes.is_free(port) and not any(processes.listens(one, port) for one in PARTS)
+    ]
     return f", and another program has its port {' and '.join(taken)}" if taken else ""
 
 
@@ -217,9 +261,9 @@ def number(url: str, series: str) -> float | None:
     return sample(metrics(url) or {}, series)
 
 
-def last_round() -> dict[str, Any] | None:
-    """Return the last finished round of `var/live/rounds.jsonl`."""
-    return next(newest_first(state_dir() / "live" / LOG_FILE), None)
+def last_rounds() -> list[dict[str, Any]]:
+    """Return the last two finished rounds of `var/live/rounds.jsonl`, the newest first."""
+    return list(islice(newest_first(state_dir() / "live" / LOG_FILE), 2))
 
 
 def ingest_check(url: str, timeout_s: float = 10) -> bool:
@@ -265,16 +309,23 @@ def _scheduler(server: processes.ServerProcess) -> Judgement:
     if told is None or sample(told, "swiftqueue_served_version") is None:
         return Judgement(False, f"no answer at {url} (log {server.log})")
     ended = sum(sample(told, f'swiftqueue_rounds_total{{outcome="{outcome}"}}') or 0 for outcome in OUTCOMES)
-    last = last_round() if ended else None  # otherwise the last round belongs to an earlier scheduler
+    rounds = last_rounds() if ended else []  # otherwise the last round belongs to an earlier scheduler
     live = live_options.read()
-    if last is None or last.get("ended_boot_s") is None:
+    if not rounds or rounds[0].get("ended_boot_s") is None:
         late = live is not None and server.age_s > live.every_s + ROUND_LATE_S
         return Judgement(not late, f"no round has ended yet; metrics at {url}")
+    last = rounds[0]
     age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - last["ended_boot_s"]
     version = f" version {last['version']}" if last["version"] else ""
-    line = f"round {last['number']} {last['outcome']}{version}, ended {duration(age_s)} ago: {last['reason']}"
+    reason = last["reason"].removesuffix(f"; {START_IT}")  # the advice is out of date
+    line = f"round {last['number']} {last['outcome']}{version}, ended {duration(age_s)} ago: {reason}"
     late = live is not None and age_s > live.every_s + ROUND_LATE_S
-    return Judgement(last["outcome"] != "failed" and not late, line)
+    failing = {one["outcome"] for one in rounds} == {"failed"}  # one after a good one may be chance
+    soon = f" within {duration(live.every_s)}" if live else ""
+    again = (
+        "" if late else f"wait: the next round tries again{soon}; the failed one's reason says what it needs"
+    )
+    return Judgement(not failing and not late, line, remedy=again)
 
 
 def _prometheus(server: processes.ServerProcess) -> Judgement:
@@ -303,9 +354,11 @@ def _keeper(server: processes.ServerProcess) -> Judgement:
     series = [f'swiftqueue_part_restarts_total{{part="{name}"}}' for name in parts.wanted()]
     told = metrics(url)
     if told is None:
-        return Judgement(False, f"no answer at {url} (log {server.log})")
+        waits = "wait: the keeper itself is started again within seconds, one that hangs after 90 s"
+        return Judgement(False, f"no answer at {url} (log {server.log})", remedy=waits)
     restarts = sum(sample(told, one) or 0 for one in series)
-    return Judgement(True, f"{restarts:.0f} parts started again so far (log {server.log})")
+    said = "1 restart" if restarts == 1 else f"{restarts:.0f} restarts"
+    return Judgement(True, f"{said} of parts so far (log {server.log})")
 
 
 _JUDGES: Final[dict[str, Callable[[processes.ServerProcess], Judgement]]] = {
@@ -402,7 +455,7 @@ def _hold(kind: str) -> list[Judgement]:
     return [Judgement(True, f"{kept} (for {duration(time.time() - kept.time)})", "hold")] if kept else []
 
 
-def firing() -> list[Judgement]:
+def firing() -> list[Alert]:
     """Return the firing alerts of the local Prometheus, the worst first and causes before their effects.
 
     Alerts do not change the parts' own judgements.
@@ -413,17 +466,16 @@ def firing() -> list[Judgement]:
     try:
         found = ask(f"http://{LOOPBACK}:{server.ports['http']}", "alerts", timeout_s=BOUND_S)["alerts"]
         firing = sorted((one for one in found if one["state"] == "firing"), key=_rank)
-        return [
-            Judgement(
-                True,
-                f"{one['labels']['alertname']} ({one['labels'].get('severity', '')}): "
-                f"{one['annotations'].get('summary', '')}; docs/OPERATIONS.md says what to do",
-                ALERT,
-            )
-            for one in firing
-        ]
+        return [_alert(one["labels"], one["annotations"]) for one in firing]
     except (QueryError, LookupError, TypeError):  # Prometheus' own line says so
         return []
+
+
+def _alert(labels: Mapping[str, str], told: Mapping[str, str]) -> Alert:
+    name, severity = labels["alertname"], labels.get("severity", "")
+    do = told.get("action", "docs/OPERATIONS.md says what to do")
+    line = f"{name} ({severity}): {told.get('summary', '')}; {do}"
+    return Alert(True, line, ALERT, name=name, severity=severity)
 
 
 def _rank(alert: Mapping[str, Any]) -> tuple[int, int, str]:

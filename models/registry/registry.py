@@ -275,7 +275,8 @@ class Registry:
                     (folder / name).unlink()
                     raise RegistryError(
                         f"version {version} of {self.model}: {name} is not the file that was registered "
-                        f"(SHA-256 {found[:12]}, signed was {expected[:12]}): damaged, or swapped there"
+                        f"(SHA-256 {found[:12]}, signed was {expected[:12]}): damaged, or swapped there. "
+                        "If it is the champion: swiftqueue rollback, or swiftqueue deploy --version N"
                     )
         return folder
 

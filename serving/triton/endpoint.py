@@ -20,6 +20,7 @@ from swiftqueue.serving.triton.repository import MODEL
 
 LOOPBACK: Final = "127.0.0.1"
 SERVERS: Final = variable("triton_servers")
+START_IT: Final = "start it: swiftqueue up"
 DEFAULT_PORTS: Final = {"grpc": 8001, "metrics": 8002}
 CALL_TIMEOUT_S: Final = 5.0
 TLS_CA, TLS_CERT, TLS_KEY = map(variable, ("tls_ca", "tls_cert", "tls_key"))
@@ -186,7 +187,7 @@ class Triton:
         """Raise TritonError unless the server answers."""
         if not self.live():
             named = f"nothing is deployed while {SERVERS} names it"
-            what = named if elsewhere() else "start it: swiftqueue up"
+            what = named if elsewhere() else START_IT
             raise TritonError(f"no Triton server answers at {self.address}; {what}")
 
     def load(self, model: str) -> None:

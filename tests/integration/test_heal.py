@@ -15,6 +15,7 @@ from swiftqueue.infra.local.heal import Healing
 from swiftqueue.infra.local.servers import served_backend
 from swiftqueue.serving.deploy.deployment import deploy_version
 from swiftqueue.serving.triton.endpoint import Triton
+from swiftqueue.serving.triton.repository import MODEL, ModelRepository
 
 pytestmark = pytest.mark.slow
 
@@ -45,3 +46,27 @@ def test_a_killed_triton_serves_again_what_it_served_and_asks_no_registry(
     again = processes.running("triton")
     assert again is not None
     assert again != server
+
+
+def test_a_damaged_file_of_tritons_repository_is_said_and_put_back(
+    triton: Path, make_artifact: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    champion = add_version(make_artifact(2, onnx=True))
+    deploy_version(champion)
+    live_options.write(live_options.LiveOptions("x", 1, 60, 30, 8))
+    server = processes.running("triton")
+    assert server is not None
+    for weights in (ModelRepository().embedded / MODEL / str(champion)).rglob("*.safetensors"):
+        weights.write_bytes(weights.read_bytes()[:-5000])
+    psutil.Process(server.pid).kill()
+    wait_until(lambda: processes.running("triton") is None)
+    healing = Healing("triton", idle=False)
+    failures: list[str | None] = []
+    try:
+        wait_until(lambda: failures.append(healing.outcome()) or failures[-1] is not None)
+    finally:
+        live_options.file().unlink()
+    assert failures[-1] == ""
+    assert "triton does not serve what it served last" in capsys.readouterr().out
+    with Triton() as again:
+        assert again.served_version() == champion

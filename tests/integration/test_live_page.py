@@ -293,13 +293,17 @@ def test_a_real_agent_is_understood(world: Path) -> None:
 def test_alerts_that_fire_are_shown(world: Path) -> None:
     """As Prometheus tells them (integration/test_monitoring.py asks a real one)."""
     labels = {"alertname": "TritonDown", "severity": "page"}
-    fires = {"state": "firing", "labels": labels, "annotations": {"summary": "no Triton <answers>"}}
+    fires = {
+        "state": "firing",
+        "labels": labels,
+        "annotations": {"summary": "no Triton <answers>", "action": "do"},
+    }
     pending = {"state": "pending", "labels": {"alertname": "DiskFills"}, "annotations": {}}
     told = {"status": "success", "data": {"alerts": [pending, fires]}}
     server = answering(parts.PROMETHEUS, "http", json.dumps(told).encode())
     try:
         (alert,) = seen("alerts")["alerts"]
-        assert alert.startswith("TritonDown (page): no Triton <answers>; docs/OPERATIONS.md")
+        assert alert.startswith("TritonDown (page): no Triton <answers>; do")
     finally:
         processes.stop(parts.PROMETHEUS)
         server.shutdown()
@@ -350,6 +354,18 @@ def test_a_browser_shows_it(shown: Browser) -> None:
       return inner.bottom > outer.bottom || inner.right > outer.right || inner.height < 10;
     }).map((one) => one.id)"""
     assert shown.run(cut) == []
+
+
+def test_what_was_said_of_a_part_that_is_gone_since_is_not_shown(shown: Browser) -> None:
+    rows = "[...document.querySelectorAll('#parts tr')]"
+    row = f"{rows}.find((one) => one.textContent.startsWith('keeper')).textContent"
+    wait_until(lambda: "so far" in shown.run(row), lambda: shown.run(row))
+    processes.stop("keeper")
+    try:
+        wait_until(lambda: "gone" in shown.run(row), lambda: shown.run(row))
+        assert "so far" not in shown.run(row)
+    finally:
+        start_counting("keeper")
 
 
 def test_the_key_leaves_the_address_and_lasts_for_the_tab(shown: Browser) -> None:

@@ -278,7 +278,7 @@ def read_rounds(data: bytes) -> None:
     log = written("live/rounds.jsonl", lines(round_entry(), data))
     for entry in record.read(log):
         assert entry["outcome"] in record.OUTCOMES
-    if last := status.last_round():
+    for last in status.last_rounds():
         assert last["ended_boot_s"] is None or last["ended_boot_s"] > -1e30
         assert isinstance(last["number"], int)
         assert isinstance(last["reason"], str)

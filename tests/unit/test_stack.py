@@ -222,6 +222,20 @@ def test_a_server_that_does_not_answer_in_time_is_stopped() -> None:
     assert processes.running("sleeper") is None
 
 
+def test_a_start_that_takes_long_says_so_and_quotes_no_line_of_level_info(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(processes, "SAY_S", 0.3)
+    says = "import time; print('INFO 2026 serve 23430 -- an Error?', flush=True); time.sleep(60)"
+    with pytest.raises(RuntimeError, match="did not answer within 1 s: it wrote no error"):
+        processes.start("sleeper", [sys.executable, "-S", "-c", says], {}, {}, lambda: False, 1.0)
+    said = capsys.readouterr().out.splitlines()
+    assert 2 <= len(said) <= 3
+    assert all(
+        re.fullmatch(r"sleeper: no answer after \d of 1 s, load average [\d.]+", line) for line in said
+    )
+
+
 def test_a_port_in_use_is_named_with_its_setting() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -367,6 +381,7 @@ def test_a_prometheus_that_does_not_start_keeps_nothing_from_starting(
     broken = "agent"
     with pytest.raises(OSError, match="port 9090"):
         start_loop("t", speed=1, every_s=60, learn_s=30, judge_s=8)
+    assert capsys.readouterr().out.endswith("what is up stays; to go on, give the same command again\n")
     loop.clean_up()
 
 
@@ -551,6 +566,26 @@ def test_a_stolen_port_is_named(state: Path) -> None:
         wait_until(lambda: processes.running("scheduler") is None, "it does not end")
         judged = {one.part: one.line for one in status.judge_parts()}
     assert f"is gone, and another program has its port {port} (log" in judged["scheduler"]
+
+
+def test_a_port_that_another_part_of_ours_has_is_not_stolen(state: Path) -> None:
+    """As Ray, which goes on serving the ingest's port; or the process that the keeper starts meanwhile."""
+    (port,) = processes.free_ports(1)
+    listen = f"import socket, time; held = socket.create_server(('127.0.0.1', {port}))"
+    processes.start(
+        "ray",
+        [sys.executable, "-S", "-c", f"{listen}; time.sleep(60)"],
+        {},
+        {},
+        lambda: not processes.is_free(port),
+        30,
+    )
+    record = processes.record_path("ingest")
+    record.parent.mkdir()
+    gone = {"name": "ingest", "pid": 1, "created": 0, "ports": {"http": port}, "boot": "", "ticks": 1}
+    record.write_text(json.dumps(gone))
+    assert status._stolen("ingest") == ""
+    processes.stop("ray")
 
 
 def test_a_server_takes_many_connections_and_what_it_writes_is_its_owners_alone(

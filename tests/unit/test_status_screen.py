@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pty
 import select
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from waiting import wait_until
 
+from swiftqueue.common import json_lines
 from swiftqueue.common.program import SWIFTQUEUE
 from swiftqueue.common.state import drop_scratch
 from swiftqueue.infra.local import keeper, live_options, parts, processes, ray_head, status, under_way
@@ -21,6 +24,7 @@ from swiftqueue.infra.local.disk import Disk
 from swiftqueue.infra.local.judgement import Judgement
 from swiftqueue.infra.local.parts import KEEPER, PAGE, PARTS
 from swiftqueue.infra.local.status_screen import lines
+from swiftqueue.pipelines.live.rounds_log import LOG_FILE
 
 SLEEPER = [sys.executable, "-S", "-c", "import time; time.sleep(60)"]
 LIVE = live_options.LiveOptions("x", 1, 60, 30, 8)
@@ -30,7 +34,7 @@ LIVE = live_options.LiveOptions("x", 1, 60, 30, 8)
 def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("SWIFTQUEUE_STATE", str(tmp_path))
     yield tmp_path
-    for name in (KEEPER, "ray"):
+    for name in (KEEPER, "ray", "scheduler"):
         processes.stop(name)
     drop_scratch()
 
@@ -77,10 +81,88 @@ def test_what_to_do_depends_on_who_mends_it(state: Path, monkeypatch: pytest.Mon
     assert first.startswith("wait: the keeper starts")
     assert second == f"read why: tail -50 {log}"
     assert last.endswith("swiftqueue down; swiftqueue up --live")
+    again = Judgement(False, "round 3 failed", "scheduler", "wait: the next round tries again")
+    empty = Judgement(False, "serves no version", "triton", "swiftqueue deploy")
+    effect = Judgement(False, "no batches", "agent")
+    assert status.what_to_do([again])[0] == again.remedy  # the keeper mends nothing here
+    assert not any(step.startswith("wait: the keeper") for step in status.what_to_do([again]))
+    assert status.what_to_do([empty, effect]) == ["swiftqueue deploy"]
+    assert status.what_to_do([empty, Judgement(False, "", "mlflow")])[1] == "swiftqueue deploy"
     monkeypatch.setattr(status, "disk", lambda: Disk(free=0, size=640_000_000))
     assert status.what_to_do(unwell) == [f"make room on the disk: du -sh {state}/*"]
     (waits,) = status.what_to_do([*unwell, Judgement(True, "", under_way.NAME)])
     assert waits.startswith("wait: an `up` is under way")
+
+
+def test_a_part_that_the_keeper_starts_is_named_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    live_options.write(LIVE)
+    processes.start(KEEPER, SLEEPER, {"metrics": 1}, {}, lambda: True, 10)
+    monkeypatch.setenv("SWIFTQUEUE_TRITON_GRPC", str(processes.free_ports(1)[0]))
+    monkeypatch.setattr(status, "_judge_flow", lambda *_: Judgement(True, ""))
+    judged = status.judge()
+    log = processes.log_path(KEEPER)
+    for name in (parts.TRITON, parts.MLFLOW):
+        assert [one.line for one in judged if one.part == name] == [f"the keeper is starting it (log {log})"]
+
+
+def test_nothing_runs_in_one_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SWIFTQUEUE_TRITON_GRPC", str(processes.free_ports(1)[0]))
+    for ended in ("", " (`swiftqueue down` ended it)"):
+        assert status.print_status() == 1
+        said = capsys.readouterr().out.splitlines()
+        assert said == [
+            "NOT WELL (1)",
+            f"loop: nothing runs{ended}",
+            "TO DO",
+            "1. start it: swiftqueue up --live",
+        ]
+        under_way.end_what_is_under_way()
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "well"),
+    [
+        (["pushed", "failed"], True),
+        (["failed", "failed"], False),
+        (["failed"], False),
+        (["failed", "kept"], True),
+    ],
+)
+def test_one_failed_round_after_a_good_one_is_said_and_is_well(
+    state: Path, monkeypatch: pytest.MonkeyPatch, outcomes: list[str], well: bool
+) -> None:
+    server = processes.start("scheduler", SLEEPER, {"metrics": 1}, {}, lambda: True, 10)
+    told = {"swiftqueue_served_version": 1.0, 'swiftqueue_rounds_total{outcome="failed"}': 1.0}
+    monkeypatch.setattr(status, "metrics", lambda url: told)
+    (state / "live").mkdir()
+    now_s = time.clock_gettime(time.CLOCK_BOOTTIME)
+    for number, outcome in enumerate(outcomes, 1):
+        reason = "no Triton server answers at 127.0.0.1:8001; start it: swiftqueue up"
+        one = {"number": number, "outcome": outcome, "reason": reason, "ended_boot_s": now_s}
+        json_lines.append(state / "live" / LOG_FILE, one)
+    judged = status._scheduler(server)
+    processes.stop("scheduler")
+    assert judged.well == well
+    assert f"round {len(outcomes)} {outcomes[-1]}, ended 0 s ago: no Triton server answers at" in judged.line
+    assert "start it" not in judged.line
+    assert judged.remedy.startswith("wait: the next round tries again")
+
+
+def test_json_has_the_alerts_apart_from_the_parts(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    labels, told = {"alertname": "ModelStale", "severity": "ticket"}, {"summary": "old", "action": "look"}
+    part, alert = Judgement(False, "no answer", "ray", "do"), status._alert(labels, told)
+    monkeypatch.setattr(status, "judge", lambda kind: [part, alert])
+    assert status.print_status(as_json=True) == 1
+    assert json.loads(capsys.readouterr().out) == {
+        "well": False,
+        "parts": [{"part": "ray", "well": False, "line": "no answer"}],
+        "alerts": [{"name": "ModelStale", "severity": "ticket", "line": "ModelStale (ticket): old; look"}],
+        "do": ["do"],
+    }
 
 
 def test_a_watched_ray_is_not_tried_by_a_write_each_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -219,7 +219,6 @@ def _rounds() -> list[dict[str, Any]]:
     found = []
     for one in islice(rounds_log.newest_first(log), MOST_ROUNDS):
         seconds = one.get("seconds")
-        steps = seconds.values() if isinstance(seconds, dict) else ()
         found.append(
             {
                 "number": one["number"],
@@ -229,7 +228,7 @@ def _rounds() -> list[dict[str, Any]]:
                 "parent": one.get("parent") if isinstance(one.get("parent"), int) else None,
                 "triggered": _number(one.get("triggered")),
                 "packets": _number(one.get("packets")),
-                "took_s": sum(filter(None, map(_number, steps))),
+                "took_s": _number(seconds.get("total")) if isinstance(seconds, dict) else None,
                 "rolled_back": _text(one.get("rolled_back") or ""),
             }
         )

@@ -180,10 +180,11 @@ function drawParts(state) {
     return [
       [part.name, "short"], [word, well ? "good" : "bad"], [duration(part.age_s), "short"],
       [known(part.restarts) ? whole(part.restarts) : "–", "number"],
-      [judged.map((one) => one.line).join("; ") || "not judged yet"],
+      // What was said of a part that has gone since is not shown.
+      [(part.up || judged.some((one) => !one.well)) && judged.map((one) => one.line).join("; ") || "not judged yet"],
     ];
   });
-  for (const one of said.filter((one) => !ours.has(one.part.split(",")[0]) && !["alert", "first"].includes(one.part))) {
+  for (const one of said.filter((one) => !ours.has(one.part.split(",")[0]) && one.part !== "first")) {
     rows.push([
       [one.part, "short"], [one.well ? "well" : "unwell", one.well ? "good" : "bad"], ["–"], ["–", "number"],
       [one.line],
@@ -203,15 +204,17 @@ function drawVerdict(state) {
   verdict.className = names.length ? "bad" : state.alerts.length ? "warn" : "good";
   verdict.textContent = names.length
     ? `Not well: ${names.join(", ")}`
-    : state.alerts.length ? `All parts are well; ${state.alerts.length} alerts fire` : "All parts are well";
+    : state.alerts.length ? `All parts are well; ${state.alerts.length === 1 ? "1 alert fires" : `${state.alerts.length} alerts fire`}` : "All parts are well";
 }
 
+const NO_PROMETHEUS =
+  "Prometheus does not run, so nothing can fire: apt-get install prometheus (docs/OPERATIONS.md says how).";
 const OUTCOMES = { pushed: "good", served: "good", failed: "bad" };
 
 function drawLists(state) {
   put(byId("alerts"), state.alerts.length
     ? state.alerts.map((line) => element("li", line, "warn"))
-    : [element("li", state.prometheus ? "No alert fires." : "Prometheus does not run, so nothing can fire.", "quiet")]);
+    : [element("li", state.prometheus ? "No alert fires." : NO_PROMETHEUS, "quiet")]);
   putRows("senders", state.senders.map((one) => [
     [one.name, "short"], [`${duration(one.stored_ago_s)} ago`, "short"], [whole(one.sends), "number"],
     [whole(one.acks), "number"], [one.problem || whole(one.missing), one.missing || one.problem ? "number bad" : "number"],
