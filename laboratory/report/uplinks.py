@@ -36,7 +36,7 @@ JUDGED_AT: Final = ("0.6", "0.8")
 LEARNED: Final = {"model": "network", TREES: "trees"}
 """The controls that learned, as the tables name them."""
 WORDS: Final = {
-    "always": "other one",
+    "always": "other",
     "constant_share": "static share",
     "flow_split": "flow split",
     **{name: said for name, said in AGAINST.items() if name != "default"},
