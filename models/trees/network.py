@@ -123,7 +123,9 @@ def network_of(model: Mapping[str, Any], names: Sequence[str], units: Sequence[s
     """
     learner = model["learner"]
     grown = learner["gradient_booster"]["model"]["trees"]
-    form = TreesForm(len(grown), max(len(tree["left_children"]) for tree in grown), max(map(_depth, grown)))
+    nodes = max(len(tree["left_children"]) for tree in grown)
+    # Where all latencies are alike, each tree is its root: one step leads from there to itself.
+    form = TreesForm(len(grown), nodes, max(1, *map(_depth, grown)))
     state = {name: np.zeros((form.trees, form.nodes), np.int64) for name in INDICES}
     floats = {name: np.zeros((form.trees, form.nodes), np.float32) for name in ("below_TN", "leaf_TN")}
     thresholds: dict[int, list[float]] = {}

@@ -243,13 +243,13 @@ def test_a_trace_that_only_teaches_is_learned_from_as_a_whole_and_not_judged(
 
 
 def test_a_run_that_fails_is_named_and_the_others_are_scored(tmp_path: Path, project: Path) -> None:
-    """The MLP learns from the training slice, of which no latency is known here."""
+    """The MLP learns from the training slice, of which hardly a latency is known here."""
     lame = toy_world.write_forecasters(tmp_path, project / "forecasters.yaml", 0)
     whole = toy_world.bottleneck_table("t1", 4.2, seed=1, swing_ms=40)
-    toy_world.write_table(lame / "packets", toy_world.without_latencies(whole, 0, 2.6))
+    toy_world.write_table(lame / "packets", toy_world.without_latencies(whole, 0.02, 2.6))
     result, line = invoked(lame), "runs failed, for the reasons above: mlp, seed 1; mlp, seed 2"
     assert str(result.exception) == line
-    reason = "no held-out packet of the training slice has a known latency"
+    reason = "cannot fit the target: the pre-training slice holds no known latency"
     assert f"mlp, seed 2, learning from t1: {reason}; left out" in result.output
     assert list(summary(lame)["variants"]) == ["last-flow"]
     assert forecasts(lame, "--only", "mlp", "-o", str(lame / "alone")) == line

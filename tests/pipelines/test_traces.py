@@ -232,7 +232,7 @@ def test_the_decisions_are_divided_and_not_the_packets() -> None:
     silent_ns_B = np.array([0, 31, 36, 100]) * 1_000_000_000
     with pytest.raises(ValueError, match=r"silent in the first 30 s"):
         _divided(silent_ns_B, "office", None, "small")
-    with pytest.raises(ValueError, match="fewer than 8 packets, so no window"):
+    with pytest.raises(ValueError, match="fewer than 8 packets, so no decision"):
         _divided(np.array([], np.int64), "office", "teach", "small")
 
 
