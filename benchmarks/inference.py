@@ -103,6 +103,13 @@ def measure(rounds: int) -> list[Row]:
         torch.set_num_threads(threads)
 
 
+def multiplies_bfloat16(artifact: Path) -> bool:
+    """Return whether the engine has products of bfloat16 on this processor."""
+    from swiftqueue.serving.engine import Engine
+
+    return Engine(artifact, ROUNDED).isa != Engine(artifact).isa
+
+
 def _contestants(engine: Engine, model: EventPredictor, path: Path) -> dict[str, Callable[[], Times]]:
     """Return the times of one round by name; every contestant's answers are checked first."""
     from swiftqueue.models.networks import artifact
@@ -128,8 +135,7 @@ def _contestants(engine: Engine, model: EventPredictor, path: Path) -> dict[str,
                 raise ValueError(f"bench inference: {library} answers otherwise")
             name = _of_a_batch(library) if windows > 1 else library
             timed[name] = functools.partial(_call_us, call, x_BWF, windows)
-    rounded = Engine(path, ROUNDED).isa != engine.isa
-    for isa in (engine.isa, *SLOWER[engine.isa], *([ROUNDED] if rounded else [])):
+    for isa in (engine.isa, *SLOWER[engine.isa], *([ROUNDED] if multiplies_bfloat16(path) else [])):
         ours, parity = Engine(path, isa), ROUNDED_PARITY if isa == ROUNDED else PARITY  # type: ignore[arg-type]
         session = ours.open_session()
         ours.take(session, 0, x_BWF[0, :-HORIZON])

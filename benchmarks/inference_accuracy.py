@@ -64,5 +64,5 @@ def accuracy_rows() -> list[Row]:
         low, high = rounded["finetuned_minus_this"][f"{name}_95"]
         say(f"{name}: {theirs:.6g} with fp32 less {ours:.6g} with bf16 is {low:.2g} to {high:.2g} (95 %)")
         ratio = ours / theirs if higher else theirs / ours
-        rows.append(Row(f"{name}, bf16", ours, theirs, "fp32", ratio, "", 1))
+        rows.append(Row(f"{name}, bf16", ours, theirs, "fp32", ratio, "" if higher else "ms", 1))
     return rows

@@ -32,14 +32,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from swiftqueue.benchmarks.inference import ROUNDED
+from swiftqueue.benchmarks.inference import ROUNDED, multiplies_bfloat16
 from swiftqueue.benchmarks.inference_references import save
 from swiftqueue.benchmarks.rows import Row, interleaved_medians
 from swiftqueue.benchmarks.served_models import build, served, write_model
 from swiftqueue.feature_store.packets.schema import HORIZON
 from swiftqueue.infra.local import processes
 from swiftqueue.serving.agent.process import running_agent
-from swiftqueue.serving.engine import Engine
 from swiftqueue.serving.triton.config import Backend
 from swiftqueue.serving.triton.repository import MODEL
 
@@ -174,7 +173,7 @@ def measure(rounds: int, long: bool = False) -> list[Row]:
         artifact = save(root / "artifact")
         local = Agent(programs / "swiftqueue-agent", (f"--local={artifact}",))
         agents = [local]
-        if Engine(artifact, ROUNDED).isa != Engine(artifact).isa:  # else the processor has no bfloat16
+        if multiplies_bfloat16(artifact):
             agents.append(Agent(local.program, (*local.source, f"--arithmetic={ROUNDED}")))
         rows = _sender_rows(programs / "sender_cost", artifact, root, rounds)
         with _cores(1):

@@ -28,7 +28,7 @@ SHARED: Final[dict[str, str]] = {
 NO_NOUN: Final = re.compile(r"(of|that|which|what|whose|Whether)\b|(Of|That|Which|What|Whose)\b")
 SECTION: Final = re.compile("Section|Params")  # base classes of parameters
 UNIT: Final = re.compile(  # a unit, a quantity, or a verb
-    r"\b([Ss]econds|ms|[MG]bit|bytes|[Nn]umber|[Ss]hare|[Rr]ate|probability|index|[Ss]eeds?|[Dd]ecisions|[Ww]indows|[Nn]ames?"
+    r"\b([Ss]econds|ms|[MG]bit|bytes|[Nn]umber|[Ss]hare|[Rr]ate|probability|index|[Ss]eeds?|[Dd]ecisions|[Nn]ames?"
     r"|is|are|has|have|sets?|makes|takes|uses|counts|may|must)\b"
 )  # fmt: skip
 

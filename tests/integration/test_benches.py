@@ -177,12 +177,16 @@ def test_batches_in_time_are_measured_through_triton_and_in_process(
     set_to(linerate, USUAL=linerate.Form(0.4, 0.2, (50_000, 100_000), (4,)))
     found = linerate.measure(rounds=1)
     in_time = [row for row in found if row.name.startswith("decided in time")]
-    highest = [row for row in found if row.name.startswith("highest rate")]
+    every_highest = [row for row in found if row.name.startswith("highest rate")]
+    highest = [
+        row for row in every_highest if "bf16" not in row.name
+    ]  # that of bf16 stands apart, at the end
     lateness = [row for row in found if row.name.startswith("lateness of the load itself")]
     rounded = "amx_bf16" in Path("/proc/cpuinfo").read_text()  # no rows of bf16 on another processor
-    assert [len(rows) for rows in (in_time, highest, lateness)] == [4, 2 + rounded, 6]
+    assert [len(rows) for rows in (in_time, highest, lateness)] == [4, 2, 6]
+    assert len(every_highest) == 2 + rounded
     assert all(0 < row.ours <= 1 for row in in_time), in_time
-    assert all(0 <= row.ours < 2 for row in highest), highest
+    assert all(0 <= row.ours < 2 for row in every_highest), every_highest
     for ahead in ("asked 50 ms ahead", "asked 100 ms ahead"):
         assert sum(f"{ahead}, 1 flow" in row.name for row in in_time) == 1
         assert sum(f"{ahead}, 4 flows" in row.name for row in [*in_time, *highest]) == 2

@@ -20,6 +20,19 @@ from swiftqueue.serving.triton.repository import MODEL, ModelRepository
 pytestmark = pytest.mark.slow
 
 
+def kill_and_heal(pid: int) -> None:
+    """Kill Triton, and let the keeper's work heal it without a failure."""
+    psutil.Process(pid).kill()
+    wait_until(lambda: processes.running("triton") is None)
+    healing = Healing("triton", idle=False)
+    failures: list[str | None] = []
+    try:
+        wait_until(lambda: failures.append(healing.outcome()) or failures[-1] is not None)
+    finally:
+        live_options.file().unlink()
+    assert failures[-1] == ""
+
+
 @pytest.mark.parametrize("backend", ["native", "python"])
 def test_a_killed_triton_serves_again_what_it_served_and_asks_no_registry(
     backend: str, triton: Path, make_artifact: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
@@ -32,15 +45,7 @@ def test_a_killed_triton_serves_again_what_it_served_and_asks_no_registry(
     server = processes.running("triton")
     assert server is not None
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:1")  # where nobody is
-    psutil.Process(server.pid).kill()
-    wait_until(lambda: processes.running("triton") is None)
-    healing = Healing("triton", idle=False)
-    failures: list[str | None] = []
-    try:
-        wait_until(lambda: failures.append(healing.outcome()) or failures[-1] is not None)
-    finally:
-        live_options.file().unlink()
-    assert failures[-1] == ""
+    kill_and_heal(server.pid)
     with Triton() as triton:
         assert triton.served_version() == champion
     again = processes.running("triton")
@@ -58,15 +63,7 @@ def test_a_damaged_file_of_tritons_repository_is_said_and_put_back(
     assert server is not None
     for weights in (ModelRepository().embedded / MODEL / str(champion)).rglob("*.safetensors"):
         weights.write_bytes(weights.read_bytes()[:-5000])
-    psutil.Process(server.pid).kill()
-    wait_until(lambda: processes.running("triton") is None)
-    healing = Healing("triton", idle=False)
-    failures: list[str | None] = []
-    try:
-        wait_until(lambda: failures.append(healing.outcome()) or failures[-1] is not None)
-    finally:
-        live_options.file().unlink()
-    assert failures[-1] == ""
+    kill_and_heal(server.pid)
     assert "triton does not serve what it served last" in capsys.readouterr().out
     with Triton() as again:
         assert again.served_version() == champion

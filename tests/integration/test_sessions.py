@@ -39,7 +39,7 @@ class Talk:
     x_QF: np.ndarray
     number: int = field(default_factory=itertools.count(1 << 40).__next__)
     y_BH: np.ndarray | None = None
-    version: int = 0  # of the model that answered last
+    version: int = 0  # version of the model that answered last
 
     def say(
         self, first: int, *questions: tuple[int, int], rest: int = 0, start: bool = False, end: bool = False

@@ -241,7 +241,7 @@ void hostile_messages(const Folders& folders, long rounds, Random& random) {
     std::uint64_t id;
     std::vector<float> x_EF;
     std::int64_t sent = 0;
-    std::array<std::unique_ptr<engine::Session>, 2> all;  // of each encoder, with all its events
+    std::array<std::unique_ptr<engine::Session>, 2> all;  // one of each encoder, with all events
     std::int64_t events() const {
       return static_cast<std::int64_t>(x_EF.size()) / kEventWindowFeatureCount;
     }

@@ -377,7 +377,7 @@ def test_a_prometheus_that_does_not_start_keeps_nothing_from_starting(
     broken = ""
     monkeypatch.setattr(loop, "_has_prometheus", lambda: False)
     start_loop("t", speed=1, every_s=60, learn_s=30, judge_s=8)
-    assert "prometheus: up" not in capsys.readouterr().out  # what is not installed is not said to be up
+    assert "prometheus: up" not in capsys.readouterr().out  # it is not installed
     broken = "agent"
     with pytest.raises(OSError, match="port 9090"):
         start_loop("t", speed=1, every_s=60, learn_s=30, judge_s=8)
