@@ -42,6 +42,7 @@ PAGES = (
 )
 BLOCK = re.compile(r"(\*This takes minutes\.\*\n\n)?^```sh\n(.*?)^```$", re.M | re.S)
 ACTIVATE = ". .venv/bin/activate\n"
+DOWN = "make down\n"  # ends the servers, which other tests share in `make test`
 # Runs a notebook's cells one after the other, and prints what each ends with.
 CELLS = """
 import ast, json, sys
@@ -141,7 +142,8 @@ def quick(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_first_tutorials_run(
     project: Path, quick: Path, champion: int, serving_state: Path, page: str
 ) -> None:
-    said = run(quick, [ACTIVATE, *blocks(project, page, minutes=False)], {})
+    code = [block for block in blocks(project, page, minutes=False) if block != DOWN]
+    said = run(quick, [ACTIVATE, *code], {})
     if page == "first-run":
         assert f"version {champion}" in said
         assert "batches of 8 packets" in said
