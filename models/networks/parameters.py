@@ -35,7 +35,11 @@ def _inputs(names: list[str]) -> list[str]:
 
 
 LeftOut = Annotated[list[str], AfterValidator(_inputs)]
-LATENCIES: Final = [each.name for each in INPUTS if each.rows != "events" and "_latency_" in each.name]
+LATENCIES: Final = [
+    each.name
+    for each in INPUTS
+    if each.rows != "events" and ("_latency_" in each.name or each.name == "virtual_queue_us")
+]
 
 
 def _latency(name: str) -> str:
