@@ -98,7 +98,6 @@ inline constexpr std::array kEventInputs{
     EventInput{"mean2_queueing_flow_us", "us"},
     EventInput{"min_latency_receiver_us", "us"},
     EventInput{"expected_latency_us", "us"},  // the receiver's least and the queue's last queueing
-    EventInput{"virtual_queue_us", "us", Rows::kQueries},  // virtual_queue.h, rates online; or 0
     EventInput{"ack_silence_us", "us"},  // since the last ACK; before any, since the first SEND
     EventInput{"ack_silence_queue_us", "us"},
     EventInput{"ack_silence_flow_us", "us"},

@@ -271,11 +271,4 @@ def replay_events(
                 f"flow {flow}, which began later, at {start_ns} ns: leave out flows that the log itself shows"
             )
         raise ValueError(f"packet {bad['packet']}: size_bytes {bad['size_bytes']} must be at least 1")
-    from swiftqueue.feature_store.events.virtual_queue import Rule, replay_virtual_queue
-
-    rows = replay_virtual_queue(
-        packets, first_D, visibility=visibility, queue=queue, told=told, beginning=beginning
-    )
-    forecast_DH = np.nan_to_num(rows.forecast_us((Rule.online(), Rule.online())), nan=0.0)
-    x_DHF[..., [each.name for each in INPUTS].index("virtual_queue_us")] = forecast_DH
     return EventReplay(ack_E[:written], packet_E[:written], time_ns_E[:written], x_EF[:written], cut_D, x_DHF)

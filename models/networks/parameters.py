@@ -35,11 +35,7 @@ def _inputs(names: list[str]) -> list[str]:
 
 
 LeftOut = Annotated[list[str], AfterValidator(_inputs)]
-LATENCIES: Final = [
-    each.name
-    for each in INPUTS
-    if each.rows != "events" and ("_latency_" in each.name or each.name == "virtual_queue_us")
-]
+LATENCIES: Final = [each.name for each in INPUTS if each.rows != "events" and "_latency_" in each.name]
 
 
 def _latency(name: str) -> str:

@@ -1,1 +1,0 @@
-"""Whether the virtual queue's forecast helps the event stream as an input, or as its anchor."""
