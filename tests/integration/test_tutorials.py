@@ -210,6 +210,7 @@ def whole(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[t
         process.kill()
 
 
+@pytest.mark.timeout(3600)  # `make run` alone takes as long as a test may, on a busy machine
 @pytest.mark.skipif(not mutants.ALL, reason="an hour: with SWIFTQUEUE_TEST_ALL=1")
 @pytest.mark.parametrize("page", PAGES)
 def test_every_block_of_a_tutorial_runs(project: Path, whole: tuple[Path, dict[str, str]], page: str) -> None:
