@@ -187,7 +187,10 @@ void Simulate(const Run& given, const std::string& folder) {
     for (const auto& sender : senders) {
       spurious.push_back(sender->Spurious());
     }
-    summary.Add("uplinks", DescribeUplinks(run, network, logs, spurious).Text());
+    summary.Add("uplinks",
+                DescribeUplinks(run, network, logs, spurious,
+                                watch.CopiesFirst(static_cast<int64_t>(run.warmupS * 1e9)))
+                    .Text());
   }
   if (classes) {
     summary.Add("flow_classes", classes->Json().Text());
