@@ -136,7 +136,6 @@ def resolve(
         **_network(environment, cell.seed, scenario.seconds),
         "control": {key: value for key, value in control.items() if key != "finetune"},
         **_hold(environment),
-        **_copies(environment, cell.control),
         "moved_ecn": environment.controls.moved_ecn,
         **_response(environment, cell.control),
         "acks": environment.controls.acks,
@@ -181,12 +180,6 @@ def _hold(environment: Environment) -> dict[str, str]:
     """Return what a decision holds for, where it is more than a packet."""
     hold = environment.controls.hold
     return {} if hold == "packet" else {"hold": hold}
-
-
-def _copies(environment: Environment, control: str) -> dict[str, float]:
-    """Return the share of packets that may be copied, where there is one; `default` chooses nothing."""
-    share = environment.controls.copy_share
-    return {"copy_share": share} if share and control != "default" else {}
 
 
 def check_tables(name: str, scenario: Scenario, patterns: Sequence[str] | None = None) -> None:

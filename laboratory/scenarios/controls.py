@@ -122,8 +122,6 @@ class ControlSettings(ScenarioPart):
     hold: Literal["packet", "batch", "write"] = (
         "packet"  # span of a decision; a write is a message or a frame
     )
-    # Most of the calls' packets that leave over both uplinks: those predicted latest; not under `default`
-    copy_share: Annotated[float, Field(ge=0, le=0.5)] = 0.0
     model: ModelControl
     ladder: Ladder = Ladder()
 

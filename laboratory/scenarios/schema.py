@@ -239,8 +239,6 @@ class Environment(ScenarioPart):
     def _check_uplinks(self) -> None:
         """Raise ValueError unless there are bottlenecks, or two uplinks that can be told apart."""
         if not self.uplinks:
-            if self.controls.copy_share:
-                raise ValueError("controls.copy_share: copies go over a second uplink; there is none")
             if not self.bottlenecks:
                 raise ValueError("bottlenecks: there is none; give bottlenecks, or two uplinks")
             return
@@ -252,12 +250,6 @@ class Environment(ScenarioPart):
             first, second = (getattr(link, key) for link in self.uplinks)
             if first == second:
                 raise ValueError(f"uplinks.1.{key}: {second!r} is the first one's; give another")
-        captured = next(iter(self.senders.values()))
-        if self.controls.copy_share and not any(
-            isinstance(group.traffic, RealTime) and group.flows and group.uplink is None
-            for group in captured.groups.values()
-        ):
-            raise ValueError("controls.copy_share: only calls are copied, and no call is steered")
         if not any(link.routed and link.dies_s is None for link in self.uplinks):
             raise ValueError("uplinks: nothing is left to S1's packets; one must be routed and never die")
         for i, link in enumerate(self.uplinks):

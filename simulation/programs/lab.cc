@@ -187,10 +187,7 @@ void Simulate(const Run& given, const std::string& folder) {
     for (const auto& sender : senders) {
       spurious.push_back(sender->Spurious());
     }
-    summary.Add("uplinks",
-                DescribeUplinks(run, network, logs, spurious,
-                                watch.CopiesFirst(static_cast<int64_t>(run.warmupS * 1e9)))
-                    .Text());
+    summary.Add("uplinks", DescribeUplinks(run, network, logs, spurious).Text());
   }
   if (classes) {
     summary.Add("flow_classes", classes->Json().Text());

@@ -247,33 +247,6 @@ def test_a_decision_holds_for_a_frame(tcp: str, program: Path, tmp_path: Path) -
     assert 0 < changes["batch"] <= packets / 4
 
 
-def test_copies_keep_to_their_share_and_the_first_to_come_is_taken(program: Path, tmp_path: Path) -> None:
-    """The calls' own uplink is full and the other idle, so each copy comes long before its packet."""
-    cross = [group("cubic", GREEDY, uplink=1, flows=2)]
-    calls = [group("copa", CALL), group("gcc", CALL)]
-    runs = {
-        share: simulate(
-            program, over_two(*calls, cross=cross, seconds=8, copy_share=share), tmp_path / str(share)
-        )
-        for share in (0.1, 0.5)
-    }
-    for share, summary in runs.items():
-        rows = np.load(tmp_path / str(share) / "truth.npy")
-        own = rows[rows["flow"] < 2]
-        assert set(own["queue"]) == {1}
-        copies = summary["uplinks"]["links"][0]["copies"]
-        assert summary["uplinks"]["links"][1]["copies"] == 0
-        assert 0.5 * share * len(own) < copies <= share * len(own)
-        soon = own["one_way_us"] < 15e3  # by the idle link; the queue of the other one is never so short then
-        assert summary["uplinks"]["copies_first"] == pytest.approx(soon[own["sent_ns"] > 1e9].sum(), abs=4)
-        assert soon.sum() >= 0.9 * copies
-        packets = [summary["uplinks"]["links"][i]["packets"] for i in (0, 1)]
-        assert packets[0] - (rows["queue"] == 0).sum() == pytest.approx(copies, abs=2)
-        assert packets[1] == pytest.approx((rows["queue"] == 1).sum(), abs=2)
-    plain = simulate(program, over_two(*calls, cross=cross, seconds=8), tmp_path / "plain")
-    assert "copies_first" not in plain["uplinks"]
-
-
 def test_the_same_run_gives_the_same_bytes(program: Path, tmp_path: Path) -> None:
     cross = [group("cubic", {"kind": "messages", "rate_bps": 4e6, "sizes": "hadoop"}, uplink=1, flows=2)]
     run = over_two(group("gcc", CALL), cross=cross, control=random(burst=8), seconds=3, hold="write")

@@ -91,17 +91,6 @@ def of_s1(**groups: Any) -> dict[str, Any]:
             "environment.senders.s1.groups.web_first.dscp: the uplink's mark is its DSCP",
         ),
         (
-            {"controls": {"copy_share": 0.6}},
-            "environment.controls.copy_share: input should be less than or equal to 0.5 (is 0.6)",
-        ),
-        (
-            {
-                "controls": {"copy_share": 0.1},
-                **of_s1(copa_calls={"flows": 0}, gcc_calls={"uplink": "first"}, web_first={"uplink": None}),
-            },
-            "environment.controls.copy_share: only calls are copied, and no call is steered",
-        ),
-        (
             {"controls": {"moved_response": "classic"}},
             "environment.controls.moved_response: classic is for one link; uplinks leave ECN alone",
         ),
@@ -131,29 +120,6 @@ def run_of(name: str, point: str, seed: int = 321) -> dict[str, Any]:
         if (cell.point, cell.control, cell.seed) == (point, "default", seed)
     )
     return resolve(scenario, cell, {"kind": "default"}, [])
-
-
-def test_copies_are_of_a_control_that_chooses(tmp_path: Path) -> None:
-    mine = tmp_path / "mine.yaml"
-    mine.write_text(
-        yaml.safe_dump({"extends": "uplinks-equal", "environment": {"controls": {"copy_share": 0.1}}})
-    )
-    scenario = load(mine)
-    runs = {
-        cell.control: resolve(scenario, cell, {"kind": cell.control}, [])
-        for cell in cells("mine", scenario, ["0.6"])
-    }
-    assert "copy_share" not in runs["default"]
-    assert runs["least_latency"]["copy_share"] == 0.1
-    assert "copy_share" not in run_of("uplinks-equal", "0.6")
-    single = tmp_path / "single.yaml"
-    single.write_text(
-        yaml.safe_dump({"extends": "default", "environment": {"controls": {"copy_share": 0.1}}})
-    )
-    with pytest.raises(
-        ValueError, match=r"controls\.copy_share: copies go over a second uplink; there is none"
-    ):
-        load(single)
 
 
 def rate_of(run: dict[str, Any], uplink: int | None) -> float:

@@ -75,37 +75,21 @@ PacketRow* NetworkWatch::RowOf(Ptr<const ns3::Packet> packet) {
   return packet->PeekPacketTag(tag) ? &m_senders[tag.sender]->Log()[tag.packet] : nullptr;
 }
 
-NetworkWatch::Copy* NetworkWatch::CopyOf(Ptr<const ns3::Packet> packet) {
-  PacketTag tag;
-  const bool copy = packet->PeekPacketTag(tag) && tag.copied == Copied::kCopy;
-  return copy ? &m_copies[tag.packet] : nullptr;
-}
-
-uint64_t NetworkWatch::CopiesFirst(int64_t fromNs) const {
-  const PacketLog& log = m_senders.front()->Log();
-  return static_cast<uint64_t>(std::count_if(m_copies.begin(), m_copies.end(), [&](const auto& of) {
-    return of.second.first && log[of.first].sentNs >= fromNs;
-  }));
-}
-
 void NetworkWatch::Waited(Ptr<const ns3::QueueDiscItem> item) {
-  const int64_t waitedNs = (Simulator::Now() - item->GetTimeStamp()).GetNanoSeconds();
-  const auto waitedUs = static_cast<float>(static_cast<double>(waitedNs) * 1e-3);
-  if (Copy* copy = CopyOf(item->GetPacket())) {
-    copy->queueingUs += waitedUs;
-    return;
-  }
-  PacketRow* row = RowOf(item->GetPacket());
-  if (row != nullptr && std::isnan(row->oneWayUs)) {  // else its copy has arrived
-    row->queueingUs += waitedUs;
+  if (PacketRow* row = RowOf(item->GetPacket())) {
+    const int64_t waitedNs = (Simulator::Now() - item->GetTimeStamp()).GetNanoSeconds();
+    row->queueingUs += static_cast<float>(static_cast<double>(waitedNs) * 1e-3);
   }
 }
 
-void NetworkWatch::Dropped(Ptr<const ns3::QueueDiscItem> item) { Lost(item->GetPacket()); }
+void NetworkWatch::Dropped(Ptr<const ns3::QueueDiscItem> item) {
+  if (PacketRow* row = RowOf(item->GetPacket())) {
+    row->dropped = 1;
+  }
+}
 
 void NetworkWatch::Lost(Ptr<const ns3::Packet> packet) {
-  PacketRow* row = RowOf(packet);
-  if (row != nullptr && CopyOf(packet) == nullptr) {
+  if (PacketRow* row = RowOf(packet)) {
     row->dropped = 1;
   }
 }
@@ -114,10 +98,6 @@ void NetworkWatch::Arrived(const ns3::Ipv4Header& ip, Ptr<const ns3::Packet> pac
   PacketRow* row = RowOf(packet);
   if (row == nullptr) {
     return;
-  }
-  if (Copy* copy = CopyOf(packet)) {
-    copy->first = true;
-    row->queueingUs = copy->queueingUs;
   }
   const int64_t oneWayNs = Simulator::Now().GetNanoSeconds() - row->sentNs;
   row->oneWayUs = static_cast<float>(static_cast<double>(oneWayNs) * 1e-3);

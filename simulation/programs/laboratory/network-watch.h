@@ -8,7 +8,6 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
-#include <unordered_map>
 #include <vector>
 
 #include "network.h"
@@ -29,20 +28,12 @@ class NetworkWatch {
   void LogWaits(const Run& run);
   /** One for each packet that the first sender has sent. */
   WaitsLog Waits() const;
-  /** Copies that came before what they are copies of, since the warm-up. */
-  uint64_t CopiesFirst(int64_t fromNs) const;
 
   NetworkWatch(const NetworkWatch&) = delete;
   NetworkWatch& operator=(const NetworkWatch&) = delete;
 
  private:
   PacketRow* RowOf(ns3::Ptr<const ns3::Packet> packet);
-  /** What the log has of a copy before it has arrived. */
-  struct Copy {
-    float queueingUs{0};
-    bool first{false};
-  };
-  Copy* CopyOf(ns3::Ptr<const ns3::Packet> packet);
   void Came(uint32_t bottleneck, ns3::Ptr<const ns3::QueueDiscItem> item);
   void Waited(ns3::Ptr<const ns3::QueueDiscItem> item);
   void Dropped(ns3::Ptr<const ns3::QueueDiscItem> item);
@@ -53,8 +44,7 @@ class NetworkWatch {
   std::vector<std::shared_ptr<SenderWatch>>& m_senders;
   std::vector<int64_t> m_newestArrived;  // packet of each flow
   std::optional<QueueView> m_view;
-  WaitsLog m_waits;                             // up to the last that came
-  std::unordered_map<uint32_t, Copy> m_copies;  // by S1's packet
+  WaitsLog m_waits;  // up to the last that came
 };
 
 }  // namespace swiftqueue::lab

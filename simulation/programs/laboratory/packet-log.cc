@@ -19,13 +19,11 @@ ns3::TypeId PacketTag::GetTypeId() {
 void PacketTag::Serialize(ns3::TagBuffer buffer) const {
   buffer.WriteU16(sender);
   buffer.WriteU32(packet);
-  buffer.WriteU8(static_cast<uint8_t>(copied));
 }
 
 void PacketTag::Deserialize(ns3::TagBuffer buffer) {
   sender = buffer.ReadU16();
   packet = buffer.ReadU32();
-  copied = static_cast<Copied>(buffer.ReadU8());
 }
 
 void PacketTag::Print(std::ostream& out) const { out << sender << ':' << packet; }

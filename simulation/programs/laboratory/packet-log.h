@@ -13,22 +13,18 @@
 
 namespace swiftqueue::lab {
 
-/** Whether a packet leaves over both uplinks, and which of the two it is. */
-enum class Copied : uint8_t { kNo, kOriginal, kCopy };
-
 /** Which packet of which sender: rides on each data packet through the network. */
 class PacketTag : public ns3::Tag {
  public:
   static ns3::TypeId GetTypeId();
   ns3::TypeId GetInstanceTypeId() const override { return GetTypeId(); }
-  uint32_t GetSerializedSize() const override { return 7; }
+  uint32_t GetSerializedSize() const override { return 6; }
   void Serialize(ns3::TagBuffer buffer) const override;
   void Deserialize(ns3::TagBuffer buffer) override;
   void Print(std::ostream& out) const override;
 
   uint16_t sender{0};
   uint32_t packet{0};
-  Copied copied{Copied::kNo};
 };
 
 inline constexpr uint8_t kClassicQueue = 0;  // numbers as in feature_store/events/event_stream.h

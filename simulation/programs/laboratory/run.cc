@@ -368,7 +368,6 @@ Run ReadRun(std::string_view text) {
   run.movedResponse = ReadMovedResponse(root);
   run.acks = root["acks"].Text() == "selective" ? Acks::kSelective : Acks::kCumulative;
   run.explore = ReadBursts(root["explore"]);
-  run.copyShare = root.Has("copy_share") ? root["copy_share"].Number() : 0;
   run.fineTuning = ReadFineTuning(root["finetune"]);
   const auto outputs =
       root["outputs"].All<std::string>([](const Node& output) { return output.Text(); });

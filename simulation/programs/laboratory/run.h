@@ -215,7 +215,6 @@ struct Run {
   MovedResponse movedResponse;
   Acks acks;
   Bursts explore;
-  double copyShare;  // most of the calls' packets that leave over both uplinks
   std::optional<FineTuning> fineTuning;
   bool pcap;
   bool truth;

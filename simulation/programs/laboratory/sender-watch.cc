@@ -102,9 +102,6 @@ void SenderWatch::SetControl(QueueControl* control, int64_t exploreStream) {
   if (m_run.explore.share > 0) {
     m_explore.emplace(m_run.explore.share, m_run.explore.burstPackets, exploreStream);
   }
-  if (m_run.copyShare > 0) {
-    m_copies.emplace(m_run.copyShare);
-  }
 }
 
 DataPacket SenderWatch::Describe(const Outgoing& packet, int64_t number) const {
@@ -159,15 +156,6 @@ Ipv4Header::EcnType SenderWatch::Mark(const Outgoing& packet, const std::deque<O
   PacketTag tag;
   tag.sender = m_sender;
   tag.packet = number;
-  if (m_copies && data.movable &&
-      std::holds_alternative<RealTime>(m_flows[data.flow].group->traffic) &&
-      m_copies->Next(data, queue, WriteOf(m_flows[data.flow], packet))) {
-    tag.copied = Copied::kOriginal;
-    m_copied.insert(number);
-  }
-  if (m_copies) {
-    m_copies->Sent(data, queue);
-  }
   packet.packet->ReplacePacketTag(tag);
   if (m_control) {
     m_control->Sent(data, queue);
@@ -255,13 +243,8 @@ void SenderWatch::Deliver(const Ipv4Header& ip, Ptr<const ns3::Packet> packet, u
     PacketRow& row = m_log[number];
     row.ackedNs = timeNs;
     row.ambiguous = !known;
-    // As by Karn's rule: nobody knows which of the two the ACK is of.
-    const float latencyUs = known && !m_copied.contains(number) ? LatencyUs(row, timeNs) : kUnknown;
     if (m_control) {
-      m_control->Acked(number, row.flow, row.queue, latencyUs);
-    }
-    if (m_copies) {
-      m_copies->Acked(number, row.queue, latencyUs);
+      m_control->Acked(number, row.flow, row.queue, known ? LatencyUs(row, timeNs) : kUnknown);
     }
   }
 }

@@ -10,12 +10,10 @@
 #include <memory>
 #include <optional>
 #include <unordered_map>
-#include <unordered_set>
 #include <vector>
 
 #include "ack-tracker.h"
 #include "control.h"
-#include "copies.h"
 #include "flows.h"
 #include "network.h"
 #include "ns3/ipv4-header.h"
@@ -62,8 +60,6 @@ class SenderWatch : public Marker {
   QueueControl* m_control{nullptr};
   ns3::Ipv4Header::EcnType m_movedEcn{ns3::Ipv4Header::ECN_NotECT};
   std::optional<BurstChooser> m_explore;
-  std::optional<Copies> m_copies;
-  std::unordered_set<uint32_t> m_copied;  // packets that left over both uplinks
   PacketLog m_log;
   struct Decided {
     int64_t part{-1};  // a batch or a write, by its number

@@ -237,20 +237,17 @@ JsonObject Summarise(const Run& run, const Network& network, const Flows& flows,
 
 JsonObject DescribeUplinks(const Run& run, const Network& network,
                            std::span<const PacketLog* const> logs,
-                           std::span<const std::vector<uint32_t>> spurious, uint64_t copiesFirst) {
+                           std::span<const std::vector<uint32_t>> spurious) {
   JsonArray links;
   for (std::size_t i = 0; i < run.uplinks.size(); ++i) {
     const UplinkCounts& counts = network.Gateway()->Counts()[i];
-    JsonObject link;
-    link.Add("name", JsonString(run.uplinks[i].name))
-        .Add("packets", JsonNumber(counts.packets))
-        .Add("bytes", JsonNumber(counts.bytes))
-        .Add("unrouted", JsonNumber(counts.unrouted))
-        .Add("diverted", JsonNumber(counts.diverted));
-    if (run.copyShare > 0) {
-      link.Add("copies", JsonNumber(counts.copies));
-    }
-    links.Add(link.Text());
+    links.Add(JsonObject()
+                  .Add("name", JsonString(run.uplinks[i].name))
+                  .Add("packets", JsonNumber(counts.packets))
+                  .Add("bytes", JsonNumber(counts.bytes))
+                  .Add("unrouted", JsonNumber(counts.unrouted))
+                  .Add("diverted", JsonNumber(counts.diverted))
+                  .Text());
   }
   const auto fromNs = static_cast<int64_t>(run.warmupS * 1e9);
   JsonObject resent;
@@ -260,12 +257,7 @@ JsonObject DescribeUplinks(const Run& run, const Network& network,
                       [&](uint32_t packet) { return (*logs[s])[packet].sentNs >= fromNs; });
     resent.Add(run.senders[s].name, JsonNumber(counted));
   }
-  JsonObject uplinks;
-  uplinks.Add("links", links.Text()).Add("spurious_retransmissions", resent.Text());
-  if (run.copyShare > 0) {
-    uplinks.Add("copies_first", JsonNumber(copiesFirst));
-  }
-  return uplinks;
+  return JsonObject().Add("links", links.Text()).Add("spurious_retransmissions", resent.Text());
 }
 
 JsonObject ScoreChoice(const Run& run, const PacketLog& log, const WaitsLog& waits) {

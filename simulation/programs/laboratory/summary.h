@@ -20,12 +20,12 @@ JsonObject Summarise(const Run& run, const Network& network, const Flows& flows,
                      std::span<const PacketLog* const> logs);
 
 /**
- * `uplinks`: what passed over either, the retransmissions of what had arrived, which `spurious`
- * has by sender, and the copies that came first.
+ * `uplinks`: what passed over either, and the retransmissions of what had arrived, which `spurious`
+ * has by sender.
  */
 JsonObject DescribeUplinks(const Run& run, const Network& network,
                            std::span<const PacketLog* const> logs,
-                           std::span<const std::vector<uint32_t>> spurious, uint64_t copiesFirst);
+                           std::span<const std::vector<uint32_t>> spurious);
 
 /** How good the choice for each packet of S1's L4S flows was, by what it found: `choice`. */
 JsonObject ScoreChoice(const Run& run, const PacketLog& log, const WaitsLog& waits);

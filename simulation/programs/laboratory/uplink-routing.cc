@@ -62,30 +62,21 @@ bool UplinkRouting::RouteInput(Ptr<const ns3::Packet> packet, const ns3::Ipv4Hea
                                const ErrorCallback&) {
   for (std::size_t i = 0; i < m_ways.size(); ++i) {
     if (from == m_ways[i].device) {
-      return !Came(i, packet);
+      Came(i, packet);
+      return false;
     }
   }
   const std::size_t link = Choose(header, packet, from);
   if (link == kNone) {
     return false;
   }
-  Send(link, packet, header, forward);
-  ns3::Ipv4Header another = header;
-  if (const Ptr<ns3::Packet> copy = CopyOf(packet, another)) {
-    Send(Choose(another, copy, from), copy, another, forward);
-  }
-  return true;
-}
-
-void UplinkRouting::Send(std::size_t link, Ptr<const ns3::Packet> packet,
-                         const ns3::Ipv4Header& header,
-                         const UnicastForwardCallback& forward) const {
   auto route = ns3::Create<ns3::Ipv4Route>();
   route->SetSource(header.GetSource());
   route->SetDestination(header.GetDestination());
   route->SetGateway(m_ways[link].next);
   route->SetOutputDevice(m_ways[link].device);
   forward(route, packet, header);
+  return true;
 }
 
 std::size_t GatewayRouting::Choose(const ns3::Ipv4Header& header, Ptr<const ns3::Packet> packet,
@@ -103,35 +94,12 @@ std::size_t GatewayRouting::Choose(const ns3::Ipv4Header& header, Ptr<const ns3:
     counts.bytes += packet->GetSize() + header.GetSerializedSize();
     counts.unrouted += routed != marked;
     counts.diverted += link != routed;
-    counts.copies += tag.copied == Copied::kCopy;
   }
   return link;
 }
 
-Ptr<ns3::Packet> GatewayRouting::CopyOf(Ptr<const ns3::Packet> packet,
-                                        ns3::Ipv4Header& header) const {
-  PacketTag tag;
-  if (!packet->PeekPacketTag(tag) || tag.copied != Copied::kOriginal) {
-    return nullptr;
-  }
-  tag.copied = Copied::kCopy;
-  Ptr<ns3::Packet> copy = packet->Copy();
-  copy->ReplacePacketTag(tag);
-  const std::size_t marked = header.GetDscp() == Links()[0].dscp ? 0 : 1;
-  header.SetDscp(ns3::Ipv4Header::DscpType(Links()[1 - marked].dscp));
-  return copy;
-}
-
-bool ReturnRouting::Came(std::size_t link, Ptr<const ns3::Packet> packet) {
-  PacketTag tag;
-  if (packet->PeekPacketTag(tag) && tag.copied != Copied::kNo && m_passed.erase(tag.packet) > 0) {
-    return false;
-  }
-  if (tag.copied != Copied::kNo) {
-    m_passed.insert(tag.packet);
-  }
+void ReturnRouting::Came(std::size_t link, Ptr<const ns3::Packet> packet) {
   m_last[PortsOf(packet).destination] = link;
-  return true;
 }
 
 std::size_t ReturnRouting::Choose(const ns3::Ipv4Header&, Ptr<const ns3::Packet> packet,

@@ -8,7 +8,6 @@
 #include <array>
 #include <cstdint>
 #include <unordered_map>
-#include <unordered_set>
 #include <vector>
 
 #include "ns3/ipv4-header.h"
@@ -24,7 +23,6 @@ struct UplinkCounts {
   uint64_t bytes{0};
   uint64_t unrouted{0};  // packets among them whose mark the gateway does not route
   uint64_t diverted{0};  // packets among them whose own uplink is dead
-  uint64_t copies{0};    // packets among them that are copies of one over the other uplink
 };
 
 /** One end of both uplinks. What it does not route is left to the node's other routing. */
@@ -47,26 +45,15 @@ class UplinkRouting : public ns3::Ipv4RoutingProtocol {
   /** Index of the uplink of a packet that has not come over one; kNone: it takes none. */
   virtual std::size_t Choose(const ns3::Ipv4Header& header, ns3::Ptr<const ns3::Packet> packet,
                              ns3::Ptr<const ns3::NetDevice> from) = 0;
-  /** A packet has come over an uplink; returns whether it goes on. */
-  virtual bool Came(std::size_t link, ns3::Ptr<const ns3::Packet> packet) {
+  /** A packet has come over an uplink. */
+  virtual void Came(std::size_t link, ns3::Ptr<const ns3::Packet> packet) {
     (void)link;
     (void)packet;
-    return true;
-  }
-  /** The copy of a packet, which is routed like any other; null: it has none. `header` becomes the
-   * copy's. */
-  virtual ns3::Ptr<ns3::Packet> CopyOf(ns3::Ptr<const ns3::Packet> packet,
-                                       ns3::Ipv4Header& header) const {
-    (void)packet;
-    (void)header;
-    return nullptr;
   }
   bool IsDead(std::size_t link) const;
   const std::vector<Uplink>& Links() const { return m_links; }
 
  private:
-  void Send(std::size_t link, ns3::Ptr<const ns3::Packet> packet, const ns3::Ipv4Header& header,
-            const UnicastForwardCallback& forward) const;
   bool RouteInput(ns3::Ptr<const ns3::Packet> packet, const ns3::Ipv4Header& header,
                   ns3::Ptr<const ns3::NetDevice> from, const UnicastForwardCallback& forward,
                   const MulticastForwardCallback&, const LocalDeliverCallback&,
@@ -101,23 +88,20 @@ class GatewayRouting : public UplinkRouting {
  private:
   std::size_t Choose(const ns3::Ipv4Header& header, ns3::Ptr<const ns3::Packet> packet,
                      ns3::Ptr<const ns3::NetDevice> from) override;
-  ns3::Ptr<ns3::Packet> CopyOf(ns3::Ptr<const ns3::Packet> packet,
-                               ns3::Ipv4Header& header) const override;
 
   ns3::Ptr<const ns3::NetDevice> m_own;
   std::array<UplinkCounts, 2> m_counts;
 };
 
 /** The other end answers over the uplink that a flow's last packet came by, as Linux does with
- * CONNMARK. Of a packet and its copy it lets the first pass. */
+ * CONNMARK. */
 class ReturnRouting : public UplinkRouting {
  private:
   std::size_t Choose(const ns3::Ipv4Header& header, ns3::Ptr<const ns3::Packet> packet,
                      ns3::Ptr<const ns3::NetDevice> from) override;
-  bool Came(std::size_t link, ns3::Ptr<const ns3::Packet> packet) override;
+  void Came(std::size_t link, ns3::Ptr<const ns3::Packet> packet) override;
 
   std::unordered_map<uint16_t, std::size_t> m_last;  // by the receiver's port, a flow's own
-  std::unordered_set<uint32_t> m_passed;  // S1's packets of which the other one has not come
 };
 
 }  // namespace swiftqueue::lab
