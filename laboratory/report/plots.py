@@ -51,6 +51,7 @@ COLOURS: Final = {
     "least_mean": "#a9e34b",
     "least_latency": "#4dabf7",
     "least_srtt": "#845ef7",
+    "agent_rule": "#f06595",
     "trees": "#d9480f",
     "oracle_batched": "#087f5b",
 }

@@ -17,7 +17,7 @@ from swiftqueue.laboratory.report.judging import FEWEST_SEEDS, NO_HARM, SETTLED
 from swiftqueue.laboratory.report.noticed import VERDICT, interval, verdict_cells
 from swiftqueue.laboratory.report.tables import NONE, head_of, row_of
 from swiftqueue.laboratory.report.verdict import Values, Verdict, ratio
-from swiftqueue.laboratory.scenarios.controls import ALL_CONTROLS, TREES
+from swiftqueue.laboratory.scenarios.controls import AGENT_RULE, ALL_CONTROLS, TREES
 from swiftqueue.models.scoring.intervals import Estimate, corrected, estimate, paired_change
 
 AGAINST: Final = {
@@ -37,10 +37,11 @@ LEARNED: Final = {"model": "network", TREES: "trees"}
 """The controls that learned, as the tables name them."""
 WORDS: Final = {
     "always": "other",
-    "constant_share": "static share",
-    "flow_split": "flow split",
+    "constant_share": "static",
+    "flow_split": "flows",
     **{name: said for name, said in AGAINST.items() if name != "default"},
     "least_srtt": "min-SRTT",
+    AGENT_RULE: "agent",
     **LEARNED,
     "oracle": "oracle",
 }

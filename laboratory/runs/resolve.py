@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from swiftqueue.common.section import read_all
 from swiftqueue.laboratory.scenarios.axis import Point
-from swiftqueue.laboratory.scenarios.controls import FOR_UPLINKS, LADDER, TREES, ModelControl
+from swiftqueue.laboratory.scenarios.controls import AGENT_RULE, FOR_UPLINKS, LADDER, TREES, ModelControl
 from swiftqueue.laboratory.scenarios.files import environment_at
 from swiftqueue.laboratory.scenarios.pages import allotted, drawn, rates_of
 from swiftqueue.laboratory.scenarios.replay import replayed
@@ -216,6 +216,8 @@ def control_of(
         return _last_latency(environment)
     if name == "virtual_queue":
         return {"kind": "virtual_queue", **settings.virtual_queue.model_dump()}
+    if name == AGENT_RULE:
+        return {"kind": name, **settings.model.model_dump(include={"inference_us", "until_decided"})}
     if name in FOR_UPLINKS:
         return {"kind": "least_latency", **_least(environment, name)}
     if name == "flow_split":

@@ -39,12 +39,15 @@ LADDER: Final = (
     "oracle_batched",
 )
 """Controls that stand beside the model on the ladder of information (docs/LABORATORY.md)."""
-FOR_UPLINKS: Final = ("least_mean", "least_latency", "least_srtt")
+AGENT_RULE: Final = "agent_rule"
+"""Control of the sender agent with `--rule last-latency`."""
+FOR_UPLINKS: Final = ("least_mean", "least_latency", "least_srtt", AGENT_RULE)
 """Controls that compare both uplinks by the latencies of S1's packets over them."""
 TREES: Final = "trees"
 """Control of a second model, boosted trees; a folder of this name beside the model has them."""
 ALL_CONTROLS: Final = (*CONTROLS, *LADDER, *FOR_UPLINKS, TREES)
-AGENTS: Final = ("model", TREES, *(name for name in LADDER if name != "flow_split"))  # set up like `model`
+AGENTS: Final = ("model", TREES, AGENT_RULE, *(name for name in LADDER if name != "flow_split"))
+"""Controls that are set up like `model`."""
 MATCHED: Final = ("model", "oracle")  # controls whose moved share `random` takes, the first that was run
 NOT_FOR_UPLINKS: Final = ("no_l4s", "last_latency", "last_latency_batched")
 VIEWED_BY: Final = ("oracle", "oracle_in_order", "oracle_late", "oracle_batched")  # need a view of the queues

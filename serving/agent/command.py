@@ -117,7 +117,7 @@ def run_agent(
     deadline_us: int,
     metrics_port: int | None,
     telemetry: str | None,
-    guard: bool = True,
+    guard: bool | None = None,
     guard_growth: float | None = None,
     guard_advantage: float | None = None,
     max_moved_unacked: int | None = None,
@@ -135,7 +135,7 @@ def run_agent(
         metrics_port: port of its Prometheus endpoint, at SWIFTQUEUE_METRICS_ADDRESS; 0 takes a
             free one, None means no endpoint.
         telemetry: `unix:PATH` of a socket, or a file, that gets its senders' packets and ACKs.
-        guard: whether moving stops where it is not settled to help.
+        guard: whether moving stops where it is not settled to help; None: unless there is a rule.
         guard_growth: most growth of the rate while packets are moved, as a share; None is the agent's own.
         guard_advantage: most growth of a moved flow's rate beside that of a classic one, likewise.
         max_moved_unacked: most packets moved and not acknowledged yet; None is the agent's own.
@@ -154,7 +154,7 @@ def run_agent(
         raise ValueError("--server, --local and --rule exclude each other")
     options: dict[str, Any] = {"--listen": listen, "--deadline-us": deadline_us}
     options |= {"--metrics-port": metrics_port, "--telemetry": telemetry}
-    options |= {"--guard": "on" if guard else "off"}
+    options |= {"--guard": None if guard is None else "on" if guard else "off"}
     options |= {"--guard-growth": guard_growth, "--guard-advantage": guard_advantage}
     options |= {"--max-moved-unacked": max_moved_unacked, "--max-moved-share": max_moved_share}
     if metrics_port is not None:

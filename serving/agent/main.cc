@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "serving/agent/decision/decision_loop.h"
+#include "serving/agent/decision/last_latency.h"
 #include "serving/agent/decision/schedule.h"
 #include "serving/agent/io/clock.h"
 #include "serving/agent/io/feed.h"
@@ -75,8 +76,10 @@ void add_options(CLI::App& app, Options& o) {
       ->needs(local)
       ->capture_default_str();
   answers
-      ->add_option("--rule", o.rule,
-                   "a rule in a model's place: the alternative whose last latency is less")
+      ->add_option(
+          "--rule", o.rule,
+          "a rule in a model's place: the alternative whose last latency is less; by default "
+          "without margin, limit and guard")
       ->check(CLI::IsMember({"last-latency"}));
   answers->add_option("--server", o.triton.servers,
                       "HOST:PORT or unix:PATH of a Triton server; several in order of preference");
@@ -130,7 +133,7 @@ void add_options(CLI::App& app, Options& o) {
                "marking");
   app.add_option("--guard", o.guard,
                  "moving stops where it is not settled to help; by default on with --listen, since "
-                 "what is replayed does not follow decisions")
+                 "what is replayed does not follow decisions, and off with --rule")
       ->check(CLI::IsMember({"on", "off"}));
   app.add_option(
          "--guard-growth", o.controller.guard.most_growth,
@@ -143,6 +146,18 @@ void add_options(CLI::App& app, Options& o) {
                  "receiver, as a share; 0: any")
       ->check(CLI::Range(0.0, 100.0))
       ->capture_default_str();
+}
+
+// With a rule, limits that were not named are the rule's.
+void take_limits_of_rule(const CLI::App& app, Options& o) {
+  if (o.rule.empty()) return;
+  const ControllerParams rule = without_limits();
+  const auto take = [&](const char* name, auto ControllerParams::* limit) {
+    if (app.count(name) == 0) o.controller.*limit = rule.*limit;
+  };
+  take("--margin-us", &ControllerParams::margin_us);
+  take("--margin-share", &ControllerParams::margin_share);
+  take("--max-moved-unacked", &ControllerParams::max_moved_unacked);
 }
 
 std::unique_ptr<Predictor> make_predictor(const Options& o) {
@@ -247,7 +262,7 @@ int run(const Options& o) {
     metrics.emplace(o.metrics_address, o.metrics_port, statistics, *predictor, telemetry.get());
   }
   ControllerParams controller = o.controller;
-  controller.guard.on = o.guard.empty() ? !o.listen.empty() : o.guard == "on";
+  controller.guard.on = o.guard.empty() ? !o.listen.empty() && o.rule.empty() : o.guard == "on";
   Heartbeat heartbeat(o.heartbeat);
   DecisionLoop loop(*predictor, controller, statistics, telemetry.get(), &heartbeat);
   Report report(statistics, o.listen.empty() ? kReportMs : 0);
@@ -304,6 +319,7 @@ int main(int argc, char** argv) {
   swiftqueue::agent::Options options;
   swiftqueue::agent::add_options(app, options);
   CLI11_PARSE(app, argc, argv);
+  swiftqueue::agent::take_limits_of_rule(app, options);
   if (options.synthetic.rate_bps > 0 && options.synthetic.seconds <= 0) {
     std::fprintf(stderr, "swiftqueue-agent: --synthetic-bps needs --seconds\n");
     return 2;

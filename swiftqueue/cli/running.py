@@ -332,8 +332,12 @@ def agent(
         str | None, typer.Option(help="unix:PATH or a file for packets sent and acknowledged")
     ] = None,
     guard: Annotated[
-        bool, typer.Option(help="stop moving packets to a receiver where it is not settled to help")
-    ] = True,
+        bool | None,
+        typer.Option(
+            "--guard/--no-guard",
+            help="stop moving packets to a receiver where it is not settled to help (default: unless --rule)",
+        ),
+    ] = None,
     guard_growth: Annotated[
         float | None,
         typer.Option(min=0, max=100, help="most growth of the rate while moved; 0: any (default: 0.5)"),

@@ -209,7 +209,7 @@ class OverTwoUplinks(LiveSender):
 def test_the_rule_takes_the_uplink_whose_last_latency_is_less(tmp_path: Path) -> None:
     """There is no model. A batch tries an uplink that has said nothing for a second."""
     path = tmp_path / "agent.sock"
-    arguments = ("--listen", path, "--rule", "last-latency", "--metrics-port", 0, "--guard", "off")
+    arguments = ("--listen", path, "--rule", "last-latency", "--metrics-port", 0)
     with AgentProgram(*arguments) as agent:
         with OverTwoUplinks(path, (30, 50)) as sender:
             for _ in range(300):

@@ -85,6 +85,7 @@ def least(of: str) -> Run:
     return {"kind": "least_latency", "of": of, **when}
 
 
+AGENT_RULE = {"kind": "agent_rule", "inference_us": 200, "until_decided": "previous"}
 ORACLE = {"kind": "oracle", "order": "any", "margin_us": 0, "rate_us": 0}
 
 
@@ -141,6 +142,7 @@ def test_the_oracle_beats_pinned_where_the_other_link_is_idle(program: Path, tmp
     controls = {"pinned": {"kind": "default"}, "oracle": ORACLE}
     controls |= {of: least(of) for of in ("last", "smoothed", "mean")}
     controls["virtual_queue"] = {"kind": "virtual_queue", "margin_us": 0}
+    controls["agent_rule"] = AGENT_RULE
     p99_ms, moved = {}, {}
     for name, control in controls.items():
         summary = simulate(program, over_two(call, cross=cross, control=control), tmp_path / name)
@@ -152,9 +154,24 @@ def test_the_oracle_beats_pinned_where_the_other_link_is_idle(program: Path, tmp
     assert moved["pinned"] == 0
     assert moved["oracle"] > 0.9
     assert p99_ms["oracle"] < 20 < 60 < p99_ms["pinned"]
-    for name in ("last", "smoothed", "mean", "virtual_queue"):
+    for name in ("last", "smoothed", "mean", "virtual_queue", "agent_rule"):
         assert moved[name] > 0.5, name
         assert p99_ms[name] < p99_ms["pinned"], name
+
+
+def test_a_call_that_nobody_acknowledges_does_not_blind_the_agents_rule(
+    program: Path, tmp_path: Path
+) -> None:
+    """GCC's packets stay under way for two seconds: their age says nothing of the link that they took."""
+    cross = [group("cubic", GREEDY, uplink=1, flows=2)]
+    calls = group("copa", CALL), group("gcc", CALL)
+    p99_ms = {}
+    for name, control in (("pinned", {"kind": "default"}), ("rule", AGENT_RULE)):
+        run = over_two(*calls, cross=cross, control=control, seconds=6)
+        rows = truth_of(tmp_path / name, simulate(program, run, tmp_path / name))
+        own = rows[(rows["flow"] == 0) & (rows["sent_ns"] > 1e9)]
+        p99_ms[name] = np.nanquantile(own["one_way_us"], 0.99) * 1e-3
+    assert p99_ms["rule"] < 0.5 * p99_ms["pinned"]
 
 
 def test_who_sees_the_links_now_chooses_better_than_who_saw_them(program: Path, tmp_path: Path) -> None:

@@ -1,22 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "serving/agent/predictors/rule_predictor.h"
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
 #include <vector>
 
-#include "feature_store/events/event_stream.h"
+#include "serving/agent/decision/last_latency.h"
 #include "serving/agent/io/clock.h"
 #include "serving/agent/io/wake_up.h"
 
 namespace swiftqueue::agent {
 namespace {
 
-constexpr float kSilentUs = 1e6F;   // age from which a latency counts no more
-constexpr float kAwaitedUs = 1e9F;  // more than any latency
-constexpr int kReach = kHorizon;    // events whose rows are kept; the rule reads none
+constexpr int kReach = kHorizon;  // events whose rows are kept; the rule reads none
 
 class RulePredictor final : public Predictor {
  public:
@@ -73,14 +70,6 @@ class RulePredictor final : public Predictor {
 };
 
 }  // namespace
-
-float last_latency_us(const float* x_F) {
-  const float last_us = x_F[event_input("last_latency_queue_us")];
-  if (last_us > 0 && x_F[event_input("ack_silence_queue_us")] <= kSilentUs) {
-    return std::max(last_us, x_F[event_input("oldest_unacked_queue_us")]);
-  }
-  return x_F[event_input("in_flight_queue")] > 0 ? kAwaitedUs : 0;
-}
 
 std::unique_ptr<Predictor> make_rule_predictor() { return std::make_unique<RulePredictor>(); }
 

@@ -35,6 +35,8 @@ std::unique_ptr<QueueControl> MakeControl(const Run& run, const Network& network
                                        ": trees have no head to be tuned in a run");
           }
           return std::make_unique<TreesMove>(params, run.questions);
+        } else if constexpr (std::is_same_v<Params, AgentRuleControl>) {
+          return MakeAgentRule(params);
         } else if constexpr (std::is_same_v<Params, FlowSplitControl>) {
           return std::make_unique<FlowSplitMove>(params);
         } else if constexpr (std::is_same_v<Params, BatchedControl>) {

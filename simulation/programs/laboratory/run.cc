@@ -276,6 +276,10 @@ Control ReadControl(const Node& node) {
   if (kind == "model") {
     return ModelControl{node["artifact"].Text(), node["version"].Count(), ReadBatching(node)};
   }
+  if (kind == "agent_rule") {
+    return AgentRuleControl{node["inference_us"].Number(),
+                            node["until_decided"].Text() == "previous"};
+  }
   if (kind == "flow_split") {
     return FlowSplitControl{node["share"].Number()};
   }

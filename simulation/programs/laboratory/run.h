@@ -148,6 +148,11 @@ struct ModelControl {
   int64_t version;
   Batching batching;
 };
+/** The sender agent with the rule that it has for two uplinks. */
+struct AgentRuleControl {
+  double inferenceUs;
+  bool holdPrevious;
+};
 struct FlowSplitControl {
   double share;
 };
@@ -174,9 +179,10 @@ struct BatchedControl {
       by;
   Batching batching;
 };
-using Control = std::variant<DefaultControl, NoL4sControl, RandomControl, OracleControl,
-                             LastLatencyControl, VirtualQueueControl, ModelControl,
-                             FlowSplitControl, BatchedControl, LeastLatencyControl>;
+using Control =
+    std::variant<DefaultControl, NoL4sControl, RandomControl, OracleControl, LastLatencyControl,
+                 VirtualQueueControl, ModelControl, AgentRuleControl, FlowSplitControl,
+                 BatchedControl, LeastLatencyControl>;
 
 /** For how long a flow keeps to what was decided. */
 enum class Hold {

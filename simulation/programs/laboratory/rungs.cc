@@ -15,6 +15,7 @@
 #include "ns3/random-variable-stream.h"
 #include "ns3/simulator.h"
 #include "packet-log.h"
+#include "serving/agent/decision/last_latency.h"
 #include "simple-controls.h"
 #include "streams.h"
 
@@ -183,7 +184,31 @@ class RecordRung : public Rung {
   std::unordered_map<uint16_t, std::vector<std::pair<int64_t, bool>>> m_changes;  // by flow
 };
 
+class AgentRuleMove : public BatchMove {
+ public:
+  AgentRuleMove(const AgentRuleControl& params, const agent::ControllerParams& limits)
+      : BatchMove({.inferenceUs = params.inferenceUs,
+                   .holdPrevious = params.holdPrevious,
+                   .marginUs = limits.margin_us,
+                   .marginShare = limits.margin_share,
+                   .maxMovedUnacked = limits.max_moved_unacked,
+                   .maxMovedShare = limits.max_moved_share,
+                   .guard = limits.guard.on},
+                  0, false) {}
+
+ protected:
+  void Forecast(const agent::Question& question, const float* x_QF, float* y_BH) override {
+    for (int q = 0; q < question.queries(); ++q) {
+      y_BH[q] = agent::last_latency_us(x_QF + std::ptrdiff_t{q} * kEventWindowFeatureCount);
+    }
+  }
+};
+
 }  // namespace
+
+std::unique_ptr<BatchMove> MakeAgentRule(const AgentRuleControl& params) {
+  return std::make_unique<AgentRuleMove>(params, agent::without_limits());
+}
 
 std::unique_ptr<BatchMove> MakeRung(const BatchedControl& params, const Run& run,
                                     const Network& network) {

@@ -18,6 +18,9 @@ namespace swiftqueue::lab {
 std::unique_ptr<BatchMove> MakeRung(const BatchedControl& params, const Run& run,
                                     const Network& network);
 
+/** The agent's rule for two uplinks in the model's place, with limits of its own. */
+std::unique_ptr<BatchMove> MakeAgentRule(const AgentRuleControl& params);
+
 }  // namespace swiftqueue::lab
 
 #endif  // SWIFTQUEUE_LABORATORY_RUNGS_H
