@@ -25,7 +25,7 @@ from swiftqueue.pipelines.params.document import load_yaml, save_yaml, trace_ent
 from swiftqueue.pipelines.params.override import override
 
 PROJECT: Final = Path(__file__).resolve().parents[2]
-CHOICE: Final = "data/models/pretrained/choice.json"
+PRETRAINED: Final = "data/models/pretrained"
 SETTINGS: Final = "study.json"  # the study's options; other options make another study
 USUAL: Final = {"latency": "acks", "architecture": "event-stream"}  # in a study.json that does not say
 SIMULATED_ROUNDS: Final = 2  # walk-forward rounds that fit into a simulated trace
@@ -76,6 +76,7 @@ def run_study(
 
     """
     from swiftqueue.feature_store.packets.captures import CaptureFile
+    from swiftqueue.models.forecasters.selection import chosen_in
 
     if latency != "acks" and not traces:
         raise ValueError(f"--latency {latency} is of captures, and none is given")
@@ -100,8 +101,8 @@ def run_study(
             "in a folder of its own"
         )
     elif until == "evaluate":
-        if (choice := folder / CHOICE).is_file():
-            print(f"auto {json.loads(choice.read_text())['why']}")
+        if choice := chosen_in(folder / PRETRAINED):
+            print(f"auto {choice['why']}")
         print(f"report: {folder / 'data/evaluation/report/report.html'}")
         print(f"figures: {folder / 'data/evaluation/report/scores.json'}")
     return code
