@@ -158,7 +158,6 @@ def write(output: Path, metrics: dict[str, Any], predictions: list[TracePredicti
         changes = [change for p in predictions for change in plot_tables.change_examples(p)]
         drawn = plots.draw(
             folder,
-            report.caption(metrics),
             tables,
             {trace: plot_tables.mean_over_time([table]) for trace, table in over_time.items()},
             metrics["rounds"],
