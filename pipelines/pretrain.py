@@ -53,7 +53,7 @@ def main(params: Given, packets: Given, split: Given, output: Given) -> None:
             say(f"auto: {choice.line}")
             run.log({AUTO: choice.as_json()["candidates"]})
             run.chose(variant.name)
-        say(f"pretrain: {variant.name} on {len(traces)} traces")
+        say(f"pretrain: {variant.name} on {len(traces)} trace{'s' * (len(traces) > 1)}")
         started = time.monotonic()
         trained = pretrain(data, variant, say, epoch)
         if choice is not None:

@@ -84,7 +84,7 @@ def _make_and_serve(console: Console, root: Path, steps: int) -> int:
         console.print("The pipeline stopped at the stage named above; mend it and run this again.")
         return code
     console.rule(f"2/{steps}  local Triton server")
-    start_stack()
+    start_stack(none_yet="no version is served yet; the next step serves one")
     console.rule(f"3/{steps}  deploy")
     deploy_version(None)
     return 0

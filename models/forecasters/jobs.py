@@ -21,7 +21,7 @@ from swiftqueue.models.forecasters.network import NetworkForecaster
 from swiftqueue.models.forecasters.traces import Trace, about, fingerprint, lessons, read_traces
 from swiftqueue.models.forecasters.walk import tune_heads
 from swiftqueue.models.sharp import Change
-from swiftqueue.models.training.epochs import WorkerShare, best_of, resumed_line
+from swiftqueue.models.training.epochs import TimeLeft, WorkerShare, best_of, resumed_line
 from swiftqueue.models.training.head import FinetuneParams
 from swiftqueue.models.training.query_training import epoch_line, run_in_job
 from swiftqueue.models.training.ray_job import report_progress, run_job
@@ -92,11 +92,14 @@ def pretrain(
             fitted = fitted.taught_by(about(traces))
         return TrainingResult(fitted, [])
 
+    left = TimeLeft(params.epochs)
+    say(f"pretrain: the data are read; {params.epochs} epochs follow, once Ray Train has started")
+
     def told(record: dict[str, Any]) -> None:
         if "epoch" not in record:
             say(resumed_line(record))
             return
-        say(f"pretrain: {epoch_line(record, params.epochs)}")
+        say(f"pretrain: {epoch_line(record, params.epochs)}{left.words(record['epoch'])}")
         epoch(record)
 
     work = [variant.kind_name, params.model_dump(), code_hash(__name__, kind.__module__)]

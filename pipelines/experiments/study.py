@@ -93,7 +93,8 @@ def run_study(
         next(iter(CaptureFile(path)), None)  # a file that is no capture is refused before a folder is made
     _prepare(folder, study, params, stages)
 
-    print(f"study {folder}: {len(params['extract']['traces'])} traces, protocol {protocol}, up to {until}")
+    count = len(params["extract"]["traces"])
+    print(f"study {folder}: {count} trace{'s' * (count > 1)}, protocol {protocol}, up to {until}")
     # The study's runs are compared with others, so they are logged where this folder's runs are.
     logged = {variable("state"): str(state_dir()), variable("study"): folder.name}
     code = run_dvc(["repro", until], folder, logged)

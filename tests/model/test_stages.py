@@ -361,7 +361,7 @@ def test_the_programs_of_all_stages_run_through_with_it(name: str, tmp_path: Pat
     assert "rounds of short" in stage("split", "split", "packets")
     assert "expectations met" in stage("validate", "validation", "packets", "split")
     said = stage("pretrain", "pretrained", "packets", "split")
-    assert f"pretrain: {name.replace('auto', 'trees')} on 1 traces" in said
+    assert f"pretrain: {name.replace('auto', 'trees')} on 1 trace\n" in said
     if name == "auto":
         choice = json.loads((tmp_path / "pretrained" / "choice.json").read_text())
         assert (choice["chosen"], set(choice["candidates"])) == ("trees", {"trees", "virtual-queue"})
