@@ -57,7 +57,7 @@ class TuningReport:
     loss: tuple[float, ...]  # loss before the first epoch, then of each epoch
     decisions: int
     seconds: float
-    changed: str = "head"  # what was trained, in words
+    changed: str = "head"  # the trained part, in words
 
 
 class Tunable(Protocol):
