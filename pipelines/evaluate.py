@@ -15,7 +15,8 @@ from pydantic import Field
 
 from swiftqueue.common.atomic import new_folder, write_file
 from swiftqueue.common.section import Section, read, read_all
-from swiftqueue.models.forecasters.forecaster import Forecaster, load
+from swiftqueue.models.forecasters.forecaster import Forecaster, load, name_of_kind
+from swiftqueue.models.forecasters.selection import chosen_in
 from swiftqueue.models.forecasters.traces import Trace, lessons, read_traces, tested
 from swiftqueue.models.forecasters.walk import AT_ONCE as AS_IF_AT_ONCE
 from swiftqueue.models.forecasters.walk import PRETRAINED as UNTUNED
@@ -116,6 +117,8 @@ def evaluate(
         false_alarm_rate=params.false_alarm_rate,
         round_s=params.round_s,
     )
+    choice = chosen_in(pretrained).get("why", "")
+    metrics["about"] |= {"forecaster": name_of_kind(type(base)), "choice": choice}
     return metrics, predictions
 
 
@@ -155,7 +158,6 @@ def write(output: Path, metrics: dict[str, Any], predictions: list[TracePredicti
         changes = [change for p in predictions for change in plot_tables.change_examples(p)]
         drawn = plots.draw(
             folder,
-            report.caption(metrics),
             tables,
             {trace: plot_tables.mean_over_time([table]) for trace, table in over_time.items()},
             metrics["rounds"],
@@ -199,11 +201,13 @@ def main(
         with stage_run("evaluate", traces=traces, params=read_all(params), seed=section.seed) as run:
             run.takes(packet_sets(packets, traces, params.with_name("dvc.lock"), "testing"))
             run.keep(output, "evaluation")
+            if choice := chosen_in(pretrained):
+                run.chose(choice["chosen"])
             run.log(headline(metrics))
             for trace, rounds in metrics["rounds"].items():
                 for figures in rounds:
                     shown = {m: {key: figures[m][key] for key in BY_ROUND} for m in HEADLINE_METHODS}
-                    run.log({trace: shown}, step=figures["round"])
+                    run.log({trace: {"by_round": shown}}, step=figures["round"])
     for sentence in verdict(metrics):
         if sentence.kind != "note":
             print(f"evaluate: {sentence.text}")

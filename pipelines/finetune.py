@@ -14,6 +14,7 @@ def main(params: Given, packets: Given, split: Given, pretrained: Given, output:
     from swiftqueue.common.section import read, read_all
     from swiftqueue.common.state import state_dir
     from swiftqueue.models.forecasters.jobs import StageData, figures, finetune, round_line
+    from swiftqueue.models.forecasters.selection import chosen_in
     from swiftqueue.models.registry.lineage import packet_sets
     from swiftqueue.models.registry.runs import stage_run
     from swiftqueue.models.sharp import change_of
@@ -26,6 +27,8 @@ def main(params: Given, packets: Given, split: Given, pretrained: Given, output:
     print(f"finetune: starting Ray Train with {section.workers} worker(s)", flush=True)
     with stage_run("finetune", traces=traces, params=read_all(params), seed=section.seed) as run:
         run.takes(packet_sets(packets, traces, params.with_name("dvc.lock")))
+        if choice := chosen_in(pretrained):
+            run.chose(choice["chosen"])
 
         def say(record: dict[str, Any]) -> None:
             print(round_line(record), flush=True)

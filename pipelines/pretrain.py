@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import json
 import time
-from typing import Any, Final
+from typing import Any
 
 from swiftqueue.pipelines.stage import Given, run_stage
-
-CHOICE_FILE: Final = "choice.json"
 
 
 def main(params: Given, packets: Given, split: Given, output: Given) -> None:
@@ -24,7 +22,7 @@ def main(params: Given, packets: Given, split: Given, output: Given) -> None:
     from swiftqueue.common.state import state_dir
     from swiftqueue.models.forecasters.forecaster import AUTO, AutoParams, candidates, write
     from swiftqueue.models.forecasters.jobs import StageData, pretrain
-    from swiftqueue.models.forecasters.selection import choose
+    from swiftqueue.models.forecasters.selection import CHOICE_FILE, choose
     from swiftqueue.models.registry.lineage import packet_sets
     from swiftqueue.models.registry.runs import stage_run
     from swiftqueue.models.scoring.evaluation import STABLE_DIGITS
@@ -54,7 +52,8 @@ def main(params: Given, packets: Given, split: Given, output: Given) -> None:
             variant = choice.variant
             say(f"auto: {choice.line}")
             run.log({AUTO: choice.as_json()["candidates"]})
-        say(f"pretrain: {variant.name} on {len(traces)} traces")
+            run.chose(variant.name)
+        say(f"pretrain: {variant.name} on {len(traces)} trace{'s' * (len(traces) > 1)}")
         started = time.monotonic()
         trained = pretrain(data, variant, say, epoch)
         if choice is not None:

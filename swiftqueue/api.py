@@ -143,9 +143,9 @@ def scores(forecasts: pl.DataFrame) -> dict[str, float | int | None]:
 
     A packet is late if its latency is 20 ms and 20 % above the last one that its flow had shown before it was
     decided. The result holds `packets` (scored ones), `late`, `average_precision` (how well late packets are
-    ranked; chance is `late / packets`), `recall_at_1_percent` (share of late packets found, with false alarms
-    on 1 % of the others), `mae_ms`, `p50_ms`, `p90_ms` and `p99_ms` (absolute errors). A score is None
-    where no packet allows it.
+    ranked), `chance` (the average precision of guessing: the share of late packets), `recall_at_1_percent`
+    (share of late packets found, with false alarms on 1 % of the others), `mae_ms`, `p50_ms`, `p90_ms` and
+    `p99_ms` (absolute errors). A score is None where no packet allows it.
 
     Args:
         forecasts: result of `Model.predict`.
@@ -171,6 +171,7 @@ def scores(forecasts: pl.DataFrame) -> dict[str, float | int | None]:
     late, error = found["late"], found["error"]
     ranked = {
         "average_precision": late["average_precision"],
+        "chance": late["base_rate"],
         "recall_at_1_percent": late["recall_at_false_alarms"],
     }
     errors = {name: error[name] for name in ("mae_ms", "p50_ms", "p90_ms", "p99_ms")}

@@ -15,6 +15,12 @@ LINEAGE: Final = (
     *("source", "protocol", "visibility", "git_commit", "parent_version", "reference_version"),
     *("replaced_version", "gate", "gate_reason", "gate_champion", "schema_hash", "content_sha256"),
 )
+TRAINING: Final = ("seed", "epochs", "rounds")  # parameters of a section that the card repeats
+ABOUT_SCORES: Final = (
+    "`gate.WHO.FIGURE` is of the packets that judged this version when it was registered. WHO is "
+    "`challenger` (this version), `champion` (the one served then), `reference` (with which the champion's "
+    "encoder came), or `last_` for a repeated latency. The other scores are of all test slices."
+)
 DVC: Final = "dvc."  # prefix of the tags that hold the DVC hash of an input
 
 
@@ -31,6 +37,8 @@ class ModelCard:
     """Figures of the run that made it, by name; those of the gate and of the live rounds among them."""
     lineage: dict[str, str] = field(default_factory=dict)
     """Commit, parent version, data hashes, and the gate's decision with its reason."""
+    training: dict[str, str] = field(default_factory=dict)
+    """Seeds and epochs of the run that made it, as `section.key`."""
 
     @classmethod
     def of_folder(cls, folder: Path) -> ModelCard:
@@ -72,6 +80,7 @@ class ModelCard:
             sorted(data, key=lambda one: (one["use"], one["name"])),
             dict(sorted(run.data.metrics.items())),
             {name: tags[name] for name in told},
+            {n: value for n, value in sorted(run.data.params.items()) if n.rpartition(".")[2] in TRAINING},
         )
 
     def __str__(self) -> str:
@@ -84,7 +93,12 @@ class ModelCard:
             lines += ["| {name} | {use} | {source} | {digest} |".format_map(one) for one in self.data]
         else:
             lines += ["Nothing is known of the data: a registered version names its data sets."]
-        lines += _table("Scores", {name: f"{figure:.4g}" for name, figure in self.scores.items()})
+        if self.training:
+            lines += _table("Training", self.training)
+        gate = any(name.startswith("gate.") for name in self.scores)
+        lines += _table(
+            "Scores", {n: _shown(figure) for n, figure in self.scores.items()}, ABOUT_SCORES if gate else ""
+        )
         lines += _table("Lineage", self.lineage)
         return "\n".join([*lines, ""])
 
@@ -93,10 +107,21 @@ class ModelCard:
         return str(self)
 
 
-def _table(title: str, rows: Mapping[str, Any]) -> list[str]:
-    """Return a section with a row for each entry, or a line that there is none."""
+def _shown(figure: float) -> str:
+    """Return a figure of four digits, or all of a number's digits before the point."""
+    return f"{figure:,.0f}" if abs(figure) >= 1000 else f"{figure:.4g}"
+
+
+def _table(title: str, rows: Mapping[str, Any], about: str = "") -> list[str]:
+    """Return a section with a row for each entry, or a line that there is none, after a line about them."""
     body = [f"| {name} | {value} |" for name, value in rows.items()]
-    return ["", f"## {title}", "", *(["| | |", "|---|---|", *body] if body else ["None are recorded."])]
+    return [
+        "",
+        f"## {title}",
+        "",
+        *([about, ""] if about else []),
+        *(["| | |", "|---|---|", *body] if body else ["None are recorded."]),
+    ]
 
 
 def _network(folder: Path) -> dict[str, Any]:
@@ -122,8 +147,10 @@ def _own_lineage(folder: Path) -> dict[str, str]:
     from swiftqueue.models.registry.packet_model import read_model
 
     described = read_model(folder).description
+    told = {name: described[name] for name in ("schema_hash", "protocol", "visibility") if name in described}
     return {
-        name: str(described[name]) for name in ("schema_hash", "protocol", "visibility") if name in described
+        name: ", ".join(f"{key} {value[key]}" for key in value) if isinstance(value, Mapping) else str(value)
+        for name, value in told.items()
     }
 
 

@@ -84,7 +84,7 @@ def _make_and_serve(console: Console, root: Path, steps: int) -> int:
         console.print("The pipeline stopped at the stage named above; mend it and run this again.")
         return code
     console.rule(f"2/{steps}  local Triton server")
-    start_stack()
+    start_stack(none_yet="no version is served yet; the next step serves one")
     console.rule(f"3/{steps}  deploy")
     deploy_version(None)
     return 0
@@ -114,7 +114,7 @@ def _print_where_to_look(console: Console, seconds: float) -> None:
     table = Table(title=title, title_justify="left", show_header=False)
     for what, command in (
         ("report: what the model gains and where it loses", "data/evaluation/report/report.html"),
-        ("figures, and how they changed", ".venv/bin/dvc metrics show   |   .venv/bin/dvc plots show"),
+        ("figures, and how they changed", "data/evaluation/metrics.json   |   .venv/bin/dvc metrics diff"),
         (
             "MLflow: runs, versions, lineage",
             ".venv/bin/swiftqueue up --mlflow   (prints the address to open)",

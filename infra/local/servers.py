@@ -47,11 +47,17 @@ MAX_MESSAGE_BYTES: Final = 4 << 20
 MAX_WAITING_BYTES: Final = 32 << 20
 TRITON_TIMEOUT_S: Final = 60.0
 PAGE_TIMEOUT_S: Final = 30.0
+NO_CHAMPION: Final = (
+    "no champion in the registry yet; `dvc repro` makes a version, `swiftqueue deploy` serves it"
+)
 MLFLOW_TIMEOUT_S: Final = 180.0  # 41 s were seen on a busy machine
 
 
-def start_stack() -> None:
+def start_stack(none_yet: str = NO_CHAMPION) -> None:
     """Start Triton, wait until it answers, and serve the champion.
+
+    Args:
+        none_yet: line to print if there is no champion.
 
     Raises:
         OSError: a port is in use, or Triton's environment is not set up.
@@ -65,7 +71,7 @@ def start_stack() -> None:
 
     version = serve_champion()
     if version is None:
-        print("no champion in the registry yet; `dvc repro` makes a version, `swiftqueue deploy` serves it")
+        print(none_yet)
     else:
         print(f"champion version {version} is served by the {served_backend().label}")
     for kind in MODELS:

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
+
 from swiftqueue.common.import_closure import code_hash
 from swiftqueue.models.forecasters import forecaster as door
 from swiftqueue.models.forecasters.forecaster import Forecaster, Variant, kind_named
@@ -19,7 +21,7 @@ from swiftqueue.models.forecasters.network import NetworkForecaster
 from swiftqueue.models.forecasters.traces import Trace, about, fingerprint, lessons, read_traces
 from swiftqueue.models.forecasters.walk import tune_heads
 from swiftqueue.models.sharp import Change
-from swiftqueue.models.training.epochs import WorkerShare, best_of, resumed_line
+from swiftqueue.models.training.epochs import TimeLeft, WorkerShare, best_of, resumed_line
 from swiftqueue.models.training.head import FinetuneParams
 from swiftqueue.models.training.query_training import epoch_line, run_in_job
 from swiftqueue.models.training.ray_job import report_progress, run_job
@@ -90,11 +92,14 @@ def pretrain(
             fitted = fitted.taught_by(about(traces))
         return TrainingResult(fitted, [])
 
+    left = TimeLeft(params.epochs)
+    say(f"pretrain: the data are read; {params.epochs} epochs follow, once Ray Train has started")
+
     def told(record: dict[str, Any]) -> None:
         if "epoch" not in record:
             say(resumed_line(record))
             return
-        say(f"pretrain: {epoch_line(record, params.epochs)}")
+        say(f"pretrain: {epoch_line(record, params.epochs)}{left.words(record['epoch'])}")
         epoch(record)
 
     work = [variant.kind_name, params.model_dump(), code_hash(__name__, kind.__module__)]
@@ -178,25 +183,38 @@ def finetune_worker(config: dict[str, Any]) -> None:
     own = sorted(todo)[context.get_world_rank() :: context.get_world_size()]
     for name in own:
         trace, first = traces[name], todo[name]
+        before = door.load(rounds_dir / name / f"round-{first - 1}") if first else base
+        heads = {first - 1: before}
 
-        def keep(k: int, head: Forecaster, name: str = name, trace: Trace = trace) -> None:
+        def keep(
+            k: int,
+            head: Forecaster,
+            name: str = name,
+            trace: Trace = trace,
+            heads: dict[int, Forecaster] = heads,
+        ) -> None:
             made = f"{name}/round-{k}"
             door.save(rounds_dir / made, head)
-            report_progress(config, _record(name, k, len(trace.slices.rounds), head), made)
+            heads[k] = head
+            report_progress(config, round_record(trace, k, heads[k - 1], head), made)
 
-        before = door.load(rounds_dir / name / f"round-{first - 1}") if first else base
         tune_heads(before, trace, how, keep, first)
 
 
-def _record(name: str, k: int, rounds: int, head: Forecaster) -> dict[str, Any]:
-    record: dict[str, Any] = {"trace": name, "round": k, "rounds": rounds, "decisions": 0}
-    if (tuning := head.tuning) is None:  # a silent minute teaches nothing, so the head stays
-        return record
+def round_record(trace: Trace, k: int, before: Forecaster, head: Forecaster) -> dict[str, Any]:
+    """Return the record of a round: of the tuning of its head, or of why the head before it stays."""
+    rounds = trace.slices.rounds
+    record: dict[str, Any] = {"trace": trace.name, "round": k, "rounds": len(rounds), "decisions": 0}
+    if head is before or (tuning := head.tuning) is None:
+        part = rounds[k].finetune
+        known = np.isfinite(trace.to_learn(part).latencies_us()).sum() if len(part) else 0
+        return record | {"latencies": int(known)}
     return record | {
         "decisions": tuning.decisions,
         "loss_before": tuning.loss[0],
         "loss_after": tuning.loss[-1],
         "train_s": tuning.seconds,
+        "changed": tuning.changed,
     }
 
 
@@ -213,8 +231,9 @@ def _first_missing(folder: Path, trace: Trace) -> int:
 
 
 def figures(record: Mapping[str, Any]) -> dict[str, float]:
-    """Return the figures of a round's record, without its trace and numbers."""
-    return {name: value for name, value in record.items() if name not in ("trace", "round", "rounds")}
+    """Return the figures of a round's record, without its trace, numbers and words."""
+    others = ("trace", "round", "rounds", "changed")
+    return {name: value for name, value in record.items() if name not in others}
 
 
 def round_line(record: Mapping[str, Any]) -> str:
@@ -223,6 +242,7 @@ def round_line(record: Mapping[str, Any]) -> str:
         return f"finetune: {record['kept']} of {record['rounds']} rounds kept from the run that was stopped"
     what = f"finetune: {record['trace']} round {record['round'] + 1}/{record['rounds']}"
     if record["decisions"] == 0:
-        return f"{what}  no latency known in its slice, or nothing to tune: the head is kept"
+        kept = "it has nothing to tune" if record["latencies"] else "no latency is known in its slice"
+        return f"{what}  {kept}, so it stays as it is"
     losses = f"loss {record['loss_before']:.4f} -> {record['loss_after']:.4f}"
-    return f"{what}  {record['decisions']} decisions  {losses}  head {record['train_s']:.2f} s"
+    return f"{what}  {record['decisions']} decisions  {losses}  {record['changed']} {record['train_s']:.2f} s"

@@ -15,10 +15,12 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from multiprocessing import get_context
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
+from swiftqueue.common.json_file import read_object
 from swiftqueue.models.forecasters.comparison import HeldOutPackets
 from swiftqueue.models.forecasters.forecaster import AutoParams, Say, Variant
 from swiftqueue.models.forecasters.traces import Trace, lessons, tested
@@ -29,6 +31,7 @@ from swiftqueue.models.training.protocol import LEAST_DECISIONS, Round, Slice, T
 FIRST_SHARE: Final = 0.4  # share of a training slice that the first step trains on
 AP_AS_GOOD: Final = 0.02  # average precision below the best that counts as equal: the gate's margin
 MAE_AS_GOOD: Final = 0.05  # error above the least, as a share of it, that counts as equal
+CHOICE_FILE: Final = "choice.json"  # lies beside the forecaster that was chosen
 # Late packets come in episodes. With fewer of them one episode would decide, as in the gate.
 LEAST_LATE: Final = 50
 LEAST_LATE_SECONDS: Final = 5
@@ -83,6 +86,12 @@ class Choice:
             "late_seconds": self.scores[self.variant.name].late_seconds,
             "candidates": candidates,
         }
+
+
+def chosen_in(folder: Path) -> dict[str, Any]:
+    """Return the choice behind a pre-trained forecaster, as `Choice.as_json`; empty if there was none."""
+    path = folder / CHOICE_FILE
+    return read_object(path) if path.is_file() else {}
 
 
 def choose(traces: Sequence[Trace], among: Sequence[Variant], params: AutoParams, say: Say) -> Choice:

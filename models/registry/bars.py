@@ -47,6 +47,7 @@ class Gain:
     margin: float
     low: float | None  # lower bound of the gain at SURE percent; None: too few data for an interval
     high: float | None  # upper bound of the gain at SURE percent, or None
+    relative: bool = True  # whether the gain is a share of the other's figure
 
     @property
     def inferior(self) -> bool:
@@ -64,8 +65,11 @@ class Gain:
         return self.gain > self.margin if self.low is None else self.low > 0
 
     def __str__(self) -> str:
-        least = "" if self.low is None else f" ({self.low:+.3f} or more)"
-        return f"{self.figure} {self.ours:.3f} against {self.other:.3f}{least}"
+        against = f"{self.figure} {self.ours:.3f} against {self.other:.3f}"
+        if self.low is None:
+            return against
+        size = f"{abs(self.low) * 100:.1f} %" if self.relative else f"{abs(self.low):.3f}"
+        return f"{against} ({f'better by {size} or more' if self.low >= 0 else f'worse by {size} at most'})"
 
 
 T = TypeVar("T")

@@ -222,7 +222,8 @@ def _gains(ours: ScoreTable, other: ScoreTable, *, strict: bool = False) -> list
     if one.average_precision is not None and two.average_precision is not None and _enough_late(one):
         ends = bars.ends(ours.average_precision_R - other.average_precision_R) if drawn else (None, None)
         gain = one.average_precision - two.average_precision
-        found.append(Gain(LATE, one.average_precision, two.average_precision, gain, ap_margin, *ends))
+        precise = (one.average_precision, two.average_precision)
+        found.append(Gain(LATE, *precise, gain, ap_margin, *ends, relative=False))
     if one.log_mae is not None and two.log_mae:  # 0: an oracle in a test
         ends = bars.ends(1 - ours.log_mae_R / other.log_mae_R) if drawn else (None, None)
         gain = 1 - one.log_mae / two.log_mae

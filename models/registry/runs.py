@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from swiftqueue.common.settings import settings
 from swiftqueue.common.state import experiment_name
-from swiftqueue.models.forecasters.forecaster import sections_of_choice
+from swiftqueue.models.forecasters.forecaster import AUTO, sections_of_choice
 from swiftqueue.models.registry.lineage import DataSet, git_commit
 from swiftqueue.models.registry.store import (
     PARENT_TAG,
@@ -73,6 +73,14 @@ class StageRun:
         run = client.create_run(where, run_name=self.name, tags={**tags, PARENT_TAG: self._parent})
         self._client, self._id = client, str(run.info.run_id)
         log_params(client, self._id, own)
+
+    def chose(self, forecaster: str) -> None:
+        """Name in the run the forecaster that `auto` chose."""
+        before, self.name = self.name, self.name.replace(f" {AUTO} ", f" {AUTO}:{forecaster} ")
+        if self._client is not None and self.name != before:
+            with self.tried():
+                self._client.set_tag(self._id, "architecture", f"{AUTO}:{forecaster}")
+                self._client.update_run(self._id, name=self.name)
 
     def takes(self, data: Iterable[DataSet]) -> None:
         """Log data sets as the run's training or test data."""

@@ -162,6 +162,7 @@ def _score(
             scores[method][name] = {v: pool_changes([one[v] for one in scored]) for v in VARIANTS}
         scores[method]["choice"], regrets_R = _choice(part, method, times, seed)
         if drawn is not None:
+            scores[method]["blocks"] = drawn.blocks
             draws[method] = {name: getattr(drawn, name) for name in DRAWN}
             if regrets_R is not None:
                 draws[method][REGRET] = regrets_R

@@ -50,7 +50,6 @@ class EvaluationPlot:
 
 def draw(
     folder: Path,
-    caption: str,
     tables: Mapping[str, pl.DataFrame],
     over_time: Mapping[str, pl.DataFrame],
     rounds: Mapping[str, Sequence[Mapping[str, Any]]],
@@ -68,7 +67,6 @@ def draw(
         def drawn() -> Figure:
             figure, [[axes]] = plot_style.grid(1, 1, *(SMALL if plot.small else PANEL))
             fill(axes)
-            figure.suptitle(caption, x=0.995, ha="right", fontsize=6)
             return figure
 
         (folder / f"{name}.svg").write_bytes(plot_style.svg(drawn))
@@ -94,9 +92,10 @@ def _line(axes: Axes, x: Any, y: Any, name: str, **more: Any) -> None:
     axes.plot(list(x), list(y), **style)
 
 
-def _legend(axes: Axes, columns: int = 3, below: float = 0.2) -> None:
-    """Put the names of the lines below the panel, where they hide none; `below` is a share of its height."""
-    axes.legend(fontsize=7.5, frameon=False, ncols=columns, loc="upper center", bbox_to_anchor=(0.5, -below))
+def _legend(axes: Axes, columns: int = 3) -> None:
+    """Put the names of the lines below the panel, where they hide none and none of them is cut off."""
+    lines, names = axes.get_legend_handles_labels()
+    axes.figure.legend(lines, names, fontsize=7.5, frameon=False, ncols=columns, loc="outside lower center")
 
 
 def _precision_recall(axes: Axes, tables: Mapping[str, pl.DataFrame]) -> None:
@@ -132,11 +131,11 @@ def _error(axes: Axes, trace: str, table: pl.DataFrame) -> None:
 
 def _rounds(axes: Axes, trace: str, rounds: Sequence[Mapping[str, Any]]) -> None:
     for method in (*SHOWN, "pretrained"):
-        points = [(one["round"], one[method]["average_precision"]) for one in rounds]
+        points = [(one["round"] + 1, one[method]["average_precision"]) for one in rounds]
         shown = [(number, ap) for number, ap in points if ap is not None]
         _line(axes, [n for n, _ in shown], [ap for _, ap in shown], method, marker="o", markersize=4)
     axes.set(title=f"{trace}, by round", xlabel="round", ylabel="average precision, late packets")
-    axes.set_xticks(range(len(rounds)))
+    axes.set_xticks(range(1, len(rounds) + 1))
     axes.set_ylim(0, None)
     _legend(axes)
 
@@ -158,4 +157,4 @@ def _example(axes: Axes, number: int, change: SharpChange) -> None:
     axes.set(xlabel="packets from the change", ylabel="latency, ms")
     axes.set_title(f"{change.trace}: {'rise' if change.rise else 'drop'}", fontsize=9)
     if number == 0:
-        _legend(axes, 2, 0.35)
+        _legend(axes, 2)

@@ -12,7 +12,15 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from swiftqueue.models.scoring.evaluation import SHARP, VARIANTS
 from swiftqueue.models.scoring.plots import EvaluationPlot
 from swiftqueue.models.scoring.predictions import METHODS, SEND_GAP
-from swiftqueue.models.scoring.verdict import CHOICE, ERROR, LATE, HeadlineFigure, verdict, verdict_by_trace
+from swiftqueue.models.scoring.verdict import (
+    CHOICE,
+    ERROR,
+    LATE,
+    LEAST_BLOCKS,
+    HeadlineFigure,
+    verdict,
+    verdict_by_trace,
+)
 from swiftqueue.models.sharp import Change
 
 TEMPLATE: Final = "report.html.j2"
@@ -29,7 +37,8 @@ def render(metrics: Mapping[str, Any], plots: Sequence[EvaluationPlot], folder: 
         trim_blocks=True,
     )
     return environment.get_template(TEMPLATE).render(
-        about=metrics["about"],
+        about={"forecaster": "", "choice": "", **metrics["about"]},
+        least_blocks=LEAST_BLOCKS,
         caption=caption(metrics),
         change=Change(**metrics["about"]["change"]).words(),
         command=command,

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from swiftqueue.models.scoring.predictions import BASELINES, FINETUNED, PRETRAINED
+from swiftqueue.models.scoring.predictions import BASELINES, FINETUNED, PRETRAINED, TREES, TREES_CONTINUED
+
+LEAST_BLOCKS: Final = 5  # with fewer blocks of time an interval is so wide that zero inside says nothing
+TWINS: Final = {"trees": (TREES, TREES_CONTINUED)}  # baselines that are a forecaster of the model's own kind
 
 
 class HeadlineFigure(NamedTuple):
@@ -37,6 +40,10 @@ CHOICE: Final = HeadlineFigure(
 )
 
 
+NOISE: Final = "within the noise"
+SHORT: Final = "too short to tell"
+
+
 class Sentence(NamedTuple):
     """One line of the verdict; `kind` is `wins`, `loses`, `even`, `tuning` or `note`."""
 
@@ -46,48 +53,71 @@ class Sentence(NamedTuple):
 
 def verdict(metrics: Mapping[str, Any]) -> list[Sentence]:
     """Judge the fine-tuned model against every baseline on the headline figures, over all traces."""
-    return list(_judge("all traces", metrics["all"]))
+    twins = _twins(metrics)
+    said = list(_judge("all traces", metrics["all"], twins))
+    if twins:
+        said.append(
+            Sentence("note", f"{_listed(twins)} are of the model's own kind, so it is not judged by them.")
+        )
+    return said
 
 
 def verdict_by_trace(metrics: Mapping[str, Any]) -> list[Sentence]:
     """Judge the fine-tuned model for each trace."""
-    return [s for name, scores in metrics["traces"].items() for s in _judge(f"trace {name}", scores)]
+    twins = _twins(metrics)
+    return [s for name, scores in metrics["traces"].items() for s in _judge(f"trace {name}", scores, twins)]
 
 
-def _judge(scope: str, scores: Mapping[str, Any]) -> Iterator[Sentence]:
-    even = []  # figures in which some baseline is ahead, but not beyond the noise
+def _twins(metrics: Mapping[str, Any]) -> tuple[str, ...]:
+    return TWINS.get(metrics.get("about", {}).get("forecaster", ""), ())
+
+
+def _judge(scope: str, scores: Mapping[str, Any], twins: Sequence[str]) -> Iterator[Sentence]:
+    even: dict[str, list[str]] = {}  # by reason, the figures in which some baseline is ahead, but not settled
     for measure in (LATE, ERROR, CHOICE):
         ours = measure.of(scores[FINETUNED])
         if ours is None:
             yield Sentence("note", f"On {scope} the {measure.words} is {measure.undefined}.")
             continue
         sign = 1 if measure.higher_is_better else -1
-        others = {name: value for name in BASELINES if (value := measure.of(scores[name])) is not None}
+        others = {
+            name: value
+            for name in BASELINES
+            if name not in twins and (value := measure.of(scores[name])) is not None
+        }
         better = {name: value for name, value in others.items() if sign * value > sign * ours}
-        unsettled = {name: value for name, value in better.items() if _within_noise(scores, measure, name)}
-        for names, theirs in _alike(measure, {n: v for n, v in better.items() if n not in unsettled}):
+        reasons = {name: _unsettled(scores, measure, name) for name in better}
+        for names, theirs in _alike(measure, {n: v for n, v in better.items() if not reasons[n]}):
             yield Sentence(
                 "loses",
                 f"On {scope} the fine-tuned model loses to {names} on the {measure.words}: "
                 f"{measure.text(ours)} against {theirs}.",
             )
-        if unsettled:
-            ahead = ", ".join(f"{theirs} of {names}" for names, theirs in _alike(measure, unsettled))
-            even.append(f"the {measure.words} ({measure.text(ours)}; {ahead})")
+        for reason in (NOISE, SHORT):
+            if some := {n: v for n, v in better.items() if reasons[n] == reason}:
+                ahead = ", ".join(f"{theirs} of {names}" for names, theirs in _alike(measure, some))
+                even.setdefault(reason, []).append(f"the {measure.words} ({measure.text(ours)}; {ahead})")
         if not better and others:
             name = max(others, key=lambda other: sign * others[other])
             word = "equals the best baseline" if others[name] == ours else "beats every baseline"
-            noise = " (within the noise)" if _within_noise(scores, measure, name) else ""
+            reason = _unsettled(scores, measure, name)
+            noise = f" ({reason})" if reason else ""
             yield Sentence(
                 "wins",
                 f"On {scope} the fine-tuned model {word} on the {measure.words}: {measure.text(ours)} "
                 f"against {measure.text(others[name])} of {name}{noise}.",
             )
-    if even:
+    if NOISE in even:
         yield Sentence(
             "even",
             f"On {scope} the fine-tuned model and some baselines ahead of it are within the noise of each "
-            f"other on {_listed(even)}.",
+            f"other on {_listed(even[NOISE])}.",
+        )
+    if SHORT in even:
+        yield Sentence(
+            "even",
+            f"On {scope} some baselines are ahead of the fine-tuned model, and the tests are {SHORT} whether "
+            f"by chance, on {_listed(even[SHORT])}.",
         )
     yield from _tuning(scope, scores)
 
@@ -103,7 +133,8 @@ def _tuning(scope: str, scores: Mapping[str, Any]) -> Iterator[Sentence]:
             continue
         better = tuned > untuned if measure.higher_is_better else tuned < untuned
         (helped if better else not_helped).append(f"the {measure.words}")
-        noise = ", within the noise" if _within_noise(scores, measure, PRETRAINED) else ""
+        reason = _unsettled(scores, measure, PRETRAINED)
+        noise = f", {reason}" if reason else ""
         figures.append(f"{measure.words} {measure.text(tuned)} tuned, {measure.text(untuned)} untuned{noise}")
     if figures:
         partly = f"helps on {_listed(helped)} alone" if helped else "does not help"
@@ -126,7 +157,12 @@ def _listed(words: Sequence[str]) -> str:
     return " and ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
 
 
-def _within_noise(scores: Mapping[str, Any], measure: HeadlineFigure, name: str) -> bool:
-    """Return whether the paired interval of the difference includes zero."""
-    between = scores[name]["acked"].get("finetuned_minus_this", {}).get(f"{measure.key}_95")
-    return between is not None and between[0] <= 0 <= between[1]
+def _unsettled(scores: Mapping[str, Any], measure: HeadlineFigure, name: str) -> str:
+    """Return why a difference is not settled, by its paired interval; empty where it is."""
+    acked = scores[name]["acked"]
+    between = acked.get("finetuned_minus_this", {}).get(f"{measure.key}_95")
+    if between is not None and not between[0] <= 0 <= between[1]:
+        return ""
+    if acked.get("blocks", LEAST_BLOCKS) < LEAST_BLOCKS:
+        return SHORT
+    return "" if between is None else NOISE

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -40,6 +41,24 @@ def best_of(result: Result, storage: Path) -> tuple[dict[str, Tensor], list[dict
     with result.checkpoint.as_directory() as folder:
         epochs: list[dict[str, Any]] = checkpoint.read_progress(Path(folder))["epochs"]
         return load_file(Path(folder) / checkpoint.BEST_FILE), epochs
+
+
+class TimeLeft:
+    """An estimate of the time that a training still takes, from the epochs that were reported."""
+
+    def __init__(self, epochs: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._epochs, self._clock = epochs, clock
+        self._first: tuple[int, float] | None = None
+
+    def words(self, epoch: int) -> str:
+        """Return the time left after an epoch that has just ended; empty after the first one and the last."""
+        now = self._clock()
+        if self._first is None:
+            self._first = (epoch, now)
+        begun, since = self._first
+        if epoch in (begun, self._epochs):
+            return ""
+        return f", about {(now - since) / (epoch - begun) * (self._epochs - epoch):.0f} s left"
 
 
 def resumed_line(record: Mapping[str, Any]) -> str:

@@ -52,11 +52,12 @@ T = TypeVar("T", bound="Tunable")
 
 @dataclass(frozen=True)
 class TuningReport:
-    """The record of a head's training."""
+    """The record of a tuning, of a head or of added trees."""
 
     loss: tuple[float, ...]  # loss before the first epoch, then of each epoch
     decisions: int
     seconds: float
+    changed: str = "head"  # the trained part, in words
 
 
 class Tunable(Protocol):

@@ -97,6 +97,12 @@ class BoostedTrees:
         log_latency: Floats = self._booster.predict(xgboost.DMatrix(x_NF, nthread=2)).astype(np.float64)
         return np.exp(log_latency)
 
+    def loss(self, x_NF: NDArray[np.float32], y_N: Floats) -> float:
+        """Return the mean squared error of log-latency where the latency is known."""
+        known = np.isfinite(y_N)
+        error_N = np.log(self.predict(x_NF[known])) - np.log(np.maximum(y_N[known], 1.0))
+        return float(np.mean(error_N**2))
+
 
 def _boost(
     x_NF: NDArray[np.float32], y_N: Floats, rounds: int, seed: int, growth: Growth, onto: Any = None

@@ -5,6 +5,7 @@ Shapes: B decisions, H horizon (8 packets), N packets, P inputs of a query.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Self
@@ -22,7 +23,7 @@ from swiftqueue.models.forecasters.search import LogRange, Space
 from swiftqueue.models.forecasters.traces import Floats, TracePart
 from swiftqueue.models.networks.parameters import LeftOut
 from swiftqueue.models.sharp import Change
-from swiftqueue.models.training.head import FinetuneParams
+from swiftqueue.models.training.head import FinetuneParams, TuningReport
 from swiftqueue.models.trees.boosting import BoostedTrees, Growth
 
 if TYPE_CHECKING:
@@ -138,9 +139,17 @@ class Trees(NetworkForecaster):
         """Add trees; a served one has none of XGBoost's to add to, and stays as it is."""
         if self.grown is None or self.params is None:
             return self
-        rows = encoded.read_BRD.numpy()
-        more = self.grown.continued(rows.reshape(-1, rows.shape[-1]), came_BH.ravel().astype(np.float64))
-        return self if more is self.grown else self.of(more, self.params, self.protocol)
+        started, came_N = time.monotonic(), came_BH.ravel().astype(np.float64)
+        x_NP = encoded.read_BRD.numpy().reshape(len(came_N), -1)
+        more = self.grown.continued(x_NP, came_N)
+        if more is self.grown:
+            return self
+        tuned = self.of(more, self.params, self.protocol)
+        total = tuned.model.sizes.trees
+        words = f"{total - self.model.sizes.trees} trees added ({total})"
+        losses = (self.grown.loss(x_NP, came_N), more.loss(x_NP, came_N))
+        tuned.tuning = TuningReport(losses, len(came_BH), time.monotonic() - started, words)
+        return tuned
 
     def same_but_head(self, other: Forecaster) -> bool:
         """Return whether the two see the same inputs: the trees are the head."""

@@ -20,12 +20,12 @@ from swiftqueue.common.settings import variable
 from swiftqueue.common.state import state_dir
 from swiftqueue.models.forecasters.forecaster import AUTO
 from swiftqueue.pipelines.experiments.dvc_command import call_dvc, run_dvc
-from swiftqueue.pipelines.experiments.traces import TRACES, check_name
+from swiftqueue.pipelines.experiments.traces import TRACES, check_name, check_trace
 from swiftqueue.pipelines.params.document import load_yaml, save_yaml, trace_entry
 from swiftqueue.pipelines.params.override import override
 
 PROJECT: Final = Path(__file__).resolve().parents[2]
-CHOICE: Final = "data/models/pretrained/choice.json"
+PRETRAINED: Final = "data/models/pretrained"
 SETTINGS: Final = "study.json"  # the study's options; other options make another study
 USUAL: Final = {"latency": "acks", "architecture": "event-stream"}  # in a study.json that does not say
 SIMULATED_ROUNDS: Final = 2  # walk-forward rounds that fit into a simulated trace
@@ -53,7 +53,7 @@ def run_study(
     folder: Path,
     traces: list[Path],
     *,
-    protocol: str,
+    protocol: str | None,
     overrides: list[str],
     latency: str = "acks",
     architecture: str = AUTO,
@@ -64,7 +64,8 @@ def run_study(
     Args:
         folder: the study's folder; made if it is not there.
         traces: captures; an empty list means simulated traces, long enough for the protocol.
-        protocol: name of the slice lengths (models/training/protocol.py).
+        protocol: name of the slice lengths (models/training/protocol.py); None takes `small`, or the longest
+            that fits every capture.
         overrides: changed parameters as `SECTION.KEY=VALUE`, with VALUE in YAML.
         latency: source of the captures' latencies: `acks`, `selective` or `timestamps`.
         architecture: kind of the forecaster, or `auto`.
@@ -76,10 +77,13 @@ def run_study(
 
     """
     from swiftqueue.feature_store.packets.captures import CaptureFile
+    from swiftqueue.models.forecasters.selection import chosen_in
 
     if latency != "acks" and not traces:
         raise ValueError(f"--latency {latency} is of captures, and none is given")
-    study = Study(_named(traces), protocol, overrides, latency, architecture)
+    named = _named(traces)
+    protocol = protocol or _protocol_of(folder, named, latency)
+    study = Study(named, protocol, overrides, latency, architecture)
     params = study_params(load_yaml(PROJECT / "params.yaml"), study)
     stages = _stages(load_yaml(PROJECT / "dvc.yaml"), simulated=not study.captures)
     if until not in stages["stages"]:
@@ -89,7 +93,8 @@ def run_study(
         next(iter(CaptureFile(path)), None)  # a file that is no capture is refused before a folder is made
     _prepare(folder, study, params, stages)
 
-    print(f"study {folder}: {len(params['extract']['traces'])} traces, protocol {protocol}, up to {until}")
+    count = len(params["extract"]["traces"])
+    print(f"study {folder}: {count} trace{'s' * (count > 1)}, protocol {protocol}, up to {until}")
     # The study's runs are compared with others, so they are logged where this folder's runs are.
     logged = {variable("state"): str(state_dir()), variable("study"): folder.name}
     code = run_dvc(["repro", until], folder, logged)
@@ -100,8 +105,8 @@ def run_study(
             "in a folder of its own"
         )
     elif until == "evaluate":
-        if (choice := folder / CHOICE).is_file():
-            print(f"auto {json.loads(choice.read_text())['why']}")
+        if choice := chosen_in(folder / PRETRAINED):
+            print(f"auto {choice['why']}")
         print(f"report: {folder / 'data/evaluation/report/report.html'}")
         print(f"figures: {folder / 'data/evaluation/report/scores.json'}")
     return code
@@ -161,6 +166,20 @@ def _named(captures: list[Path]) -> dict[str, Path]:
             raise ValueError(f"{path} and {named[name]} would both be trace {name!r}; rename one")
         named[name] = path
     return named
+
+
+def _protocol_of(folder: Path, captures: dict[str, Path], latency: str) -> str:
+    """Return the protocol of the folder's study, else the longest up to `small` that fits the captures."""
+    from swiftqueue.models.training.protocol import SMALL
+
+    settings = folder / SETTINGS
+    if settings.is_file():
+        return str(json.loads(settings.read_text())["protocol"])
+    fitting = [
+        check_trace(path, name, None, latency, None, SMALL.name)[1].protocol
+        for name, path in captures.items()
+    ]
+    return min(fitting, key=lambda one: one.least_s, default=SMALL).name
 
 
 def _stages(dvc: Any, *, simulated: bool) -> Any:

@@ -70,7 +70,7 @@ def add_trace(
             raise ValueError(f"{file} is trace {other!r} already, byte for byte")
 
     projects = params["split"]["protocol"]
-    line, slices = _check(file, trace, sender, latency, protocol, projects)
+    line, slices = check_trace(file, trace, sender, latency, protocol, projects)
     own = None if slices.protocol.name == projects else slices.protocol.name
     print(line)
     _version(file, target, root)
@@ -181,10 +181,23 @@ def check_name(name: str, instead: str = "choose one with --name") -> str:
     return name
 
 
-def _check(
+def check_trace(
     file: Path, trace: str, sender: str | None, latency: str, asked: str | None, projects: str
 ) -> tuple[str, TraceSlices]:
-    """Extract the capture into a temporary folder and divide it; return its slices and summary line."""
+    """Extract a capture into a temporary folder and divide it; return its summary line and its slices.
+
+    Args:
+        file: path of the capture.
+        trace: name of the trace.
+        sender: address of the sender; None takes the one that sent most TCP payload.
+        latency: source of the latencies.
+        asked: name of the protocol; None takes `projects`, or the longest that fits.
+        projects: name of the protocol that is taken where it fits.
+
+    Raises:
+        ValueError: the capture is too short or too silent.
+        OSError: it cannot be read.
+    """
     from rich.console import Console
 
     from swiftqueue.feature_store.packets.extract import ExtractJob, extract_trace, summary_line

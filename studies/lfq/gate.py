@@ -49,4 +49,4 @@ def gains(ours: LimitScores, other: LimitScores, *, strict: bool = False) -> lis
     """Return the gain of `ours` over another; `strict` applies the reference's smaller margin."""
     margin = REFERENCE_MARGIN if strict else MARGIN
     ends = bars.ends(ours.drawn_R - other.drawn_R)
-    return [Gain(FIGURE, ours.mean, other.mean, ours.mean - other.mean, margin, *ends)]
+    return [Gain(FIGURE, ours.mean, other.mean, ours.mean - other.mean, margin, *ends, relative=False)]

@@ -68,7 +68,10 @@ def study(
         list[Path] | None,
         typer.Argument(help="captures (default: simulated traces)", metavar="[TRACE]...", dir_okay=False),
     ] = None,
-    protocol: Protocol = SliceProtocol.small,
+    protocol: Annotated[
+        SliceProtocol | None,
+        typer.Option(help="lengths of the slices (default: small, or the longest that fits the captures)"),
+    ] = None,
     set_: Overrides = None,
     latency: Annotated[
         LatencySource, typer.Option(help="`timestamps` for captures made at the receiver")
@@ -88,7 +91,7 @@ def study(
         run_study(
             folder,
             traces or [],
-            protocol=protocol.value,
+            protocol=protocol and protocol.value,
             overrides=set_ or [],
             latency=latency.value,
             architecture=architecture,

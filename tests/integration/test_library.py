@@ -122,24 +122,34 @@ def test_a_versions_card_has_its_data_scores_and_lineage(
     judged = GateDecision(True, "it is better", None)
     tags = {"git_commit": "0123abc", "source": "dumbbell-1", "schema_hash": "x"}
     version = Registry("swiftqueue").add(
-        folder, judged=judged, tags=tags, params={}, metrics={"mae_ms": 2.5}, data=data
+        folder,
+        judged=judged,
+        tags=tags,
+        params={"event-stream.seed": "3", "event-stream.epochs": "16", "event-stream.layers": "2"},
+        metrics=(figures := {"mae_ms": 2.5, "n": 29281.0, "gate.champion.log_mae": 0.0723519}),
+        data=data,
     )
     card = swiftqueue.model_card(version)
     assert card.title == f"swiftqueue, version {version}"
     assert [(one["name"], one["source"], one["use"]) for one in card.data] == [
         ("dumbbell-1", "data/packets/trace=dumbbell-1", "training")
     ]
-    assert card.scores == {"mae_ms": 2.5}
+    assert card.scores == figures
+    assert card.training == {"event-stream.seed": "3", "event-stream.epochs": "16"}
     assert card.lineage["git_commit"] == "0123abc"
     assert card.lineage["gate_reason"] == "it is better"
     assert card.network["layers"] == 2
     text = card._repr_markdown_()
     for said in ("| dumbbell-1 | training |", "| mae_ms | 2.5 |", "| gate_reason | it is better |"):
         assert said in text
+    for said in ("| n | 29,281 |", "| gate.champion.log_mae | 0.07235 |", "| event-stream.seed | 3 |"):
+        assert said in text
+    assert "judged this version when it was registered" in text
     assert "(champion)" in swiftqueue.model_card("champion").title
     bare = swiftqueue.model_card(folder)
     assert (bare.data, bare.scores) == ([], {})
     assert bare.network == card.network
+    assert "{" not in bare.lineage["protocol"]
     with pytest.raises(ValueError, match="has no version 999"):
         swiftqueue.model_card(999)
 

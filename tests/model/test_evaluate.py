@@ -19,7 +19,7 @@ import pytest
 import toy_world
 
 from swiftqueue.feature_store.packets.truth import Waits
-from swiftqueue.models.scoring import evaluation, plot_sentences, plot_tables, verdict
+from swiftqueue.models.scoring import evaluation, plot_sentences, plot_tables, report, verdict
 from swiftqueue.models.scoring.predictions import BASELINES, FINETUNED, METHODS, PRETRAINED, TracePredictions
 from swiftqueue.models.sharp import Change
 from swiftqueue.models.training.protocol import SMALL, EvaluationProtocol
@@ -200,6 +200,15 @@ def test_the_page_asks_answers_and_draws_before_its_tables(page: Path) -> None:
     assert all(re.search(r"\d.*\.$", sentence) for sentence in figures), figures  # a figure, in a sentence
 
 
+def test_the_page_says_which_forecaster_auto_chose(tmp_path: Path) -> None:
+    metrics = evaluate(predictions())
+    assert "<code>auto</code>" not in report.render(metrics, [], tmp_path, "evaluate")
+    metrics["about"] |= {"forecaster": "trees", "choice": "chose trees: AP 0.700, the best"}
+    text = report.render(metrics, [], tmp_path, "evaluate")
+    assert text.index("<b>trees</b>, which <code>auto</code> chose") < text.index("<h2>Verdict</h2>")
+    assert text.index("chose trees: AP 0.700, the best") > text.index("<h2>How it was made</h2>")
+
+
 def test_the_plots_sentences_say_what_is_drawn() -> None:
     part = predictions()
     part.us_BH[FINETUNED] = np.where(np.isfinite(part.y_BH), part.y_BH, 20e3) * 1.5
@@ -242,7 +251,9 @@ def test_the_page_is_right_on_a_phone_and_printed(page: Path, scheme: str) -> No
         shown.press("Tab", 9)
         assert shown.run("document.activeElement !== document.body")
         browser.keep(shown, f"report-phone-{scheme}")
-        shown.size(1280, 900)
+        shown.size(1200, 900)
+        cut = "[...document.querySelectorAll('.scroll')].filter(s => s.scrollWidth > s.clientWidth).length"
+        assert shown.run(cut) == 0
         browser.keep(shown, f"report-{scheme}")
         assert shown.complaints == []
         assert [url for url in shown.requests if not url.startswith(("file:", "data:"))] == []
@@ -275,6 +286,30 @@ def test_the_verdict_says_loses_by_name_with_both_figures() -> None:
         assert verdict.Sentence("loses", expected) in verdict.verdict(got)
 
 
+def test_few_blocks_are_too_short_to_tell_and_trees_are_not_judged_by_trees() -> None:
+    """A tie was said of 0.16 against 0.94 on two blocks, and trees won against their twin by a hundredth."""
+    got = evaluate(predictions(noise=0.6))
+    ours, theirs = (got["all"][name]["acked"] for name in (FINETUNED, "virtual_queue"))
+    assert theirs["blocks"] == 2
+    ours["late"]["average_precision"], theirs["late"]["average_precision"] = 0.163, 0.938
+    theirs["finetuned_minus_this"]["average_precision_95"] = [-3.0, 1.4]
+
+    def of(word: str) -> list[str]:
+        return [s.text for s in verdict.verdict(got) if s.kind != "note" and word in s.text]
+
+    (said,) = [text for text in of("0.938") if "virtual_queue" in text]
+    assert "too short to tell" in said
+    assert "within the noise" not in said
+    for method in got["all"].values():
+        method["acked"]["blocks"] = 8
+    (said,) = [text for text in of("0.938") if "virtual_queue" in text]
+    assert "within the noise" in said
+    assert of("xgboost")
+    got["about"]["forecaster"] = "trees"
+    assert not of("xgboost")
+    assert [s.text for s in verdict.verdict(got) if s.kind == "note" and "xgboost" in s.text]
+
+
 def test_the_verdict_says_beats_when_it_beats_every_baseline() -> None:
     said = verdict.verdict(evaluate(predictions(noise=0.05)))
     assert {s.kind for s in said} == {"wins", "note", "tuning"}
@@ -291,6 +326,7 @@ def test_losses_within_the_noise_are_one_neutral_sentence() -> None:
         scores["error"]["mae_ms"] = ours - (1 if number < 3 else 2)
         scores["finetuned_minus_this"]["mae_ms_95"] = [-0.1, 0.2]
         scores["late"]["average_precision"] = 0.0
+        scores["blocks"] = verdict.LEAST_BLOCKS
     last = BASELINES[-1]
     got["all"][last]["acked"]["finetuned_minus_this"]["mae_ms_95"] = [0.1, 0.2]
     said = verdict.verdict(got)
@@ -312,6 +348,7 @@ def test_whether_tuning_the_head_helps_is_computed() -> None:
     tuned, untuned = (got["all"][name]["acked"] for name in (FINETUNED, PRETRAINED))
     tuned["late"]["average_precision"], untuned["late"]["average_precision"] = 0.662, 0.689
     tuned["error"]["mae_ms"], untuned["error"]["mae_ms"] = 3.1, 2.9
+    untuned["blocks"] = verdict.LEAST_BLOCKS
     untuned["finetuned_minus_this"] |= {"average_precision_95": [-0.05, 0.01], "mae_ms_95": [0.1, 0.3]}
 
     def tuning() -> str:
@@ -451,7 +488,7 @@ def test_the_stage_logs_a_run_with_the_headline_and_every_round(evaluated: Path)
     assert run.info.run_name == "evaluate toy-1+toy-2 seed 1"  # these parameters name no architecture
     headline = json.loads((evaluated / "evaluation/metrics.json").read_text())
     assert run.data.metrics["finetuned.mae_ms"] == headline["finetuned"]["mae_ms"]
-    rounds = client.get_metric_history(run.info.run_id, "toy-1.finetuned.mae_ms")
+    rounds = client.get_metric_history(run.info.run_id, "toy-1.by_round.finetuned.mae_ms")
     assert [point.step for point in rounds] == list(range(len(rounds)))
     assert len(rounds) > 1
     assert len(run.data.metrics) < 50

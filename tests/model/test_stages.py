@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import os
 import re
@@ -17,6 +18,7 @@ import pytest
 import torch
 import toy_world
 import yaml
+from mlflow import MlflowClient
 
 from swiftqueue.models.event_stream.parameters import EventStreamParams
 from swiftqueue.models.event_stream.training import EventStreamCourse
@@ -359,7 +361,7 @@ def test_the_programs_of_all_stages_run_through_with_it(name: str, tmp_path: Pat
     assert "rounds of short" in stage("split", "split", "packets")
     assert "expectations met" in stage("validate", "validation", "packets", "split")
     said = stage("pretrain", "pretrained", "packets", "split")
-    assert f"pretrain: {name.replace('auto', 'trees')} on 1 traces" in said
+    assert f"pretrain: {name.replace('auto', 'trees')} on 1 trace\n" in said
     if name == "auto":
         choice = json.loads((tmp_path / "pretrained" / "choice.json").read_text())
         assert (choice["chosen"], set(choice["candidates"])) == ("trees", {"trees", "virtual-queue"})
@@ -369,6 +371,17 @@ def test_the_programs_of_all_stages_run_through_with_it(name: str, tmp_path: Pat
     assert name == "auto" or {"epoch", "loss", "validation_log_mse"} <= set(epochs.columns)
     stage("finetune", "finetuned", "packets", "split", "pretrained")
     stage("evaluate", "evaluation", "packets", "split", "pretrained", "finetuned")
+    if name == "auto":
+        assert (
+            f"<code>auto</code> {html.escape(choice['why'])}"
+            in (tmp_path / "evaluation/report/report.html").read_text()
+        )
+        client = MlflowClient(f"sqlite:///{tmp_path}/var/mlflow/mlflow.db")
+        where = client.get_experiment_by_name("swiftqueue-training").experiment_id
+        runs = client.search_runs([where], "tags.architecture = 'auto:trees'")
+        assert {run.info.run_name for run in runs} == {
+            f"{each} t auto:trees seed 1" for each in ("pretrain", "finetune", "evaluate")
+        }
     said = stage("register", "registered.json", "packets", "split", "finetuned", "evaluation")
     assert "passed the gate: no champion yet" in said
     registered = json.loads((tmp_path / "registered.json").read_text())

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnxruntime
+import polars as pl
 import pytest
 import torch
 import toy_world
 from safetensors.torch import load_file, save_file
 
 from swiftqueue.models.forecasters import forecaster as door
+from swiftqueue.models.forecasters.jobs import figures, round_line, round_record
 from swiftqueue.models.forecasters.traces import Trace, lessons, read_traces
 from swiftqueue.models.networks import artifact
 from swiftqueue.models.networks.prediction import predict
@@ -51,6 +54,21 @@ def test_it_answers_as_xgboost_does(trees: Trees, trace: Trace) -> None:
     assert tuned.model.sizes.trees == 22
     assert tuned.same_but_head(trees)
     assert np.abs(tuned.predict(part) / trees.predict(part) - 1).max() > 0.01
+
+
+def test_a_round_says_what_it_added_or_why_nothing(trees: Trees, trace: Trace) -> None:
+    tuned = trees.tuned(trace.to_learn(trace.slices.rounds[0].finetune), toy_world.TUNING)
+    record = round_record(trace, 0, trees, tuned)
+    assert record["decisions"] == len(trace.slices.rounds[0].finetune)
+    assert record["loss_after"] < record["loss_before"]
+    assert "  2 trees added (22) " in round_line(record)
+    assert "changed" not in figures(record)
+    served = Trees(trees.model)
+    assert "nothing to tune" in round_line(round_record(trace, 0, served, served))
+    nothing = trace.packets.with_columns(latency_us=pl.lit(None, pl.Float64), acked_ns=pl.lit(None, pl.Int64))
+    silent = replace(trace, packets=nothing)
+    # The head before it was tuned, which does not make this round's record.
+    assert "no latency is known" in round_line(round_record(silent, 0, tuned, tuned))
 
 
 def test_a_value_at_a_threshold_goes_where_xgboost_sends_it(trees: Trees, trace: Trace) -> None:

@@ -117,6 +117,10 @@ def test_where_latencies_come_from_is_part_of_a_study(tmp_path: Path) -> None:
     (tmp_path / "study").mkdir()
     (tmp_path / "study" / "study.json").write_text(json.dumps(study.settings()))
     (tmp_path / "away.pcap").touch()
+    with pytest.raises(ValueError, match=r"away\.pcap: empty file"):  # its protocol and settings are the same
+        run_study(
+            tmp_path / "study", [tmp_path / "away.pcap"], protocol=None, overrides=[], latency="timestamps"
+        )
     with pytest.raises(ValueError, match=r"other settings \(latency: timestamps\)"):
         run_study(tmp_path / "study", [tmp_path / "away.pcap"], protocol="short", overrides=[])
 
@@ -221,7 +225,9 @@ def test_a_study_of_a_capture_does_not_simulate(tmp_path: Path, capfd: pytest.Ca
     )
     capture = capture.rename(tmp_path / "wifi.pcap")
     folder = tmp_path / "studies" / "wifi"
-    assert run_study(folder, [capture], protocol="short", overrides=[], until="extract") == 0
+    # Seven seconds are too few for `small`, which would stop the study once its folder was made.
+    assert run_study(folder, [capture], protocol=None, overrides=[], until="extract") == 0
+    assert json.loads((folder / "study.json").read_text())["protocol"] == "short"
     assert "Running stage 'simulate" not in capfd.readouterr().out
     assert (folder / "data/packets/trace=wifi").is_dir()
     assert os.path.samefile(capture, folder / "data/traces/wifi.pcap")
@@ -230,6 +236,7 @@ def test_a_study_of_a_capture_does_not_simulate(tmp_path: Path, capfd: pytest.Ca
     params = yaml.safe_load((folder / "params.yaml").read_text())
     assert list(params["extract"]["traces"]) == ["wifi"]
     assert params["register"]["trace"] == "wifi"
+    assert params["split"]["protocol"] == "short"
     project = yaml.safe_load((PROJECT / "dvc.yaml").read_text())["stages"]
     assert set(yaml.safe_load((folder / "dvc.yaml").read_text())["stages"]) == set(project) - {
         "simulate",

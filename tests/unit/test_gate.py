@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import gate_world as world
@@ -72,6 +73,9 @@ def test_a_head_that_may_be_worse_by_more_than_the_margin_does_not_pass(sender: 
     champion = scored(few_s, champion_KD)
     better = judge(scored(few_s, sender.best_KD), champion, {}, "")
     assert better.passed, better.reason
+    # One bound is absolute, the other a share: each says which.
+    assert re.search(rf"{LATE} [\d.]+ against [\d.]+ \(better by 0\.\d\d\d or more\)", better.reason)
+    assert re.search(rf"{LOG} [\d.]+ against [\d.]+ \(better by \d+\.\d % or more\)", better.reason)
     verdicts = []
     for _ in range(200):
         challenger = scored(few_s, sender.moved(sender.best_KD, world.START))

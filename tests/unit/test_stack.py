@@ -21,7 +21,16 @@ from toy_world import bottleneck_table, write_table
 from waiting import wait_until
 
 from swiftqueue.common.state import drop_scratch
-from swiftqueue.infra.local import live_options, loop, parts, processes, prometheus, status, under_way
+from swiftqueue.infra.local import (
+    live_options,
+    loop,
+    parts,
+    processes,
+    prometheus,
+    servers,
+    status,
+    under_way,
+)
 from swiftqueue.infra.local.disk import Disk
 from swiftqueue.infra.local.judgement import Judgement
 from swiftqueue.infra.local.loop import start_loop, stop_stack
@@ -704,3 +713,14 @@ def test_laps_of_a_trace_are_one_sender_that_goes_on(tmp_path: Path) -> None:
     bodies = SENT.itemsize * 3 * packets + ACKED.itemsize * len(three.acked_ns)
     assert len(frames) == 80 + bodies + BATCH.itemsize * (3 * packets // 8)
     assert laps_of_a_pass(log, 600) == np.ceil(600e9 / (log.sent_ns.max() - log.sent_ns[0]))
+
+
+def test_the_main_job_says_that_its_next_step_serves_a_version(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """After "version 1 passed the gate" a line told the reader to make a version and to deploy it."""
+    monkeypatch.setattr(servers, "_start_triton", lambda: None)
+    servers.start_stack()  # this state has no registry
+    assert "`swiftqueue deploy` serves it" in capsys.readouterr().out
+    servers.start_stack(none_yet="the next step serves one")
+    assert capsys.readouterr().out == "the next step serves one\n"
