@@ -34,9 +34,8 @@ inline float last_latency_us(const float* x_F) {
   return awaited ? kAwaitedUs : 0;
 }
 
-// Limits of the controller that follows the rule: none. Uplinks share no queue, so a burst that
-// takes another one delays no packet of its own flow, and a guard would compare what differs
-// anyway.
+// Limits of the controller that follows the rule: none. They are made for two queues of one link;
+// over uplinks the guard leaves 1 % of a call's packets to be moved (docs/LOG.md).
 inline ControllerParams without_limits() {
   return {.margin_us = 0,
           .margin_share = 0,
