@@ -318,9 +318,9 @@ def _ended(starts: Counter, failures: Counter, name: str, well: bool) -> None:
         prometheus.update_targets()
 
 
-def lost_supervisor(parent: int, down: str) -> bool:
-    """Return whether the supervisor that started this process was killed and no `down` came since."""
-    if os.getppid() == parent:
+def lost_supervisor(supervisor: int, down: str) -> bool:
+    """Return whether the supervisor, this process's parent, was killed and no `down` came since."""
+    if os.getppid() == supervisor:
         return False
     own = processes.running(KEEPER)
     return under_way.last_down() == down and live_options.file().exists() and own is None
@@ -340,7 +340,10 @@ def main(
     metrics_port: LoopbackPort,
     patience: Annotated[float, typer.Option(help="seconds without an answer before a restart")] = PATIENCE_S,
     restarts: Annotated[
-        int | None, typer.Option(min=0, help="how often the supervisor has restarted the keeper")
+        int, typer.Option(min=0, help="how often the supervisor has restarted the keeper")
+    ] = 0,
+    supervisor: Annotated[
+        int | None, typer.Option(help="process id of the supervisor (default: there is none)")
     ] = None,
 ) -> None:
     """Restart parts of the live loop that died or hang, until SIGTERM.
@@ -348,6 +351,7 @@ def main(
     Example: swiftqueue part keeper --metrics-port 9103
     """
     end_when_told()
+    down = under_way.last_down()
     page = CollectorRegistry()
     starts = Counter(
         "swiftqueue_part_restarts", "parts that the keeper started again", ["part"], registry=page
@@ -372,17 +376,16 @@ def main(
         starts.labels(name)
         failures.labels(name)
         up.labels(name).set_function(partial(keeper.well, name))
-    starts.labels(KEEPER).inc(restarts or 0)
+    starts.labels(KEEPER).inc(restarts)
     metrics_page.serve(page, LOOPBACK, metrics_port)
     tidy, heart = Housekeeping(), Heartbeat(settings().heartbeat or live_options.heartbeat(KEEPER))
-    parent, down = os.getppid(), under_way.last_down()
     notify("READY=1")
     try:
         while True:
             time.sleep(LOOK_S)
             heart.beat()
             notify("WATCHDOG=1")
-            if restarts is not None and lost_supervisor(parent, down):
+            if supervisor is not None and lost_supervisor(supervisor, down):
                 keeper.close()
                 become_supervisor(metrics_port)
             try:

@@ -37,7 +37,8 @@ def supervise(wanted: str, alive: str, command: list[str]) -> None:
     starts, pause_s = 0, LOOK_S
     while os.path.exists(wanted):
         begun_s = time.monotonic()
-        child = subprocess.Popen([*command, f"--restarts={starts}"])
+        # Told, not asked of the system: the keeper may come up when this process is gone.
+        child = subprocess.Popen([*command, f"--restarts={starts}", f"--supervisor={os.getpid()}"])
         why = _wait(child, alive)
         starts += 1
         if time.monotonic() - begun_s > CALM_S:

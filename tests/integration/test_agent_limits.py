@@ -19,7 +19,24 @@ from swiftqueue.serving.agent.io import frames
 
 pytestmark = [pytest.mark.slow, needs_agent]
 BURST = 200  # answers that a socket holds before its sender reads one: what finds no room is not delivered
-DEADLINE_NS = 5_000_000
+
+
+def burst(sender: LiveSender, deadline_ns: int) -> list[str]:
+    """Outcomes of many batches at once, all due at one time; each is ended by then."""
+    batches = frames.blank(frames.BATCH, BURST)
+    due_ns = time.monotonic_ns() + deadline_ns
+    batches["first_packet"] = sender.packet + 8 * np.arange(BURST)
+    batches["now_ns"], batches["due_ns"] = sender.now_ns, due_ns
+    batches["packets"]["size_bytes"], batches["packets"]["queue"] = 1500, 1
+    sender.send(batches)
+    sender.packet += 8 * BURST
+    answers = [sender.receive(due_ns + 30 * 10**9) for _ in range(BURST)]
+    after_due_ns = time.monotonic_ns() - due_ns
+    assert all(answer is not None for answer in answers)
+    assert after_due_ns < 200_000_000  # the scheduler's hiccups; nothing here waits for the other batches
+    outcomes = [frames.OUTCOMES[answer["outcome"]] for answer in answers]
+    assert outcomes.count("decided") + outcomes.count("late") == BURST
+    return outcomes
 
 
 def test_a_burst_of_batches_holds_up_nobody(make_artifact: Callable[..., Path], tmp_path: Path) -> None:
@@ -31,20 +48,13 @@ def test_a_burst_of_batches_holds_up_nobody(make_artifact: Callable[..., Path], 
     ):
         for _ in range(40):  # a window full of history
             sender.batch()
-        batches = frames.blank(frames.BATCH, BURST)
-        due_ns = time.monotonic_ns() + DEADLINE_NS
-        batches["first_packet"] = sender.packet + 8 * np.arange(BURST)
-        batches["now_ns"], batches["due_ns"] = sender.now_ns, due_ns
-        batches["packets"]["size_bytes"], batches["packets"]["queue"] = 1500, 1
-        sender.send(batches)
-        answers = [sender.receive(due_ns + 30 * 10**9) for _ in range(BURST)]
-        after_due_ns = time.monotonic_ns() - due_ns
-    assert all(answer is not None for answer in answers)
-    outcomes = [frames.OUTCOMES[answer["outcome"]] for answer in answers]
-    assert outcomes.count("decided") > 0
-    assert outcomes.count("late") > 0
-    assert outcomes.count("decided") + outcomes.count("late") == BURST
-    assert after_due_ns < 200_000_000  # the scheduler's hiccups; nothing here waits for the other batches
+        # How many are answered in time depends on the machine: the first deadline that is enough for one.
+        decided = next(
+            found
+            for deadline_ms in (1, 2, 4, 8, 16, 32)
+            if (found := burst(sender, deadline_ms * 1_000_000).count("decided"))
+        )
+    assert decided < BURST
 
 
 def test_without_a_descriptor_left_the_agent_rests(

@@ -395,6 +395,21 @@ def restarts_of_the_keeper(port: int) -> float | None:
 
 
 @pytest.mark.slow
+def test_a_supervisor_that_is_killed_before_its_keeper_is_up_is_replaced(kept: int, state: Path) -> None:
+    loop_of_parts.start_part("keeper", live_options.LiveOptions("x", 1, 60, 30, 8))
+    first = processes.running("keeper")
+    assert first is not None
+    supervisor = psutil.Process(first.pid)
+    (keeper,) = supervisor.children()
+    keeper.kill()
+    wait_until(lambda: {*supervisor.children()} - {keeper}, "nobody started the keeper", seconds=60)
+    supervisor.kill()  # the new keeper still imports
+    wait_until(
+        lambda: processes.running("keeper") not in (None, first), "no other supervisor came", seconds=60
+    )
+
+
+@pytest.mark.slow
 def test_a_killed_keeper_is_started_again_and_so_is_its_supervisor(kept: int, state: Path) -> None:
     loop_of_parts.start_part("keeper", live_options.LiveOptions("x", 1, 60, 30, 8))
     first = processes.running("keeper")
