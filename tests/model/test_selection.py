@@ -56,11 +56,11 @@ class Guess(Forecaster):
         return np.random.default_rng(1).uniform(1, 1e7, (encoded, HORIZON)).astype(np.float32)
 
     def write(self, folder: Path) -> dict[str, Any]:
-        raise NotImplementedError
+        return {}
 
     @classmethod
     def read(cls, folder: Path, described: Any) -> Self:
-        raise NotImplementedError
+        return cls()
 
 
 GUESS = Variant("guess", Guess, RepeatedParams(input="last_latency_us"))
