@@ -82,7 +82,7 @@ def run_study(
     if latency != "acks" and not traces:
         raise ValueError(f"--latency {latency} is of captures, and none is given")
     named = _named(traces)
-    protocol = protocol or _protocol_of(folder, named, latency)
+    protocol = _protocol_of(folder, named, latency, protocol)
     study = Study(named, protocol, overrides, latency, architecture)
     params = study_params(load_yaml(PROJECT / "params.yaml"), study)
     stages = _stages(load_yaml(PROJECT / "dvc.yaml"), simulated=not study.captures)
@@ -90,7 +90,7 @@ def run_study(
         raise ValueError(f"a study on these traces has no stage {until!r}, but {', '.join(stages['stages'])}")
     _check_folder(folder, study)
     for path in study.captures.values():
-        next(iter(CaptureFile(path)), None)  # a file that is no capture is refused before a folder is made
+        next(iter(CaptureFile(path)), None)  # a study that goes on has not read its captures yet
     _prepare(folder, study, params, stages)
 
     count = len(params["extract"]["traces"])
@@ -168,18 +168,21 @@ def _named(captures: list[Path]) -> dict[str, Path]:
     return named
 
 
-def _protocol_of(folder: Path, captures: dict[str, Path], latency: str) -> str:
-    """Return the protocol of the folder's study, else the longest up to `small` that fits the captures."""
+def _protocol_of(folder: Path, captures: dict[str, Path], latency: str, asked: str | None) -> str:
+    """Return the protocol asked for, that of the folder's study, or the longest up to `small` that fits.
+
+    Captures of a new study are read, so that one that does not fit is refused before a folder is made.
+    """
     from swiftqueue.models.training.protocol import SMALL
 
     settings = folder / SETTINGS
     if settings.is_file():
-        return str(json.loads(settings.read_text())["protocol"])
+        return asked or str(json.loads(settings.read_text())["protocol"])
     fitting = [
-        check_trace(path, name, None, latency, None, SMALL.name)[1].protocol
+        check_trace(path, name, None, latency, asked, SMALL.name)[1].protocol
         for name, path in captures.items()
     ]
-    return min(fitting, key=lambda one: one.least_s, default=SMALL).name
+    return asked or min(fitting, key=lambda one: one.least_s, default=SMALL).name
 
 
 def _stages(dvc: Any, *, simulated: bool) -> Any:

@@ -13,6 +13,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from swiftqueue.benchmarks.synthetic_capture import write_capture
 from swiftqueue.common.section import read
 from swiftqueue.feature_store.packets.schema import scan_packets
 from swiftqueue.models.registry.register_params import RegisterParams
@@ -175,6 +176,9 @@ def test_bad_folders_and_captures_stop_before_anything_runs(tmp_path: Path) -> N
         attempt("new", twice)
     with pytest.raises(ValueError, match="protocol 'long' is unknown"):
         attempt("new", [], protocol="long")
+    write_capture(tmp_path / "brief.pcap", 200_000)  # five seconds
+    with pytest.raises(ValueError, match=r"brief\.pcap: trace brief lasts .*; protocol 'short' fits"):
+        attempt("new", [tmp_path / "brief.pcap"])
     with pytest.raises(ValueError, match="--latency timestamps is of captures, and none is given"):
         attempt("new", [], latency="timestamps")
     with pytest.raises(ValueError, match="no stage 'register'"):
@@ -244,16 +248,25 @@ def test_a_study_of_a_capture_does_not_simulate(tmp_path: Path, capfd: pytest.Ca
     }
 
 
-@pytest.mark.long
-@pytest.mark.slow
-def test_a_capture_without_packets_stops_the_study_with_one_line(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_capture_without_packets_makes_no_study(tmp_path: Path) -> None:
     capture = tmp_path / "quiet.pcap"
     capture.write_bytes(struct.pack("<IHHiIII", 0xA1B2C3D4, 2, 4, 0, 0, 65535, 1))
-    assert run_study(tmp_path / "s", [capture], protocol="short", overrides=[], until="extract") != 0
+    for asked in (None, "short"):
+        with pytest.raises(ValueError, match=r"quiet\.pcap: no packets in it"):
+            run_study(tmp_path / "s", [capture], protocol=asked, overrides=[], until="extract")
+    assert not (tmp_path / "s").exists()
+
+
+@pytest.mark.long
+@pytest.mark.slow
+def test_a_stage_that_fails_stops_the_study_with_one_line(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    write_capture(tmp_path / "brief.pcap", 200_000)
+    strict = ["validate.max_latency_s=0.001"]
+    brief = [tmp_path / "brief.pcap"]
+    assert run_study(tmp_path / "s", brief, protocol="short", overrides=strict, until="validate") != 0
     captured = capfd.readouterr()
-    assert "quiet.pcap: no packets in it" in captured.out + captured.err
+    assert "validate: 1 expectations failed" in captured.err
     assert "Traceback" not in captured.out + captured.err
     assert "the same command goes on from there; other settings are another study" in captured.out
-    assert not [path for path in (tmp_path / "s" / "data/packets").rglob("*") if path.is_file()]
