@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperCommand
 
 from swiftqueue.cli.experiments import experiments_app
 from swiftqueue.cli.laboratory import lab_app
 from swiftqueue.cli.running import running_app
 from swiftqueue.cli.traces import sender_app, trace_app
-from swiftqueue.common.program import new_app, one_line
+from swiftqueue.common.program import Commands, new_app, one_line
 from swiftqueue.common.state import private_files
 from swiftqueue.common.studies import declarations, named
 
@@ -28,7 +28,7 @@ class PrivateFiles(TyperCommand):
 def _programs(about: str, kind: type[TyperCommand] = TyperCommand, **programs: str) -> typer.Typer:
     """Return commands that are functions of other modules (`MODULE:FUNCTION`), imported on demand."""
 
-    class Programs(TyperGroup):
+    class Programs(Commands):
         def list_commands(self, ctx: Any) -> list[str]:
             return list(programs)
 

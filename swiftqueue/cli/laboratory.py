@@ -10,8 +10,9 @@ import typer
 
 from swiftqueue.cli.choices import Overrides, SliceProtocol
 from swiftqueue.common.given import check_folder
+from swiftqueue.common.program import new_app
 
-lab_app = typer.Typer(no_args_is_help=True, help="Run the L4S laboratory: simulations and their report.")
+lab_app = new_app("Run the L4S laboratory: simulations and their report.")
 
 
 LabOutput = Annotated[Path, typer.Option(help="folder of runs, results, models and the report")]

@@ -10,9 +10,10 @@ import typer
 
 from swiftqueue.cli.choices import LatencySource, TraceProtocol
 from swiftqueue.common.given import check_folder
+from swiftqueue.common.program import new_app
 
-trace_app = typer.Typer(no_args_is_help=True, help="Manage the project's traces, which DVC versions.")
-sender_app = typer.Typer(no_args_is_help=True, help="Manage the tokens of senders on other machines.")
+trace_app = new_app("Manage the project's traces, which DVC versions.")
+sender_app = new_app("Manage the tokens of senders on other machines.")
 
 
 @trace_app.command("add")

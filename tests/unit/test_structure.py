@@ -320,6 +320,18 @@ def test_the_help_of_every_command_has_an_example_of_it() -> None:
     assert without == []
 
 
+@pytest.mark.parametrize("group", ["", "lab", "trace", "part"])
+def test_a_group_says_a_whole_sentence_of_each_command(group: str) -> None:
+    from typer.testing import CliRunner
+
+    from swiftqueue.cli.app import app
+
+    said = CliRunner().invoke(app, [*group.split(), "--help"], terminal_width=80).output
+    summaries = said.partition("\nCommands:\n")[2].splitlines()
+    assert summaries
+    assert not [line for line in summaries if line.endswith("...") or len(line) > 80]
+
+
 def test_commands_of_the_documents_exist_with_their_options(project: Path) -> None:
     makefile = (project / "Makefile").read_text()
     flags = {
