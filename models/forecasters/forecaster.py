@@ -238,10 +238,10 @@ class AutoParams(Section):
 
     section: ClassVar = AUTO
     candidates: Annotated[list[str], AfterValidator(_candidates)]
-    """Forecasters to choose from, the cheapest to serve first, each with the sizes of its section; `NAME-2`
-    has two layers, whatever its section says."""
+    """Forecasters to choose from, each with the sizes of its section; `NAME-2` has two layers, whatever its
+    section says. Of equals the first is chosen."""
     steps: Annotated[int, Field(ge=1, le=10)]
-    """Number of walk-forward steps within the training slices; each trains every candidate."""
+    """Number of walk-forward steps within the training slices; each costs a training of every candidate."""
     workers: Count = 2
     """Number of candidates that train at once, one core each."""
 

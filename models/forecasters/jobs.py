@@ -184,19 +184,13 @@ def finetune_worker(config: dict[str, Any]) -> None:
     for name in own:
         trace, first = traces[name], todo[name]
         before = door.load(rounds_dir / name / f"round-{first - 1}") if first else base
-        heads = {first - 1: before}
 
         def keep(
-            k: int,
-            head: Forecaster,
-            name: str = name,
-            trace: Trace = trace,
-            heads: dict[int, Forecaster] = heads,
+            k: int, former: Forecaster, head: Forecaster, name: str = name, trace: Trace = trace
         ) -> None:
             made = f"{name}/round-{k}"
             door.save(rounds_dir / made, head)
-            heads[k] = head
-            report_progress(config, round_record(trace, k, heads[k - 1], head), made)
+            report_progress(config, round_record(trace, k, former, head), made)
 
         tune_heads(before, trace, how, keep, first)
 

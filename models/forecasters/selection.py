@@ -1,7 +1,7 @@
 """Choose the loop's forecaster among several by walking forward within the training slices (`auto`).
 
-Step k trains on the first part of each training slice and forecasts the part after it. No candidate sees a
-validation or test slice, nor an ACK that came after the training slice. The candidates' forecasts of all
+Step k trains on the first part of each training slice and forecasts all that follows in it. No candidate sees
+a validation or test slice, nor an ACK that came after the training slice. The candidates' forecasts of all
 steps are scored together, and `best_of` has the rule.
 
 Shapes: B decisions, H horizon (8 packets).
@@ -29,14 +29,14 @@ from swiftqueue.models.scoring.metrics import late_from, late_margin, score_pred
 from swiftqueue.models.training.protocol import LEAST_DECISIONS, Round, Slice, TraceSlices
 
 FIRST_SHARE: Final = 0.4  # share of a training slice that the first step trains on
-AP_AS_GOOD: Final = 0.02  # average precision below the best that counts as equal: the gate's margin
-MAE_AS_GOOD: Final = 0.05  # error above the least, as a share of it, that counts as equal
+AP_MARGIN: Final = 0.02  # difference in average precision that counts, as in the gate
+MAE_MARGIN: Final = 0.05  # difference in error that counts, as a share of the least
+NO_ERROR_MS: Final = 1e-3  # an error below it is none: latencies are kept in µs
 CHOICE_FILE: Final = "choice.json"  # lies beside the forecaster that was chosen
 # Late packets come in episodes. With fewer of them one episode would decide, as in the gate.
 LEAST_LATE: Final = 50
 LEAST_LATE_SECONDS: Final = 5
-AP_HOPELESS: Final = 0.1  # average precision below the best with which a candidate is trained no more
-MAE_HOPELESS: Final = 0.5  # error above the least, as a share of it, likewise where the error decides
+HOPELESS: Final = 5.0  # margins behind the best candidate with which another is trained no more
 
 
 @dataclass(frozen=True)
@@ -97,12 +97,12 @@ def chosen_in(folder: Path) -> dict[str, Any]:
 def choose(traces: Sequence[Trace], among: Sequence[Variant], params: AutoParams, say: Say) -> Choice:
     """Return the candidate that forecasts best within the training slices.
 
-    A candidate that falls far behind is trained for no further step, so the cost is at most
-    `sum of the steps' shares` trainings of each candidate: 1.8 with three steps.
+    A step costs a whole training of each candidate that is left, for a network learns as long on a part of
+    the data as on all. A candidate that falls far behind is trained for no further step.
 
     Args:
         traces: traces whose training slices are walked; those without a test slice teach as a whole.
-        among: the candidates, the cheapest to serve first.
+        among: the candidates; of equals the first is chosen.
         params: number of steps, and of candidates that train at once.
         say: called with a line about each step.
 
@@ -121,7 +121,8 @@ def choose(traces: Sequence[Trace], among: Sequence[Variant], params: AutoParams
     left, failed = list(among), ""
     with _workers(params.workers, len(among)) as each:
         for k, step in enumerate(steps):
-            found = each(_forecast, [(variant, step) for variant in left])
+            share = _taught(step) / _taught(traces)
+            found = each(_forecast, [(_as_long(variant, share), step) for variant in left])
             for variant, result in zip(left, found, strict=True):
                 if isinstance(result, str):
                     failed = f"{variant.name}: {result}"
@@ -151,42 +152,60 @@ def choose(traces: Sequence[Trace], among: Sequence[Variant], params: AutoParams
 
 
 def best_of(scores: Mapping[str, Score]) -> tuple[str, str]:
-    """Return the best of some candidates, the cheapest to serve first, and the reason.
-
-    Average precision of late packets decides. Among candidates within AP_AS_GOOD of the best the mean
-    absolute error decides, and among those within MAE_AS_GOOD of the least the first, the cheapest to serve.
-    With fewer than LEAST_LATE late packets, or in fewer than LEAST_LATE_SECONDS seconds, average precision is
-    left out.
-    """
-    names = list(scores)
-    why = "the highest AP"
+    """Return the candidate that is the least behind the best, the first of equals, and the reason."""
+    far = _behind(scores)
+    name = min(far, key=lambda each: far[each])
     if few := [score for score in scores.values() if not score.precise]:
         late = f"{few[0].late} late packets in {few[0].late_seconds} s"
-        why = f"the least MAE ({late} are too few for AP)"
-    else:
-        best = max(score.average_precision or 0.0 for score in scores.values())
-        names = [name for name in names if (scores[name].average_precision or 0.0) >= best - AP_AS_GOOD]
-        if len(names) > 1:
-            why = f"the least MAE of those within {AP_AS_GOOD} of the highest AP"
-    least = min(scores[name].mae_ms for name in names)
-    tied = [name for name in names if scores[name].mae_ms <= least * (1 + MAE_AS_GOOD)]
-    if len(tied) > 1:
-        why = f"the cheapest to serve of {' and '.join(tied)}, which are as good"
-    return tied[0], why
+        return name, f"the least MAE ({late} are too few for AP)"
+    if far[name] == 0:
+        return name, "the highest AP and the least MAE"
+    return name, "the closest to the highest AP and the least MAE"
+
+
+def _behind(scores: Mapping[str, Score]) -> dict[str, float]:
+    """Return how many margins each candidate is behind the best, in the score where it is furthest behind.
+
+    The scores are the average precision of late packets, with its margin AP_MARGIN, and the mean absolute
+    error, with MAE_MARGIN. With fewer than LEAST_LATE late packets, or in fewer than LEAST_LATE_SECONDS
+    seconds, the error alone counts.
+    """
+    least = min(score.mae_ms for score in scores.values())
+    best = max(score.average_precision or 0.0 for score in scores.values())
+    precise = all(score.precise for score in scores.values())
+    return {
+        name: max(
+            (score.mae_ms - least) / (MAE_MARGIN * max(least, NO_ERROR_MS)),
+            (best - (score.average_precision or 0.0)) / AP_MARGIN if precise else 0.0,
+        )
+        for name, score in scores.items()
+    }
 
 
 def _in_reach(left: Sequence[Variant], scores: Mapping[str, Score]) -> list[Variant]:
     """Return the candidates that may still be chosen."""
-    some = [scores[variant.name] for variant in left]
-    if not all(score.precise for score in some):
-        least = min(score.mae_ms for score in some)
-        return [one for one in left if scores[one.name].mae_ms <= least * (1 + MAE_HOPELESS)]
-    best = max(score.average_precision or 0.0 for score in some)
-    return [one for one in left if (scores[one.name].average_precision or 0.0) >= best - AP_HOPELESS]
+    far = _behind({variant.name: scores[variant.name] for variant in left})
+    return [variant for variant in left if far[variant.name] <= min(far.values()) + HOPELESS]
+
+
+def _taught(traces: Sequence[Trace]) -> int:
+    """Return the number of decisions that are learned from."""
+    return sum(len(trace.slices.pretrain) for trace in traces)
+
+
+def _as_long(variant: Variant, share: float) -> Variant:
+    """Return a variant that takes as many steps of training on a share of the data as it does on all.
+
+    Otherwise the early steps of the walk would judge networks that have hardly begun to learn.
+    """
+    epochs = getattr(variant.params, "epochs", None)
+    if epochs is None:
+        return variant
+    return replace(variant, params=variant.params.model_copy(update={"epochs": round(epochs / share)}))
 
 
 def walk_forward(traces: Sequence[Trace], steps: int) -> list[list[Trace]]:
-    """Return the traces of each step: a part of each training slice to learn from, and the next to predict.
+    """Return the traces of each step: a part of each training slice to learn from, and the rest to predict.
 
     The packets are those of the training slice as known at its end, so nothing later can be seen.
     """
@@ -198,11 +217,9 @@ def _step(trace: Trace, k: int, steps: int) -> Trace:
     known = replace(trace, packets=trace.to_learn(part).packets)
     if not trace.slices.rounds:  # it only teaches
         return known
-    from_, to = (
-        part.lo + round(len(part) * (FIRST_SHARE + (1 - FIRST_SHARE) * n / steps)) for n in (k, k + 1)
-    )
-    rounds = (Round(Slice(from_, from_), Slice(from_, to)),)
-    slices = TraceSlices(trace.slices.protocol, trace.slices.duration_s, Slice(part.lo, from_), rounds)
+    cut = part.lo + round(len(part) * (FIRST_SHARE + (1 - FIRST_SHARE) * k / steps))
+    rounds = (Round(Slice(cut, cut), Slice(cut, part.hi)),)
+    slices = TraceSlices(trace.slices.protocol, trace.slices.duration_s, Slice(part.lo, cut), rounds)
     return replace(known, slices=slices)
 
 
@@ -257,8 +274,9 @@ def _score(said: Sequence[DecisionForecasts], asked: Sequence[HeldOutPackets]) -
         change=asked[0].change,
         lateness_BH=np.concatenate(lateness) if lateness else None,
     )
-    late_BH = late_margin(came_BH, last_BH, asked[0].change) >= 1
-    second_B = np.concatenate([held_out.time_ns_B for _, held_out in steps]) // 10**9
+    most = asked[0]  # a later step forecasts a part of the same packets
+    late_BH = late_margin(most.came_BH, most.last_flow_BH, most.change) >= 1
+    second_B = most.time_ns_B // 10**9
     late, mae_ms = scores["late"], scores["error"]["mae_ms"]
     return Score(
         late["average_precision"],

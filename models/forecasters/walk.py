@@ -59,7 +59,7 @@ def tune_heads(
     base: Forecaster,
     trace: Trace,
     how: FinetuneParams,
-    say: Callable[[int, Forecaster], None] = lambda _, __: None,
+    say: Callable[[int, Forecaster, Forecaster], None] = lambda *_: None,
     first: int = 0,
 ) -> dict[int, Forecaster]:
     """Return the heads of a trace by round, each tuned from the one before; -1 is the head as trained.
@@ -68,7 +68,7 @@ def tune_heads(
         base: forecaster as trained, or after the round before `first`.
         trace: trace whose rounds are walked.
         how: parameters of the tuning.
-        say: called with each round and its head.
+        say: called with each round, the head before it and its own.
         first: number of the first round.
 
     Raises:
@@ -79,7 +79,7 @@ def tune_heads(
         with learning_from([trace.name]):
             before = heads[k - 1]
             heads[k] = before.tuned(trace.to_learn(each.finetune), how) if len(each.finetune) else before
-        say(k, heads[k])
+        say(k, heads[k - 1], heads[k])
     return heads
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,9 +18,9 @@ from swiftqueue.feature_store.packets.schema import HORIZON
 from swiftqueue.models.forecasters import forecaster as door
 from swiftqueue.models.forecasters.forecaster import AutoParams, Forecaster, Variant, candidates
 from swiftqueue.models.forecasters.selection import (
-    AP_AS_GOOD,
+    AP_MARGIN,
     LEAST_LATE,
-    MAE_AS_GOOD,
+    MAE_MARGIN,
     Choice,
     Score,
     best_of,
@@ -115,16 +114,14 @@ def score(precision: float | None, mae_ms: float, late: int = 500, seconds: int 
 @pytest.mark.parametrize(
     ("scores", "best", "why"),
     [
-        ({"cheap": score(0.4, 5), "dear": score(0.5, 9)}, "dear", "the highest AP"),
-        ({"cheap": score(0.5 - AP_AS_GOOD / 2, 9), "dear": score(0.5, 5)}, "dear", "the least MAE of those"),
-        ({"cheap": score(0.49, 5 * (1 + MAE_AS_GOOD)), "dear": score(0.5, 5)}, "cheap", "cheapest to serve"),
-        ({"cheap": score(0.9, 9, LEAST_LATE - 1), "dear": score(0.1, 5, LEAST_LATE - 1)}, "dear", "too few"),
-        (
-            {"cheap": score(None, 5, 0), "dear": score(None, 5, 0)},
-            "cheap",
-            "of cheap and dear, which are",
-        ),
-        ({"only": score(0.5, 5)}, "only", "the highest AP"),
+        ({"one": score(0.5 - AP_MARGIN, 9), "two": score(0.5, 5)}, "two", "the highest AP and the least MAE"),
+        ({"one": score(0.5, 5 * (1 + 2 * MAE_MARGIN)), "two": score(0.5 - AP_MARGIN, 5)}, "two", "closest"),
+        ({"one": score(0.5, 5 * (1 + MAE_MARGIN)), "two": score(0.5 - 2 * AP_MARGIN, 5)}, "one", "closest"),
+        ({"one": score(0.5, 9), "two": score(0.5, 5, LEAST_LATE - 1)}, "two", "are too few for AP"),
+        ({"one": score(0.9, 9, LEAST_LATE - 1), "two": score(0.1, 5, LEAST_LATE - 1)}, "two", "too few"),
+        ({"one": score(None, 5, 0), "two": score(None, 5, 0)}, "one", "the least MAE (0 late packets in 9 s"),
+        ({"one": score(0.5, 0.0), "two": score(0.5, 0.0)}, "one", "the highest AP and the least MAE"),
+        ({"only": score(0.5, 5)}, "only", "the highest AP and the least MAE"),
     ],
 )
 def test_the_rule(scores: dict[str, Score], best: str, why: str) -> None:
@@ -156,14 +153,32 @@ def test_nothing_after_the_training_slice_changes_the_choice(params: Path, table
     assert results[0] == results[1]
 
 
-def test_each_step_learns_from_what_the_one_before_forecast(table: pl.DataFrame) -> None:
+def test_each_step_learns_from_a_longer_part_and_forecasts_the_rest(table: pl.DataFrame) -> None:
     trace = trace_of(table)
     steps = [step[0].slices for step in walk_forward([trace], 3)]
-    for before, after in itertools.pairwise(steps):
-        assert before.rounds[0].test.hi == after.pretrain.hi
-    assert steps[-1].rounds[0].test.hi == trace.slices.pretrain.hi
+    for slices in steps:
+        assert slices.pretrain.lo == trace.slices.pretrain.lo
+        assert slices.rounds[0].test.hi == trace.slices.pretrain.hi
     shares = [len(slices.pretrain) / len(trace.slices.pretrain) for slices in steps]
     assert shares == pytest.approx([0.4, 0.6, 0.8], abs=0.01)
+
+
+def test_a_network_learns_as_long_on_a_part_as_on_all(params: Path, table: pl.DataFrame) -> None:
+    taught = []
+
+    class Counted(Guess):
+        @classmethod
+        def fit(cls, parts: Sequence[TracePart], params: Any, seed: int, say: door.Say) -> Self:
+            taught.append((sum(map(len, parts)), params.epochs))
+            return cls()
+
+    (linear,) = named(params, "mlp")
+    counted = Variant("counted", Counted, linear.params.model_copy(update={"epochs": 30}))
+    trace = trace_of(table)
+    chosen([trace], [counted], params, [])
+    assert [decisions * epochs for decisions, epochs in taught] == pytest.approx(
+        [len(trace.slices.pretrain) * 30] * 2, rel=0.02
+    )
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -175,7 +190,7 @@ def test_each_candidate_can_be_chosen(name: str, params: Path, table: pl.DataFra
     choice = chosen(traces, [GUESS, variant], params, said)
     assert choice.variant is variant
     assert choice.line.startswith(f"chose {name}: AP 0.")
-    assert "the highest AP; against guess AP 0." in choice.line
+    assert "the highest AP and the least MAE; against guess AP 0." in choice.line
     assert choice.line.endswith("2 steps within the training slices")
     assert "\n" not in choice.line
     found = choice.as_json()

@@ -64,7 +64,7 @@ def walked(data: StageData, folder: Path, variant: Variant) -> dict[int, door.Fo
     base = variant.fit(lessons([only(data)]), 1)
     door.save(folder / "pretrained", base)
 
-    def keep(k: int, head: door.Forecaster) -> None:
+    def keep(k: int, _: door.Forecaster, head: door.Forecaster) -> None:
         door.save(folder / "finetuned" / "t" / f"round-{k}", head)
 
     return tune_heads(door.load(folder / "pretrained"), only(data), toy_world.TUNING, keep)
