@@ -10,7 +10,7 @@ Shapes: B decisions, H horizon (8 packets).
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -22,7 +22,7 @@ import numpy as np
 
 from swiftqueue.common.json_file import read_object
 from swiftqueue.models.forecasters.comparison import HeldOutPackets
-from swiftqueue.models.forecasters.forecaster import AutoParams, Say, Variant
+from swiftqueue.models.forecasters.forecaster import AutoParams, Say, Variant, is_served
 from swiftqueue.models.forecasters.traces import Trace, lessons, tested
 from swiftqueue.models.forecasters.walk import PRETRAINED, DecisionForecasts, forecasts, learning_from
 from swiftqueue.models.scoring.metrics import late_from, late_margin, score_predictions
@@ -36,7 +36,9 @@ CHOICE_FILE: Final = "choice.json"  # lies beside the forecaster that was chosen
 # Late packets come in episodes. With fewer of them one episode would decide, as in the gate.
 LEAST_LATE: Final = 50
 LEAST_LATE_SECONDS: Final = 5
-HOPELESS: Final = 5.0  # margins behind the best candidate with which another is trained no more
+# Margins that leave no doubt. A candidate that is so far behind trains no more, and one that no program
+# serves is chosen only where it is so far ahead.
+CLEAR: Final = 5.0
 
 
 @dataclass(frozen=True)
@@ -102,7 +104,7 @@ def choose(traces: Sequence[Trace], among: Sequence[Variant], params: AutoParams
 
     Args:
         traces: traces whose training slices are walked; those without a test slice teach as a whole.
-        among: the candidates; of equals the first is chosen.
+        among: the candidates, the most welcome first.
         params: number of steps, and of candidates that train at once.
         say: called with a line about each step.
 
@@ -119,6 +121,7 @@ def choose(traces: Sequence[Trace], among: Sequence[Variant], params: AutoParams
     said: dict[str, list[DecisionForecasts]] = {variant.name: [] for variant in among}
     scores: dict[str, Score] = {}
     left, failed = list(among), ""
+    unserved = {variant.name for variant in among if not is_served(variant.kind)}
     with _workers(params.workers, len(among)) as each:
         for k, step in enumerate(steps):
             share = _taught(step) / _taught(traces)
@@ -137,8 +140,9 @@ def choose(traces: Sequence[Trace], among: Sequence[Variant], params: AutoParams
             shown = "; ".join(f"{variant.name} {scores[variant.name]}" for variant in left)
             say(f"auto: step {k + 1} of {len(steps)}: {shown}")
             if k + 1 < len(steps):
-                left = _in_reach(left, scores)
-    name, why = best_of({variant.name: scores[variant.name] for variant in left})
+                far = _behind({variant.name: scores[variant.name] for variant in left}, unserved)
+                left = [variant for variant in left if far[variant.name] <= min(far.values()) + CLEAR]
+    name, why = best_of({variant.name: scores[variant.name] for variant in left}, unserved)
     counts = {name: len(said[name]) for name in scores}
     others = "; ".join(
         f"{other} {score}" + (f" (left out after step {counts[other]})" if counts[other] < len(steps) else "")
@@ -151,24 +155,27 @@ def choose(traces: Sequence[Trace], among: Sequence[Variant], params: AutoParams
     return Choice(variant, line, scores, counts, time.monotonic() - started)
 
 
-def best_of(scores: Mapping[str, Score]) -> tuple[str, str]:
-    """Return the candidate that is the least behind the best, the first of equals, and the reason."""
-    far = _behind(scores)
-    name = min(far, key=lambda each: far[each])
+def best_of(scores: Mapping[str, Score], unserved: Set[str] = frozenset()) -> tuple[str, str]:
+    """Return the first of the candidates that are within a margin of the least behind, and the reason."""
+    far = _behind(scores, unserved)
+    equals = [name for name in scores if far[name] <= min(far.values()) + 1]
+    name = equals[0]
+    best = "the highest AP and the least MAE"
     if few := [score for score in scores.values() if not score.precise]:
-        late = f"{few[0].late} late packets in {few[0].late_seconds} s"
-        return name, f"the least MAE ({late} are too few for AP)"
+        best = f"the least MAE ({few[0].late} late packets in {few[0].late_seconds} s are too few for AP)"
     if far[name] == 0:
-        return name, "the highest AP and the least MAE"
-    return name, "the closest to the highest AP and the least MAE"
+        return name, best
+    if len(equals) > 1:
+        return name, f"as close to {best} as {' and '.join(equals[1:])}"
+    return name, f"the closest to {best}"
 
 
-def _behind(scores: Mapping[str, Score]) -> dict[str, float]:
+def _behind(scores: Mapping[str, Score], unserved: Set[str]) -> dict[str, float]:
     """Return how many margins each candidate is behind the best, in the score where it is furthest behind.
 
     The scores are the average precision of late packets, with its margin AP_MARGIN, and the mean absolute
     error, with MAE_MARGIN. With fewer than LEAST_LATE late packets, or in fewer than LEAST_LATE_SECONDS
-    seconds, the error alone counts.
+    seconds, the error alone counts. A candidate that no program serves is CLEAR margins further behind.
     """
     least = min(score.mae_ms for score in scores.values())
     best = max(score.average_precision or 0.0 for score in scores.values())
@@ -178,14 +185,9 @@ def _behind(scores: Mapping[str, Score]) -> dict[str, float]:
             (score.mae_ms - least) / (MAE_MARGIN * max(least, NO_ERROR_MS)),
             (best - (score.average_precision or 0.0)) / AP_MARGIN if precise else 0.0,
         )
+        + (CLEAR if name in unserved else 0.0)
         for name, score in scores.items()
     }
-
-
-def _in_reach(left: Sequence[Variant], scores: Mapping[str, Score]) -> list[Variant]:
-    """Return the candidates that may still be chosen."""
-    far = _behind({variant.name: scores[variant.name] for variant in left})
-    return [variant for variant in left if far[variant.name] <= min(far.values()) + HOPELESS]
 
 
 def _taught(traces: Sequence[Trace]) -> int:
